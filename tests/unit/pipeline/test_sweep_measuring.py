@@ -9,7 +9,7 @@ from memory_executor import MemoryExecutor
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Stage, Workspace
-from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, MeasurementJob
+from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, MeasurementJob
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.local import LocalStore
 

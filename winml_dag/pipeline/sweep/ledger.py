@@ -183,7 +183,7 @@ class Ledger:
 
 def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
     """What is told of a run before it has begun."""
-    from winml_dag.pipeline.finished.host import this_host
+    from winml_dag.pipeline.assess.host import this_host
     from winml_dag.pipeline.madeby import MADE_BY
 
     return SweepResult(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag.errors import WinmlDagError
-from winml_dag.pipeline.finished.measurement import Measurement, MeasurementJob
+from winml_dag.pipeline.assess.measurement import Measurement, MeasurementJob
 from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.result import Measured
 from winml_dag.recipe.load import LoadedRecipe
@@ -20,9 +20,9 @@ from winml_dag.recipe.paths import resolve_path
 from winml_dag.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.finished.evaluation import EvaluationPlan
-    from winml_dag.pipeline.finished.host import Host
-    from winml_dag.pipeline.finished.perf import PerfPlan
+    from winml_dag.pipeline.assess.eval import EvaluationPlan
+    from winml_dag.pipeline.assess.host import Host
+    from winml_dag.pipeline.assess.perf import PerfPlan
 
 PERF = "perf"
 EVAL = "eval"
@@ -68,7 +68,7 @@ def measure_cells(
     Raises:
         KeyboardInterrupt: after children have been ended.
     """
-    from winml_dag.pipeline.finished.host import this_host
+    from winml_dag.pipeline.assess.host import this_host
 
     speeds: Mapping[str, Measured] = {}
     if PERF in measure:
@@ -100,9 +100,8 @@ def _measured(
 
 
 def _told(plan: _Plan, done: Measurement) -> Measured:
-    from winml_dag.pipeline.finished.evaluated import evaluated_json
-    from winml_dag.pipeline.finished.evaluation import EvaluationPlan
-    from winml_dag.pipeline.finished.perf import perf_json
+    from winml_dag.pipeline.assess.eval import EvaluationPlan, evaluated_json
+    from winml_dag.pipeline.assess.perf import perf_json
 
     if done.failed is not None:
         failed = done.failed
@@ -113,25 +112,25 @@ def _told(plan: _Plan, done: Measurement) -> Measured:
 
 
 def _planned_perf(cell: Finished, host: Host, store: LocalStore) -> PerfPlan | WinmlDagError:
-    from winml_dag.pipeline.finished.perf import PerfRequest, plan_perf
-    from winml_dag.pipeline.finished.subject import find_subject
+    from winml_dag.pipeline.assess.builtmodel import find_built_model
+    from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
 
     perf = cell.recipe.recipe.perf
     try:
         data = None if perf.input_data is None else resolve_path(cell.recipe.path.parent, perf.input_data)
-        return plan_perf(find_subject(cell.folder), PerfRequest(perf, data), host, store.fingerprints)
+        return plan_perf(find_built_model(cell.folder), PerfRequest(perf, data), host, store.fingerprints)
     except WinmlDagError as error:
         return error
 
 
 def _planned_eval(cell: Finished, store: LocalStore) -> EvaluationPlan | WinmlDagError:
-    from winml_dag.pipeline.finished.evaluation import EvaluationRequest, eval_section, plan_evaluation, refuse_unbuilt
-    from winml_dag.pipeline.finished.subject import find_subject
+    from winml_dag.pipeline.assess.builtmodel import find_built_model
+    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation, refuse_unbuilt
 
     try:
         section = eval_section(cell.recipe.recipe.eval, {}, {})
         refuse_unbuilt(section)
         request = EvaluationRequest(section, cell.recipe.path.parent, {}, download=False)
-        return plan_evaluation(find_subject(cell.folder), request, store)
+        return plan_evaluation(find_built_model(cell.folder), request, store)
     except WinmlDagError as error:
         return error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StoreError, WinmlDagError
-from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, MeasurementJob
+from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, MeasurementJob
 from winml_dag.pipeline.run import Driver, Ended
 from winml_dag.pipeline.sweep.result import CellResult, SearchResult
 from winml_dag.pipeline.variant import Build, CompositeBuild, OnlyDeclared, Skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.pipeline.finished.verification import FileCheck, check_file, load_manifest
+from winml_dag.pipeline.assess.verification import FileCheck, check_file, load_manifest
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import component_in, component_names, told_of
 

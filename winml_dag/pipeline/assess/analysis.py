@@ -22,15 +22,15 @@ from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, Target, find_ep
 from winml_dag.ep.support.case import Case, Level, Verdict, case_json, case_of_json
 from winml_dag.ep.support.table import table_files
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.autoconf import support_of
-from winml_dag.pipeline.finished.measurement import (
+from winml_dag.pipeline.assess.builtmodel import BuiltModel
+from winml_dag.pipeline.assess.measurement import (
     Measurement,
     MeasurementGraph,
     carry_out,
     measuring_node,
     plan_measurement,
 )
-from winml_dag.pipeline.finished.subject import Subject
+from winml_dag.pipeline.autoconf import support_of
 from winml_dag.pipeline.inputshapes import RequestedShapes
 from winml_dag.pipeline.layout import NORMALIZED
 from winml_dag.pipeline.normalization import Normalization, normalization_for
@@ -75,7 +75,7 @@ class AnalysisPlan:
     """
 
     measurement: MeasurementGraph
-    subject: Subject
+    built: BuiltModel
     targets: tuple[Target, ...]
     request: AnalysisRequest
     notices: tuple[str, ...] = ()
@@ -98,20 +98,20 @@ class TargetAnalysis:
         return isinstance(nodes, Mapping) and not any(count for level, count in nodes.items() if level != "supported")
 
 
-def plan_analysis(subject: Subject, request: AnalysisRequest, fingerprints: Fingerprints) -> AnalysisPlan:
-    """The analysis of *subject* that *request* means.
+def plan_analysis(built: BuiltModel, request: AnalysisRequest, fingerprints: Fingerprints) -> AnalysisPlan:
+    """The analysis of *built* that *request* means.
 
     Raises:
         UsageError: for a target that there is not, for a precision that it does not run, and for sizes that the model
             cannot have or the target needs.
     """
-    targets = tuple(_targets(subject, request))
-    model = subject.model.source()
+    targets = tuple(_targets(built, request))
+    model = built.model.source()
     nodes, sources, notices = list[Node](), [model], list[str]()
     for target in targets:
         config = _config(request, target)
         judged = model.name
-        found = _normalization(subject, request, target, config)
+        found = _normalization(built, request, target, config)
         if found.config is not None:
             node = Node(
                 id=_id(NORMALIZE, target),
@@ -144,23 +144,23 @@ def plan_analysis(subject: Subject, request: AnalysisRequest, fingerprints: Fing
                 toolchain=versions(ANALYZE.packages),
             )
         )
-    scope = f"analyze {subject.model.path.resolve()}"
+    scope = f"analyze {built.model.path.resolve()}"
     planned = plan_measurement(nodes, sources, fingerprints, scope)
-    return AnalysisPlan(planned, subject, targets, request, tuple(dict.fromkeys(notices)))
+    return AnalysisPlan(planned, built, targets, request, tuple(dict.fromkeys(notices)))
 
 
 def _id(stage: Stage, target: Target) -> str:
     return f"{stage.name}.{target.ep.alias}_{target.device}"
 
 
-def _normalization(subject: Subject, request: AnalysisRequest, target: Target, config: AnalyzeConfig) -> Normalization:
+def _normalization(built: BuiltModel, request: AnalysisRequest, target: Target, config: AnalyzeConfig) -> Normalization:
     """What a build for *target* would do to the model before anything else; its shapes as they are where only the model
     is looked at.
     """
     if request.lint_only and request.shapes.is_empty:
         return Normalization()
     return normalization_for(
-        subject.model,
+        built.model,
         request.shapes,
         Target(CPU, "cpu") if request.lint_only else target,
         compiles=False,
@@ -181,11 +181,11 @@ def _measured() -> str:
     return f"There are tables for: {names or 'nothing'}."
 
 
-def _targets(subject: Subject, request: AnalysisRequest) -> Iterator[Target]:
+def _targets(built: BuiltModel, request: AnalysisRequest) -> Iterator[Target]:
     ep = None if request.ep in (None, AUTO) else request.ep
     device = None if request.device in (None, AUTO) else request.device
     if ALL not in (ep, device):
-        yield subject.target if ep is None and device is None else resolve_target(ep, device)
+        yield built.target if ep is None and device is None else resolve_target(ep, device)
         return
     named = None if ep in (None, ALL) else find_ep(ep)
     found = [
@@ -254,7 +254,7 @@ def judged_model(plan: AnalysisPlan, done: Measurement, store: LocalStore, folde
     node_id = _id(NORMALIZE, plan.targets[0])
     made = next((result.record for result in done.results if result.node.id == node_id), None)
     if made is None:
-        return plan.subject.model.path
+        return plan.built.model.path
     store.fetch(made.outputs["model"], folder)
     return folder / NORMALIZED
 
@@ -287,7 +287,7 @@ def merged(plan: AnalysisPlan, analyses: Sequence[TargetAnalysis], made_at: str)
     return {
         **first,
         "analysis_timestamp": made_at,
-        "metadata": {**metadata, "model_path": plan.subject.model.path.name},
+        "metadata": {**metadata, "model_path": plan.built.model.path.name},
         "results": [result for each in analyses for result in _results(each)],
     }
 
