@@ -16,13 +16,10 @@ from winml_dag.api.arguments import (
     HfArguments,
     OnnxArguments,
     QuantizeArguments,
-    StoreArguments,
-    on_cluster,
+    driver_of,
     only_known,
     remote_of,
-    store_of,
 )
-from winml_dag.engine.events import Observer
 from winml_dag.errors import MeasuredError
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
@@ -31,7 +28,6 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.pipeline.rounds import WithoutRounds
-from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.precision import chained
@@ -98,7 +94,7 @@ def quantize_onnx(
         command="quantize",
         output_file=beside(model, "quantize") if output is None else Path(output),
     )
-    done = _carry_out_one(request, arguments).quantization
+    done = _run(request, arguments).quantization
     assert done is not None
     return done
 
@@ -219,13 +215,7 @@ def _of_onnx(model: str | Path, output: str | Path | None, command: str, overrid
 
 def _command(request: Request, arguments: FileArguments) -> CommandResult:
     assert request.command is not None
-    return command_result(_carry_out_one(request, arguments), request.command)
-
-
-def _carry_out_one(request: Request, arguments: FileArguments) -> BuildResult:
-    options = BuildOptions(rebuild=arguments.get("force_rebuild", False), overwrite=arguments.get("overwrite", False))
-    request = replace(request, remote=remote_of(arguments))
-    return _carry_out(request, options, arguments, arguments.get("observer"))
+    return command_result(_run(request, arguments), request.command)
 
 
 def _fields(config: Section | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -235,25 +225,18 @@ def _fields(config: Section | Mapping[str, Any]) -> Mapping[str, Any]:
 def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | OnnxArguments) -> BuildResult:
     what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
     config = arguments.get("config")
-    remote = remote_of(arguments, config)
     final_only = arguments.get("final_only", False)
-    request = Request(_recipe(config), Overrides(**model, **what), output_dir, remote=remote, final_only=final_only)
-    options = BuildOptions(
-        arguments.get("jobs", 1),
-        rebuild=arguments.get("force_rebuild", False),
-        link=arguments.get("link", False),
-        overwrite=arguments.get("overwrite", False),
-    )
-    with on_cluster(options, arguments, remote) as where:
-        return _carry_out(request, where, arguments, arguments.get("observer"))
+    request = Request(_recipe(config), Overrides(**model, **what), output_dir, final_only=final_only)
+    return _run(request, arguments, config)
 
 
-def _carry_out(
-    request: Request, options: BuildOptions, arguments: StoreArguments, observer: Observer | None
-) -> BuildResult:
+def _run(request: Request, arguments: FileArguments | OnnxArguments, config: object = None) -> BuildResult:
+    """Carry out *request*; *config*: the recipe, if that is in a file."""
+    request = replace(request, remote=remote_of(arguments, config))
+    observer = arguments.get("observer")
     told = None if observer is None else WithoutRounds(observer)
-    with store_of(arguments, request.remote) as store:
-        result = build(plan_request(request, store, download=True), Driver(store, options, told))
+    with driver_of(arguments, request.remote, told) as driver:
+        result = build(plan_request(request, driver.store, download=True), driver)
     for view in result.stages:
         if view.result is not None and view.result.error:
             failed = view.result
