@@ -26,10 +26,9 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import BuildOptions
 from winml_dag.pipeline.sweep import ledger
 from winml_dag.pipeline.sweep.result import SweepResult
-from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
+from winml_dag.pipeline.sweep.run import SilentWatcher, SweepRun, run_sweep
 from winml_dag.pipeline.sweep.selection import Selection
 from winml_dag.pipeline.sweep.state import read_sweep
-from winml_dag.pipeline.sweep.watching import SilentWatcher
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
 

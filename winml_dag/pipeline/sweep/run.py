@@ -7,12 +7,14 @@ whichever file and under whichever options it was asked for.
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.build import Outcome, build, build_all, plan
 from winml_dag.pipeline.modules import modules_of, write_summary
@@ -28,17 +30,67 @@ from winml_dag.pipeline.sweep.ledger import Ledger, new_head
 from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 from winml_dag.pipeline.sweep.selection import Selection, folder_of, refuse_overruled, selected
-from winml_dag.pipeline.sweep.watching import Timed, Watcher
 from winml_dag.recipe.sweep import sweep_of_files
 
 if TYPE_CHECKING:
+    from winml_dag.engine.eta import Eta
     from winml_dag.engine.execute import Executor
+    from winml_dag.engine.reason import Reason
+    from winml_dag.engine.stage import Node
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.reading import ModuleItem
     from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.store.local import LocalStore
 
 _OUTDATED = "it was built as the sweep was then, and this run was not for it"
+
+
+class Watcher(Observer, Protocol):
+    """Told of stages as any observer is, with the name of a cell before the id of each node; and of cells."""
+
+    def phase(self, doing: str, cells: Sequence[str]) -> None:
+        """What comes now is done for each of *cells*."""
+
+    def cell(self, name: str, status: CellStatus, why: str = "") -> None:
+        """What became of a cell in this phase."""
+
+    def foretold(self, eta: Eta) -> None:
+        """What tells how long the stages will take that run from now on."""
+
+
+class SilentWatcher(Silent):
+    """One that says nothing."""
+
+    def phase(self, doing: str, cells: Sequence[str]) -> None: ...
+
+    def cell(self, name: str, status: CellStatus, why: str = "") -> None: ...
+
+    def foretold(self, eta: Eta) -> None: ...
+
+
+class _Timed(PassingOn):
+    """Tells *observer*, and remembers when each stage began and how long it took, by its key.
+
+    ``started_at`` is in seconds since this was made.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__(observer)
+        self._zero = time.monotonic()
+        self._began: dict[str, float] = {}
+        self.started_at: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
+        self._began[node.id] = round(time.monotonic() - self._zero, 3)
+        super().started(node, reason, estimate_seconds, progress)
+
+    def finished(self, result: StageResult) -> None:
+        began = self._began.pop(result.node.id, None)
+        if began is not None and result.cache_key is not None:
+            self.started_at[result.cache_key] = began
+            self.seconds[result.cache_key] = result.elapsed_seconds or 0.0
+        super().finished(result)
 
 
 @dataclass(frozen=True)
@@ -143,7 +195,7 @@ class _Run:
         self._asked = asked
         self._store = store
         self._watcher = watcher
-        self._timed = Timed(watcher)
+        self._timed = _Timed(watcher)
         head = new_head(asked.sweep, asked.recipe, options.jobs)
         self._ledger = Ledger(asked.sweep, asked.folder, [cell.name for cell in asked.cells], store, head)
         self._driver = Driver(store, options, WithoutRounds(self._timed), executor, watcher.foretold)
