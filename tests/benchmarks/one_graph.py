@@ -18,6 +18,7 @@ from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import Driver
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.local import LocalStore
 
@@ -61,6 +62,6 @@ def run_as_one(recipe: Path, precisions: Sequence[str], folder: Path) -> tuple[i
     failed = [f"{result.node.id}: {result.error}" for result in results if result.error]
     assert not failed, failed
     for one in builds:
-        done = build(one, store)
+        done = build(one, Driver(store))
         assert not done.failed
     return len(graph.nodes), sum(len(one.graph.nodes) for one in builds)

@@ -21,15 +21,14 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import read_config
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.engine.worker import load
-from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import BuildOptions
 from winml_dag.pipeline.sweep import ledger
 from winml_dag.pipeline.sweep.result import SweepResult
-from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
+from winml_dag.pipeline.sweep.run import SilentWatcher, SweepRun, run_sweep
 from winml_dag.pipeline.sweep.selection import Selection
 from winml_dag.pipeline.sweep.state import read_sweep
-from winml_dag.pipeline.sweep.watching import SilentWatcher
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
 

@@ -21,8 +21,8 @@ from winml_dag.ep.registry import QNN
 from winml_dag.errors import UsageError
 from winml_dag.pipeline import environment as surroundings
 from winml_dag.pipeline import epplace
-from winml_dag.pipeline.finished.host import this_host
-from winml_dag.pipeline.finished.measurement import measuring_node
+from winml_dag.pipeline.assess.host import this_host
+from winml_dag.pipeline.assess.measurement import measuring_node
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.stages.evaluate import EVALUATE
 from winml_dag.store.fingerprints import Fingerprints

@@ -154,7 +154,7 @@ def test_all_values_of_a_field_reach_what_the_table_says(project: Path, field: F
 
 OVERRIDES = tuple(fields_of(Overrides))
 # Fields of a section: what they are is for the section to say.
-SETTINGS = ("quant_settings", "compile_settings", "settings")
+SETTINGS = ("settings",)
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=[f"{name}-{base}-{value}" for name, base, value, _ in OPTIONS])

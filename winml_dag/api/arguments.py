@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args, get_
 
 from winml_dag.engine.events import Observer
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.opened import let_go, open_store
 from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.store.local import LocalStore
@@ -164,28 +164,40 @@ def remote_of(arguments: StoreArguments, recipe: object = None) -> RemoteOptions
 
 
 @contextmanager
-def on_cluster(options: BuildOptions, arguments: CommonArguments, remote: RemoteOptions) -> Iterator[BuildOptions]:
-    """*options*, for the block with the cluster that *arguments* name, if they name one.
+def driver_of(
+    arguments: Mapping[str, Any], remote: RemoteOptions, observer: Observer | None = None
+) -> Iterator[Driver]:
+    """What carries out builds as *arguments* say, in the store and on the cluster that they name, for as long as one
+    call needs it.
 
     Raises:
-        UsageError: when there is none, or its workers could not get at inputs.
+        UsageError: when there is no such cluster, or its workers could not get at inputs.
     """
-    scheduler: Any = arguments.get("scheduler")
-    if scheduler is None:
-        yield options
-        return
-    # Imported here: builds on this machine need none of it.
-    from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
-
+    options = BuildOptions(
+        arguments.get("jobs", 1),
+        keep_going=arguments.get("keep_going", False),
+        rebuild=arguments.get("force_rebuild", False),
+        stage_timeout_seconds=arguments.get("stage_timeout_seconds"),
+        memory_bytes=arguments.get("memory_bytes"),
+        link=arguments.get("link", False),
+        overwrite=arguments.get("overwrite", False),
+    )
     cache_dir = arguments.get("cache_dir")
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    meant = ClusterOptions(scheduler, 1, (), options.jobs, options.memory_bytes)
-    with open_cluster(meant, folder, remote, lambda _: None) as cluster:
-        yield replace(options, cluster=cluster)
+    with ExitStack() as open_until:
+        if (scheduler := arguments.get("scheduler")) is not None:
+            # Imported here: builds on this machine need none of it.
+            from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
+
+            meant = ClusterOptions(scheduler, 1, (), options.jobs, options.memory_bytes)
+            cluster = open_until.enter_context(open_cluster(meant, folder, remote, lambda _: None))
+            options = replace(options, cluster=cluster)
+        store = open_until.enter_context(store_of(arguments, remote))
+        yield Driver(store, options, observer)
 
 
 @contextmanager
-def store_of(arguments: StoreArguments, remote: RemoteOptions) -> Iterator[LocalStore]:
+def store_of(arguments: Mapping[str, Any], remote: RemoteOptions) -> Iterator[LocalStore]:
     """The store that *arguments* mean, for as long as one call needs it."""
     cache_dir = arguments.get("cache_dir")
     store = open_store(None if cache_dir is None else Path(cache_dir), remote)

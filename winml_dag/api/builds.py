@@ -16,15 +16,12 @@ from winml_dag.api.arguments import (
     HfArguments,
     OnnxArguments,
     QuantizeArguments,
-    StoreArguments,
-    on_cluster,
+    driver_of,
     only_known,
     remote_of,
-    store_of,
 )
-from winml_dag.engine.events import Observer
 from winml_dag.errors import MeasuredError
-from winml_dag.pipeline.build import BuildOptions, build
+from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.commandresult import CommandResult, command_result
 from winml_dag.pipeline.planning import plan_request
@@ -83,8 +80,10 @@ def quantize_onnx(
         ep=arguments.get("ep"),
         device=arguments.get("device"),
         precision=chain.precision,
-        quant_settings={**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
-        settings={"export": arguments.get("export") or {}},
+        settings={
+            "export": arguments.get("export") or {},
+            "quant": {**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
+        },
         validate=None if arguments.get("validate", True) else False,
     )
     config = arguments.get("config")
@@ -95,7 +94,7 @@ def quantize_onnx(
         command="quantize",
         output_file=beside(model, "quantize") if output is None else Path(output),
     )
-    done = _carry_out_one(request, arguments).quantization
+    done = _run(request, arguments).quantization
     assert done is not None
     return done
 
@@ -174,7 +173,7 @@ def calibrate_onnx(
     settings = {} if config is None else dict(_fields(config))
     if calibration_data is not None:
         settings["calibration_data"] = str(Path(calibration_data).absolute())
-    overrides = Overrides(onnx=Path(model), task=task, quant_settings=settings, settings={"export": export or {}})
+    overrides = Overrides(onnx=Path(model), task=task, settings={"export": export or {}, "quant": settings})
     return _command(_of_onnx(model, output, "calibrate", overrides), arguments)
 
 
@@ -216,13 +215,7 @@ def _of_onnx(model: str | Path, output: str | Path | None, command: str, overrid
 
 def _command(request: Request, arguments: FileArguments) -> CommandResult:
     assert request.command is not None
-    return command_result(_carry_out_one(request, arguments), request.command)
-
-
-def _carry_out_one(request: Request, arguments: FileArguments) -> BuildResult:
-    options = BuildOptions(rebuild=arguments.get("force_rebuild", False), overwrite=arguments.get("overwrite", False))
-    request = replace(request, remote=remote_of(arguments))
-    return _carry_out(request, options, arguments, arguments.get("observer"))
+    return command_result(_run(request, arguments), request.command)
 
 
 def _fields(config: Section | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -232,25 +225,18 @@ def _fields(config: Section | Mapping[str, Any]) -> Mapping[str, Any]:
 def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | OnnxArguments) -> BuildResult:
     what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
     config = arguments.get("config")
-    remote = remote_of(arguments, config)
     final_only = arguments.get("final_only", False)
-    request = Request(_recipe(config), Overrides(**model, **what), output_dir, remote=remote, final_only=final_only)
-    options = BuildOptions(
-        arguments.get("jobs", 1),
-        rebuild=arguments.get("force_rebuild", False),
-        link=arguments.get("link", False),
-        overwrite=arguments.get("overwrite", False),
-    )
-    with on_cluster(options, arguments, remote) as where:
-        return _carry_out(request, where, arguments, arguments.get("observer"))
+    request = Request(_recipe(config), Overrides(**model, **what), output_dir, final_only=final_only)
+    return _run(request, arguments, config)
 
 
-def _carry_out(
-    request: Request, options: BuildOptions, arguments: StoreArguments, observer: Observer | None
-) -> BuildResult:
+def _run(request: Request, arguments: FileArguments | OnnxArguments, config: object = None) -> BuildResult:
+    """Carry out *request*; *config*: the recipe, if that is in a file."""
+    request = replace(request, remote=remote_of(arguments, config))
+    observer = arguments.get("observer")
     told = None if observer is None else WithoutRounds(observer)
-    with store_of(arguments, request.remote) as store:
-        result = build(plan_request(request, store, download=True), store, options, observer=told)
+    with driver_of(arguments, request.remote, told) as driver:
+        result = build(plan_request(request, driver.store, download=True), driver)
     for view in result.stages:
         if view.result is not None and view.result.error:
             failed = view.result

@@ -9,10 +9,10 @@ from typing import Any, Unpack
 
 from winml_dag.api.arguments import FileArguments, only_known, remote_of, store_of
 from winml_dag.errors import MeasuredError
+from winml_dag.pipeline.assess.builtmodel import find_built_model
+from winml_dag.pipeline.assess.measured import EvalResult, PerfResult, eval_result, perf_result
+from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, carry_out
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
-from winml_dag.pipeline.finished.measured import EvalResult, PerfResult, eval_result, perf_result
-from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, carry_out
-from winml_dag.pipeline.finished.subject import find_subject
 from winml_dag.recipe.assessment import Eval, Perf, Validate
 from winml_dag.store.local import LocalStore
 
@@ -33,7 +33,7 @@ def validate_onnx(
     *reference*, by default the float model that its build left. *precision*: whose bounds count, by default the
     model's own. *config*: fields of ``validate``. Raises as :func:`export_model` does.
     """
-    from winml_dag.pipeline.finished.validationplan import ValidationRequest, plan_validation
+    from winml_dag.pipeline.assess.validate import ValidationRequest, plan_validation
 
     request = ValidationRequest(
         Validate.from_dict(config or {}),
@@ -48,7 +48,7 @@ def validate_onnx(
         model_id=None,
     )
     with store_of(arguments, remote_of(arguments)) as store:
-        plan = plan_validation(find_subject(Path(model)), request, store)
+        plan = plan_validation(find_built_model(Path(model)), request, store)
         return validation_result(_measured(plan.measurement, store, arguments))
 
 
@@ -68,8 +68,8 @@ def measure_onnx(
     load is measured beside, by default what a compiled one was made from. *output_dir*: where reports go. Raises as
     :func:`export_model` does.
     """
-    from winml_dag.pipeline.finished.host import this_host
-    from winml_dag.pipeline.finished.perf import PerfRequest, plan_perf
+    from winml_dag.pipeline.assess.host import this_host
+    from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
 
     perf = Perf.from_dict(config or {})
     request = PerfRequest(
@@ -81,7 +81,7 @@ def measure_onnx(
         draws=output_dir is not None,
     )
     with store_of(arguments, remote_of(arguments)) as store:
-        plan = plan_perf(find_subject(Path(model)), request, this_host(), store.fingerprints)
+        plan = plan_perf(find_built_model(Path(model)), request, this_host(), store.fingerprints)
         return perf_result(_measured(plan.measurement, store, arguments, output_dir))
 
 
@@ -102,14 +102,14 @@ def evaluate_onnx(
     hub id. *task*: by default what it was built for. *reference*: evaluated beside it, by default the float model that
     its build left. *config*: fields of ``eval``. *output_dir*: where the report goes. Raises as :func:`export_model`.
     """
-    from winml_dag.pipeline.finished.evaluation import EvaluationRequest, eval_section, plan_evaluation
+    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
 
     said = {"task": task, "reference_path": reference, "ep": ep, "device": device}
     given = {name: os.fspath(value) for name, value in said.items() if value is not None}
     data = {} if dataset is None else {"path": os.fspath(dataset)}
     request = EvaluationRequest(eval_section(Eval.from_dict(config or {}), given, data), Path.cwd(), {})
     with store_of(arguments, remote_of(arguments)) as store:
-        plan = plan_evaluation(find_subject(Path(model)), request, store)
+        plan = plan_evaluation(find_built_model(Path(model)), request, store)
         return eval_result(plan, _measured(plan.measurement, store, arguments, output_dir))
 
 

@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from winml_dag.api.arguments import HOW, CommonArguments, on_cluster, only_known, remote_of, store_of
-from winml_dag.pipeline.build import BuildOptions
+from winml_dag.api.arguments import HOW, CommonArguments, driver_of, only_known, remote_of
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.result import SweepResult
-from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
+from winml_dag.pipeline.sweep.run import SilentWatcher, SweepRun, Watcher, run_sweep
 from winml_dag.pipeline.sweep.selection import Selection
-from winml_dag.pipeline.sweep.watching import SilentWatcher, Watcher
 
 
 class SweepArguments(CommonArguments, total=False):
@@ -77,18 +75,9 @@ def build_sweep(
     )
     told = {name: arguments.get(name) for name in ("remote", "remote_mode", "final_only")}
     asked = SweepRun.of(named, request, selection, _command({**what, **told}, named, folder))
-    options = BuildOptions(
-        arguments.get("jobs", 1),
-        keep_going=arguments.get("keep_going", True),
-        rebuild=arguments.get("force_rebuild", False),
-        stage_timeout_seconds=arguments.get("stage_timeout_seconds"),
-        memory_bytes=arguments.get("memory_bytes"),
-        link=arguments.get("link", False),
-        overwrite=arguments.get("overwrite", False),
-    )
     watcher = arguments.get("watcher") or SilentWatcher()
-    with on_cluster(options, arguments, remote) as where, store_of(arguments, remote) as store:
-        return run_sweep(asked, store, where, watcher).result
+    with driver_of({"keep_going": True, **arguments}, remote) as driver:
+        return run_sweep(asked, driver.store, driver.options, watcher).result
 
 
 def _command(arguments: Mapping[str, object], named: Sequence[Path], folder: Path | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
+from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
 from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.plaintext import echo, errors_as_object, print_object
@@ -20,9 +20,9 @@ from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.finished.analysis import AnalysisPlan, AnalysisRequest, TargetAnalysis
-    from winml_dag.pipeline.finished.measurement import Measurement
-    from winml_dag.pipeline.finished.subject import Subject
+    from winml_dag.pipeline.assess.analysis import AnalysisPlan, AnalysisRequest, TargetAnalysis
+    from winml_dag.pipeline.assess.builtmodel import BuiltModel
+    from winml_dag.pipeline.assess.measurement import Measurement
     from winml_dag.store.local import LocalStore
 
 _NOT_SUPPORTED = 1
@@ -40,7 +40,7 @@ _SEVERITIES = (("error", "errors"), ("warning", "warnings"), ("note", "info"))
 
 
 @click.command(name="analyze")
-@subject_options
+@built_model_options
 @click.option("--ep", type=TEXT, help="Execution provider, all that were measured (all), or auto [auto].")
 @click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu, all or auto; an execution provider's name works too.")
 @click.option("-p", "--precision", type=TEXT, help="Judge the model as it will be in this precision, such as w8a16.")
@@ -72,12 +72,12 @@ def command(**options: Any) -> int:
     how = How.of(options)
     with errors_as_object(how.as_json, success=False):
         request = _request_of(options)
-        subject = subject_of(options, how)
-        return _analyze(subject, request, options, how)
+        built = built_model_of(options, how)
+        return _analyze(built, request, options, how)
 
 
 def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
-    from winml_dag.pipeline.finished.analysis import AnalysisRequest
+    from winml_dag.pipeline.assess.analysis import AnalysisRequest
     from winml_dag.pipeline.normalization import shapes_of
     from winml_dag.recipe.schema import Export
 
@@ -95,18 +95,18 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
     )
 
 
-def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, Any], how: How) -> int:
+def _analyze(built: BuiltModel, request: AnalysisRequest, options: Mapping[str, Any], how: How) -> int:
     from winml_dag.cli.remotes import opened
-    from winml_dag.pipeline.finished.analysis import merged, optimizations
+    from winml_dag.pipeline.assess.analysis import merged, optimizations
     from winml_dag.pipeline.jsonfile import put_json
 
     if options["save_dir"] is not None and not options["save_node"]:
         raise UsageError("--save-dir is where --save-node writes to.", advice="Say with --save-node what to write.")
-    _refuse_places(subject, options)
+    _refuse_places(built, options)
     store = opened(how.cache_dir, how.remote)
-    plan, done, found = _look(subject, request, store, how, options["stage_timeout"])
+    plan, done, found = _look(built, request, store, how, options["stage_timeout"])
     if options["run_unknown_op"]:
-        plan, done, found = _look_again(subject, request, found, store, how, options["stage_timeout"])
+        plan, done, found = _look_again(built, request, found, store, how, options["stage_timeout"])
     _refuse_several(found, options)
     result = merged(plan, found, done.made_at)
     put: dict[str, Path] = {}
@@ -132,9 +132,9 @@ def _refuse_several(found: list[TargetAnalysis], options: Mapping[str, Any]) -> 
             )
 
 
-def _refuse_places(subject: Subject, options: Mapping[str, Any]) -> None:
+def _refuse_places(built: BuiltModel, options: Mapping[str, Any]) -> None:
     """Raise UsageError for files that would take the place of the model, or of each other; --overwrite or not."""
-    taken = {(subject.folder / name).resolve() for name in subject.model.summary.files}
+    taken = {(built.folder / name).resolve() for name in built.model.summary.files}
     for option in ("output", "optim_config"):
         path: Path | None = options[option]
         if path is None:
@@ -146,13 +146,13 @@ def _refuse_places(subject: Subject, options: Mapping[str, Any]) -> None:
 
 
 def _look(
-    subject: Subject, request: AnalysisRequest, store: LocalStore, how: How, timeout: float | None
+    built: BuiltModel, request: AnalysisRequest, store: LocalStore, how: How, timeout: float | None
 ) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
     from winml_dag.errors import StoreError
-    from winml_dag.pipeline.finished.analysis import plan_analysis, read_analyses
+    from winml_dag.pipeline.assess.analysis import plan_analysis, read_analyses
     from winml_dag.store.store import BlobDamaged
 
-    plan = plan_analysis(subject, request, store.fingerprints)
+    plan = plan_analysis(built, request, store.fingerprints)
     for _ in range(_TRIES):
         done = measured(plan.measurement, store, how, timeout_seconds=timeout)
         try:
@@ -166,7 +166,7 @@ def _look(
 
 
 def _look_again(
-    subject: Subject,
+    built: BuiltModel,
     request: AnalysisRequest,
     found: list[TargetAnalysis],
     store: LocalStore,
@@ -175,11 +175,11 @@ def _look_again(
 ) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
     """Once more, with what the target does with all that was unknown."""
     from winml_dag.cli.progress import progress
-    from winml_dag.pipeline.finished.analysis import try_unknown
+    from winml_dag.pipeline.assess.analysis import try_unknown
 
     with progress(quiet=not how.verbose, to_stderr=True, stages=0) as observer:
         learned = try_unknown(found, store, observer)
-    return _look(subject, replace(request, learned=learned), store, how, timeout)
+    return _look(built, replace(request, learned=learned), store, how, timeout)
 
 
 def _save_nodes(
@@ -189,12 +189,12 @@ def _save_nodes(
     store: LocalStore,
     options: Mapping[str, Any],
 ) -> list[Path]:
-    from winml_dag.pipeline.finished.analysis import judged_model
-    from winml_dag.pipeline.finished.savednodes import nodes_to_save, save_nodes
+    from winml_dag.pipeline.assess.analysis import judged_model
+    from winml_dag.pipeline.assess.savednodes import nodes_to_save, save_nodes
 
     if not options["save_node"]:
         return []
-    path = plan.subject.model.path
+    path = plan.built.model.path
     cases: Any = found[0].metrics["cases"]
     nodes = list(nodes_to_save(cases, set(options["save_node"])))
     folder = options["save_dir"] or path.with_name(f"{path.stem}_nodes")
@@ -214,7 +214,7 @@ def analysis_json(
     """Everything that was found out, for each target, and where it was put."""
     return {
         "success": True,
-        "model": str(plan.subject.model.path),
+        "model": str(plan.built.model.path),
         "supported": all(each.is_fine(lint_only=plan.request.lint_only) for each in found),
         "analyzed": done.told,
         "made_at": done.made_at,
@@ -246,7 +246,7 @@ def analysis_lines(
 ) -> Iterator[str]:
     """The same for people; *quiet* leaves only the verdicts."""
     when = f"analyzed in {done.elapsed_seconds:.1f} s" if done.is_live else f"cached, analyzed {done.made_at}"
-    yield f"{plan.subject.model.path}: {when}"
+    yield f"{plan.built.model.path}: {when}"
     yield from (f"note: {notice}" for notice in plan.notices)
     if not plan.request.lint_only:
         if len(found) > 1:

@@ -29,11 +29,10 @@ from winml_dag.pipeline.uptodate import Standing, check, note_use
 
 if TYPE_CHECKING:
     from winml_dag.engine.fileaccess import FileAccess
-    from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.buildgraph import BuildSummary
     from winml_dag.pipeline.buildresult import BuildResult
     from winml_dag.pipeline.request import Request
-    from winml_dag.recipe.reading import ModuleItem
+    from winml_dag.pipeline.run import BuildOptions
 
 
 class _Seconds(click.FloatRange):
@@ -123,7 +122,7 @@ def command(
         return 0
 
     from winml_dag.cli.buildreport import errors_as_json, print_json
-    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.run import BuildOptions
 
     access = _access(sandbox=sandbox, check_inputs=check_inputs)
     how = BuildOptions(
@@ -142,10 +141,6 @@ def command(
                 "--filter, --shard and --retry-failed choose cells of a sweep, and this is none.",
                 advice="Leave them out, or give a recipe with a matrix, or several recipes.",
             )
-        if (items := _modules(request)) is not None:
-            from winml_dag.cli.modules import build_modules
-
-            return build_modules(request, items, cache_dir, of_several, output)
         result = carry_out(request, cache_dir, standing, how, output)
     if output.as_json:
         print_json([result], result.elapsed_seconds)
@@ -167,15 +162,6 @@ def _access(*, sandbox: bool, check_inputs: bool) -> FileAccess:
         find_tracer()
         return FileAccess.TRACE
     return FileAccess.SANDBOX if sandbox else FileAccess.FREE
-
-
-def _modules(request: Request) -> tuple[ModuleItem, ...] | None:
-    """The modules that the recipe lists; None where it is one recipe."""
-    if not isinstance(request.recipe, Path):
-        return None
-    from winml_dag.recipe.reading import module_items
-
-    return module_items(request.recipe)
 
 
 def look(request: Request, cache_dir: Path) -> Standing | None:
@@ -211,6 +197,7 @@ def carry_out(
     from winml_dag.pipeline.build import build
     from winml_dag.pipeline.planning import plan_request
     from winml_dag.pipeline.rounds import WithoutRounds
+    from winml_dag.pipeline.run import Driver
 
     store = opened(cache_dir, request.remote)
     # A part of the graph is enough, unless every stage is to run or to be printed.
@@ -220,7 +207,7 @@ def carry_out(
     with progress(
         quiet=output.quiet, to_stderr=output.as_json, stages=len(planned.graph.nodes) + planned.others
     ) as observer:
-        result = build(planned, store, how, observer=observer if output.verbose else WithoutRounds(observer))
+        result = build(planned, Driver(store, how, observer if output.verbose else WithoutRounds(observer)))
     print_result(result, output, lines)
     return result
 

@@ -40,8 +40,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
     overrides = Overrides(
         onnx=model,
         task=options["task"],
-        quant_settings=CALIBRATION.given(options),
-        settings={"export": given_shapes(options)},
+        settings={"export": given_shapes(options), "quant": CALIBRATION.given(options)},
         validate=False if options["no_validate"] else None,
     )
     return Request(

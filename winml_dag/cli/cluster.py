@@ -15,8 +15,8 @@ from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.remoteoptions import RemoteOptions
+    from winml_dag.pipeline.run import BuildOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 

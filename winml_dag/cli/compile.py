@@ -52,8 +52,11 @@ def request_of(options: Mapping[str, Any]) -> Request:
         onnx=model,
         ep=options["ep"],
         device=options["device"],
-        compile_settings=COMPILE.given(options),
-        settings={"export": given_shapes(options), "validate": VALIDATION.given(options)},
+        settings={
+            "export": given_shapes(options),
+            "compile": COMPILE.given(options),
+            "validate": VALIDATION.given(options),
+        },
         validate=options["validate"],
     )
     return Request(

@@ -17,7 +17,7 @@ from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.decided import DecidedRecipe
+    from winml_dag.pipeline.frozen_recipe import FrozenRecipe
 
 # What a reader of the recipe may ask of a section; the reference says all of it.
 _COMMENTS = {
@@ -84,12 +84,12 @@ def command(
     return 0
 
 
-def _decide(options: dict[str, Any], loader: JsonObject, output: Path | None, module: str | None) -> DecidedRecipe:
-    from winml_dag.pipeline.decided import decided_recipe
+def _decide(options: dict[str, Any], loader: JsonObject, output: Path | None, module: str | None) -> FrozenRecipe:
+    from winml_dag.pipeline.frozen_recipe import frozen_recipe
 
     request, _ = request_from({**options, "output_dir": None, "use_cache": False}, loader=loader)
     folder = Path.cwd() if output is None else output.absolute().parent
-    return decided_recipe(request, folder, module=module)
+    return frozen_recipe(request, folder, module=module)
 
 
 def _is_json(output: Path | None, format_: str | None) -> bool:
@@ -99,11 +99,11 @@ def _is_json(output: Path | None, format_: str | None) -> bool:
     return suffix == ".json" if output is not None else format_ == "json"
 
 
-def _json(decided: DecidedRecipe) -> str:
+def _json(decided: FrozenRecipe) -> str:
     return json.dumps(_value(decided), indent=2, ensure_ascii=False) + "\n"
 
 
-def _value(decided: DecidedRecipe) -> JsonValue:
+def _value(decided: FrozenRecipe) -> JsonValue:
     recipes = [dict(recipe) for recipe in decided.recipes]
     return recipes[0] if len(recipes) == 1 and "module_path" not in dict(_loader(recipes[0])) else recipes
 
@@ -113,7 +113,7 @@ def _loader(recipe: JsonObject) -> JsonObject:
     return loader if isinstance(loader, dict) else {}
 
 
-def _yaml(decided: DecidedRecipe) -> str:
+def _yaml(decided: FrozenRecipe) -> str:
     value = _value(decided)
     lines = [f"# {decided.model}, for {decided.target}. Everything is decided; change what you like."]
     lines += [f"# {notice}" for notice in decided.notices]

@@ -11,8 +11,8 @@ from winml_dag.cli.plaintext import few
 from winml_dag.onnxmodel.description import Description, Sidecar, TensorSize
 from winml_dag.onnxmodel.graph import Model
 from winml_dag.onnxmodel.inspect import EpContext, TensorSpec
-from winml_dag.pipeline.finished.provenance import Provenance
-from winml_dag.pipeline.finished.verification import Found
+from winml_dag.pipeline.assess.provenance import Provenance
+from winml_dag.pipeline.assess.verification import Found
 from winml_dag.stages.compiled import cpu_nodes, first_names
 from winml_dag.stages.quality import Quality
 from winml_dag.store.quantities import counted, size_text

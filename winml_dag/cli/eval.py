@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
+from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
 from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.plaintext import echo, errors_as_object, print_object
@@ -19,8 +19,8 @@ from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.finished.evaluation import EvaluationPlan, EvaluationRequest
-    from winml_dag.pipeline.finished.measurement import Measurement
+    from winml_dag.pipeline.assess.eval import EvaluationPlan, EvaluationRequest
+    from winml_dag.pipeline.assess.measurement import Measurement
 
 _COUNT = click.IntRange(min=1)
 
@@ -77,7 +77,7 @@ _DATASET = Settings(
 
 
 @click.command(name="eval")
-@subject_options
+@built_model_options
 @_EVAL
 @ep_option
 @_DATASET
@@ -110,7 +110,7 @@ def command(**options: Any) -> int:
     with errors_as_object(how.as_json, success=False):
         bounds = _numbers(options["bounds"] or {})
         plan, done = _evaluate(options, how)
-        from winml_dag.pipeline.finished.evaluated import kept
+        from winml_dag.pipeline.assess.eval import kept
 
         require_known(bounds, done)
     _tell(plan, done, how, options["output_dir"], bounds)
@@ -119,14 +119,14 @@ def command(**options: Any) -> int:
 
 def _evaluate(options: Mapping[str, Any], how: How) -> tuple[EvaluationPlan, Measurement]:
     from winml_dag.cli.remotes import opened
-    from winml_dag.pipeline.finished.evaluation import plan_evaluation, refuse_unbuilt
+    from winml_dag.pipeline.assess.eval import plan_evaluation, refuse_unbuilt
 
     request = request_of(options)
     if options["recipe"] is not None:
         refuse_unbuilt(request.section)
-    subject = subject_of(options, how)
+    built = built_model_of(options, how)
     store = opened(how.cache_dir, how.remote)
-    plan = plan_evaluation(subject, request, store)
+    plan = plan_evaluation(built, request, store)
     return plan, measured(
         plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
     )
@@ -134,7 +134,7 @@ def _evaluate(options: Mapping[str, Any], how: How) -> tuple[EvaluationPlan, Mea
 
 def request_of(options: Mapping[str, Any]) -> EvaluationRequest:
     """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
-    from winml_dag.pipeline.finished.evaluation import EvaluationRequest, eval_section
+    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section
     from winml_dag.recipe.load import load_recipe
 
     if options["no_reference"] and options["reference"] is not None:
@@ -188,7 +188,7 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
 
 
 def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None, bounds: Mapping[str, float]) -> None:
-    from winml_dag.pipeline.finished.evaluated import evaluated_json
+    from winml_dag.pipeline.assess.eval import evaluated_json
 
     for line in shortfalls(bounds, done):
         echo(line, err=True)
@@ -223,7 +223,7 @@ def _tell_schema(task: str | None, how: How) -> int:
 
 def shortfalls(bounds: Mapping[str, float], done: Measurement) -> Iterator[str]:
     """A sentence for each of *bounds* that the model does not keep."""
-    from winml_dag.pipeline.finished.evaluated import figures, kept
+    from winml_dag.pipeline.assess.eval import figures, kept
 
     known = figures(done)
     for name, keeps in kept(bounds, done).items():
@@ -234,7 +234,7 @@ def shortfalls(bounds: Mapping[str, float], done: Measurement) -> Iterator[str]:
 
 def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
     """What was measured, for people; *quiet* leaves out what is not a figure."""
-    from winml_dag.pipeline.finished.evaluated import notices_of, report_of
+    from winml_dag.pipeline.assess.eval import notices_of, report_of
     from winml_dag.stages.evaluate import REPORT_FILE
 
     found: Any = report_of(done)
@@ -252,7 +252,7 @@ def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None
 
 def require_known(bounds: Mapping[str, float], done: Measurement) -> None:
     """Raise UsageError for a bound of what was not measured."""
-    from winml_dag.pipeline.finished.evaluated import figures
+    from winml_dag.pipeline.assess.eval import figures
 
     known = figures(done)
     for name in bounds:
@@ -261,8 +261,8 @@ def require_known(bounds: Mapping[str, float], done: Measurement) -> None:
 
 
 def _what(plan: EvaluationPlan) -> str:
-    precision = f" ({plan.subject.precision})" if plan.subject.precision else ""
-    return f"{plan.subject.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
+    precision = f" ({plan.built.precision})" if plan.built.precision else ""
+    return f"{plan.built.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
 
 
 def _when(done: Measurement) -> str:
@@ -314,7 +314,7 @@ def _significance(difference: Any) -> str:
 
 
 def _outputs_table(outputs: Mapping[str, Any]) -> Iterator[str]:
-    from winml_dag.pipeline.finished.evaluated import AGREEMENTS
+    from winml_dag.pipeline.assess.eval import AGREEMENTS
 
     heads = {"top1": "top-1", "top5": "top-5", "exact": "equal"}
     shown = [name for name in AGREEMENTS if any(output[name] for output in outputs.values())]

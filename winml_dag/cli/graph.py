@@ -16,8 +16,7 @@ from winml_dag.cli.plaintext import echo
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.errors import UsageError, WinmlDagError
-from winml_dag.pipeline.sweep.overruled import refuse_overruled
-from winml_dag.pipeline.sweep.selection import Selection, selected
+from winml_dag.pipeline.sweep.selection import Selection, refuse_overruled, selected
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
@@ -71,9 +70,8 @@ def _foreseen(
     Raises:
         WinmlDagError: when none can be planned.
     """
-    from winml_dag.recipe.reading import module_items
 
-    if are_a_sweep(recipes) or (recipes and module_items(recipes[0]) is not None):
+    if recipes and are_a_sweep(recipes):
         from winml_dag.recipe.sweep import sweep_of_files
 
         sweep = sweep_of_files(recipes)
@@ -94,11 +92,11 @@ def _foreseen(
 def _of_cells(
     sweep: Sweep, cells: Sequence[Cell], request: Request, store: LocalStore
 ) -> tuple[tuple[ForeseenBuild, ...], tuple[str, ...]]:
-    from winml_dag.cli.several import planned_each, refuse_if_all_the_same
     from winml_dag.cli.sweepplan import requests_of
+    from winml_dag.pipeline.planning import plan_each, refuse_if_all_the_same
     from winml_dag.report.graphview import ForeseenBuild
 
-    planned = planned_each(tuple(requests_of(sweep, cells, request)), store, download=False, needs_folder=False)
+    planned = plan_each(tuple(requests_of(sweep, cells, request)), store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
     last = _last(request.output_dir or sweep.output_dir)
     builds = tuple(

@@ -14,7 +14,7 @@ from winml_dag.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from winml_dag.cli.described import Inspected, Neighbour
-    from winml_dag.pipeline.finished.provenance import Provenance
+    from winml_dag.pipeline.assess.provenance import Provenance
 
 
 @click.command(name="inspect")
@@ -73,8 +73,8 @@ def _given(path: Path | None, model: Path | None) -> Path:
 def _inspect(path: Path) -> Inspected:
     from winml_dag.cli.described import Inspected
     from winml_dag.onnxmodel.description import describe_model
-    from winml_dag.pipeline.finished.modelfile import model_file
-    from winml_dag.pipeline.finished.provenance import provenance_of
+    from winml_dag.pipeline.assess.modelfile import model_file
+    from winml_dag.pipeline.assess.provenance import provenance_of
 
     file = model_file(path)
     provenance, problem = None, ""

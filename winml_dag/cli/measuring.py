@@ -16,14 +16,14 @@ from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
     from winml_dag.cli.onestage import How
-    from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph
-    from winml_dag.pipeline.finished.subject import Subject
+    from winml_dag.pipeline.assess.builtmodel import BuiltModel
+    from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph
     from winml_dag.store.local import LocalStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def subject_options(function: F) -> F:
+def built_model_options(function: F) -> F:
     """Add what the command is about: PATH, the same as ``-m``, or a recipe."""
     component = "One component, where PATH or the recipe has a model for each of several."
     function = click.option("--submodel", type=TEXT, help=component)(function)
@@ -39,16 +39,16 @@ def stage_timeout_option(function: F) -> F:
     return click.option("--stage-timeout", type=click.FloatRange(min=0.1), help=text)(function)
 
 
-def subject_of(options: Mapping[str, Any], how: How) -> Subject:
-    """The model that the *options* of a call name, as :func:`subject_options` have them; a recipe is built first, if it
-    is not up to date.
+def built_model_of(options: Mapping[str, Any], how: How) -> BuiltModel:
+    """The model that the *options* of a call name, by :func:`built_model_options`; a recipe is built first, if it is
+    not up to date.
 
     Raises:
         UsageError: when none is given, or more than one.
         InputError: when it is not there.
         StageError: when the recipe cannot be built; the reason has been printed by then.
     """
-    from winml_dag.pipeline.finished.subject import find_subject
+    from winml_dag.pipeline.assess.builtmodel import find_built_model
 
     recipe: Path | None = options["recipe"]
     given = [one for one in dict.fromkeys((options["path"], options["model"], recipe)) if one is not None]
@@ -59,15 +59,15 @@ def subject_of(options: Mapping[str, Any], how: How) -> Subject:
             advice="Give an .onnx file or the output folder of a build, or a recipe with -c.",
         )
     component: str | None = options["submodel"]
-    return find_subject(given[0] if recipe is None else _built(recipe, component, how), component)
+    return find_built_model(given[0] if recipe is None else _built(recipe, component, how), component)
 
 
 def _built(recipe: Path, component: str | None, how: How) -> Path:
     """The output folder of *recipe*, up to date; nothing is built where that has no one model for *component*."""
     from winml_dag.cli.build import carry_out, look
-    from winml_dag.pipeline.build import BuildOptions
-    from winml_dag.pipeline.finished.subject import refuse_component, request_for
+    from winml_dag.pipeline.assess.builtmodel import refuse_component, request_for
     from winml_dag.pipeline.outputdir import output_dir_of
+    from winml_dag.pipeline.run import BuildOptions
     from winml_dag.pipeline.uptodate import note_use
 
     request = replace(request_for(recipe), remote=how.remote)
@@ -105,7 +105,7 @@ def measured(
     from winml_dag.cli.buildreport import failure_lines
     from winml_dag.cli.progress import progress
     from winml_dag.errors import MeasuredError
-    from winml_dag.pipeline.finished.measurement import carry_out
+    from winml_dag.pipeline.assess.measurement import carry_out
 
     with progress(quiet=how.quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
         done = carry_out(

@@ -91,7 +91,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
         _print(telling.always(request), how)
         return 0
 
-    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.run import BuildOptions
 
     options_of_build = BuildOptions(rebuild=how.rebuild, overwrite=how.overwrite)
     with errors_as_object(how.as_json, success=False):

@@ -162,8 +162,8 @@ def _long(entry: Capability) -> str:
 
 
 def tell_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
-    """Raises what ``winml_dag.pipeline.finished.optimcheck.checked`` does."""
-    from winml_dag.pipeline.finished.optimcheck import checked
+    """Raises what ``winml_dag.pipeline.assess.optimcheck.checked`` does."""
+    from winml_dag.pipeline.assess.optimcheck import checked
 
     with checked(request, names) as found:
         if format_ == "json":

@@ -135,12 +135,14 @@ def cell_options(function: F) -> F:
 
 
 def are_a_sweep(recipes: Sequence[Path]) -> bool:
-    """Whether *recipes* are several, or one with a matrix. A folder or pattern is a sweep, however many are in it."""
-    from winml_dag.recipe.reading import is_sweep, recipe_files
+    """Whether *recipes* are several, or one with a matrix or a list of modules. A folder or pattern is a sweep, however
+    many are in it.
+    """
+    from winml_dag.recipe.reading import is_sweep, module_items, recipe_files
 
     if len(recipes) != 1 or not recipes[0].is_file():
         return len(recipes) > 1 or recipe_files(recipes) != tuple(recipes)
-    return is_sweep(recipes[0])
+    return is_sweep(recipes[0]) or module_items(recipes[0]) is not None
 
 
 def rebuild_option(function: F) -> F:
@@ -182,8 +184,12 @@ def request_from(
     """
     from winml_dag.cli.settings import COMPILE, VALIDATION, taken_inputs
 
-    sections = {"loader": loader or {}, "export": taken_inputs(options), "validate": VALIDATION.taken(options)}
-    compiling = COMPILE.taken(options)
+    sections = {
+        "loader": loader or {},
+        "export": taken_inputs(options),
+        "compile": COMPILE.taken(options),
+        "validate": VALIDATION.taken(options),
+    }
     cache_dir = options.pop("cache_dir") or default_cache_dir()
     remote = remote_options(options, first or options["recipe"])
     del options["remote"], options["remote_mode"]
@@ -194,7 +200,6 @@ def request_from(
         final_only=options.pop("final_only", False),
         overrides=Overrides(
             **options,
-            compile_settings=compiling or None,
             settings={name: given for name, given in sections.items() if given} or None,
         ),
         remote=remote,

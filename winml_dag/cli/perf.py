@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
+from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
 from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.plaintext import echo, errors_as_object, print_object
@@ -17,8 +17,8 @@ from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.finished.measurement import Measurement
-    from winml_dag.pipeline.finished.perf import PerfPlan, PerfRequest
+    from winml_dag.pipeline.assess.measurement import Measurement
+    from winml_dag.pipeline.assess.perf import PerfPlan, PerfRequest
 
 _COUNT = click.IntRange(min=1)
 _FIGURES = ("mean", "p50", "p90", "p99", "min", "max", "std")
@@ -61,7 +61,7 @@ _PERF = Settings(
 
 
 @click.command(name="perf")
-@subject_options
+@built_model_options
 @click.option("--ep", type=TEXT, help="Execution provider to measure on [the one that it was built for].")
 @click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too.")
 @ep_option
@@ -90,13 +90,13 @@ def command(**options: Any) -> int:
 
 def _measure(options: Mapping[str, Any], how: How) -> tuple[PerfPlan, Measurement]:
     from winml_dag.cli.remotes import opened
-    from winml_dag.pipeline.finished.host import this_host
-    from winml_dag.pipeline.finished.perf import plan_perf
+    from winml_dag.pipeline.assess.host import this_host
+    from winml_dag.pipeline.assess.perf import plan_perf
 
     request = request_of(options)
-    subject = subject_of(options, how)
+    built = built_model_of(options, how)
     store = opened(how.cache_dir, how.remote)
-    plan = plan_perf(subject, request, this_host(), store.fingerprints)
+    plan = plan_perf(built, request, this_host(), store.fingerprints)
     return plan, measured(
         plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
     )
@@ -104,7 +104,7 @@ def _measure(options: Mapping[str, Any], how: How) -> tuple[PerfPlan, Measuremen
 
 def request_of(options: Mapping[str, Any]) -> PerfRequest:
     """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
-    from winml_dag.pipeline.finished.perf import PerfRequest
+    from winml_dag.pipeline.assess.perf import PerfRequest
     from winml_dag.recipe.assessment import Perf
     from winml_dag.recipe.load import load_recipe
     from winml_dag.recipe.paths import resolve_path
@@ -134,7 +134,7 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
 
 
 def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> None:
-    from winml_dag.pipeline.finished.perf import perf_json
+    from winml_dag.pipeline.assess.perf import perf_json
 
     if how.as_json:
         print_object(perf_json(plan, done, folder))
@@ -170,7 +170,7 @@ def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet
 
 def _model(plan: PerfPlan) -> str:
     precision = f" ({plan.precision})" if plan.precision else ""
-    return f"{plan.subject.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
+    return f"{plan.built.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
 
 
 def _when(done: Measurement) -> str:
@@ -185,7 +185,7 @@ def _load_lines(plan: PerfPlan, found: Any) -> Iterator[str]:
     if baseline is None or plan.baseline is None:
         return
     ratio = f"{baseline['times_longer']:.3g} times as long"
-    label = "uncompiled" if plan.baseline.path == _path(plan.subject.uncompiled) else "baseline"
+    label = "uncompiled" if plan.baseline.path == _path(plan.built.uncompiled) else "baseline"
     yield _labelled(label, f"{_load(baseline['load'])}: {ratio} ({plan.baseline.path.name})")
 
 

@@ -22,8 +22,7 @@ from winml_dag.cli.options import (
 )
 from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.sweep.overruled import refuse_overruled
-from winml_dag.pipeline.sweep.selection import Selection, selected
+from winml_dag.pipeline.sweep.selection import Selection, refuse_overruled, selected
 
 if TYPE_CHECKING:
     from winml_dag.cli.sweepplan import PlanOptions
@@ -111,8 +110,6 @@ def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
     Raises:
         UsageError: when some of a sweep are *asked_for*, and this is none.
     """
-    from winml_dag.recipe.reading import module_items
-
     if are_a_sweep(recipes):
         return True
     if asked_for:
@@ -120,7 +117,7 @@ def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
             "--filter, --shard and --matrix are about cells of a sweep, and this is none.",
             advice="Leave them out, or give a recipe with a matrix, or several recipes.",
         )
-    return len(recipes) == 1 and module_items(recipes[0]) is not None
+    return False
 
 
 def _print_matrix(

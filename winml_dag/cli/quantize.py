@@ -72,8 +72,11 @@ def request_of(options: Mapping[str, Any]) -> Request:
         ep=options["ep"],
         device=options["device"],
         precision=chain.precision,
-        quant_settings={**chain.fields, **given[0], **given[1], **given[2]},
-        settings={"export": given_shapes(options), "validate": VALIDATION.given(options)},
+        settings={
+            "export": given_shapes(options),
+            "quant": {**chain.fields, **given[0], **given[1], **given[2]},
+            "validate": VALIDATION.given(options),
+        },
         validate=False if options["no_validate"] else None,
         sensitivity=options["sensitivity"],
     )

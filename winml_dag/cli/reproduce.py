@@ -16,7 +16,7 @@ from winml_dag.errors import StageError
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
-    from winml_dag.pipeline.finished.reproduce import Difference, Reproduction, StageReproduction
+    from winml_dag.pipeline.assess.reproduce import Difference, Reproduction, StageReproduction
 
 
 @click.command(name="reproduce")
@@ -48,7 +48,7 @@ def command(
     """
     with errors_as_json(format_):
         from winml_dag.cli.progress import progress
-        from winml_dag.pipeline.finished.reproduce import ReproduceOptions, reproduce
+        from winml_dag.pipeline.assess.reproduce import ReproduceOptions, reproduce
 
         how = ReproduceOptions(runs, jobs or os.cpu_count() or 1, stage_timeout)
         planned, store = planned_build(options)

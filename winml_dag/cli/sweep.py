@@ -17,7 +17,7 @@ from winml_dag.cli.cluster import CLUSTER_OPTIONS
 from winml_dag.cli.options import given_words
 from winml_dag.cli.plaintext import echo, few
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
+from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.selection import FAILED, Selection
 from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, load_sweep_stamp, words_of
 from winml_dag.readlog import reads_logged
@@ -25,7 +25,7 @@ from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.cli.options import Output
-    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.run import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone
     from winml_dag.recipe.sweep import Cell
     from winml_dag.store.remote.traffic import Traffic
@@ -72,6 +72,7 @@ def build_sweep(
     from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
     from winml_dag.cli.sweepprogress import sweep_progress
     from winml_dag.pipeline.environment import environment_fingerprint
+    from winml_dag.pipeline.modules import SUMMARY
     from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
     from winml_dag.pipeline.uptodate import FirstLooks
 
@@ -108,6 +109,7 @@ def build_sweep(
             words,
             found,
             files=asked.sweep.files,
+            results=(SWEEP, *([SUMMARY] if asked.modules else [])),
             builds=done.words,
             began_ns=began_ns,
             environment=environment,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, counts
 from winml_dag.cli.plaintext import echo, few, print_object
-from winml_dag.cli.several import planned_each
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import Status
 from winml_dag.engine.machine import memory_for_runs
 from winml_dag.errors import StageError
+from winml_dag.pipeline.planning import plan_each
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.pipeline.sweep.foreseen import Foreseen, look_ahead
 from winml_dag.recipe.selection import Shard, shards
@@ -43,7 +43,7 @@ def look_at_sweep(
 ) -> int:
     """Tell what `build` would do with *cells* of *sweep* under the options of *request*; returns the exit code."""
     asked = tuple(requests_of(sweep, cells, request))
-    planned = planned_each(asked, store, download=False, needs_folder=False)
+    planned = plan_each(asked, store, download=False, needs_folder=False)
     capacity = Capacity(options.jobs, memory_for_runs())
     foreseen = look_ahead(planned, store, capacity, rebuild=options.rebuild)
     if options.as_json:

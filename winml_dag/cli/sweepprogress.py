@@ -22,7 +22,7 @@ from winml_dag.engine.events import ReadProgress, StageResult, Status
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.sweep.result import CellStatus
-from winml_dag.pipeline.sweep.watching import SilentWatcher, Watcher
+from winml_dag.pipeline.sweep.run import SilentWatcher, Watcher
 from winml_dag.store.quantities import duration_text
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.plaintext import echo, print_object
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.finished.host import Host
+    from winml_dag.pipeline.assess.host import Host
     from winml_dag.pipeline.survey import Device, ProviderFound, Survey
 
 # Whose versions decide what comes out; the other builds of onnxruntime are told when they are there.
@@ -68,7 +68,7 @@ def _here() -> _Here:
     from winml_dag.engine.toolchain import installed_distributions, normalised
     from winml_dag.ep.configuration import config_file
     from winml_dag.ep.registry import RUNTIME_BUILDS
-    from winml_dag.pipeline.finished.host import this_host
+    from winml_dag.pipeline.assess.host import this_host
     from winml_dag.store.location import default_cache_dir
 
     present = installed_distributions()

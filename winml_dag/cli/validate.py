@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.measuring import measured, subject_of, subject_options
+from winml_dag.cli.measuring import built_model_of, built_model_options, measured
 from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.plaintext import echo, errors_as_object, print_object
@@ -18,12 +18,12 @@ from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.finished.measurement import Measurement
-    from winml_dag.pipeline.finished.validationplan import ValidationPlan, ValidationRequest
+    from winml_dag.pipeline.assess.measurement import Measurement
+    from winml_dag.pipeline.assess.validate import ValidationPlan, ValidationRequest
 
 
 @click.command(name="validate")
-@subject_options
+@built_model_options
 @click.option("--reference", type=FILE, help="The model to hold it against [the float model that its build left].")
 @click.option("--no-reference", is_flag=True, help="Only run it: it must give numbers.")
 @click.option("-p", "--precision", type=TEXT, help="Whose bounds count [what the model has].")
@@ -58,18 +58,18 @@ def command(**options: Any) -> int:
 
 def _validate(options: Mapping[str, Any], how: How) -> tuple[ValidationPlan, Measurement]:
     from winml_dag.cli.remotes import opened
-    from winml_dag.pipeline.finished.validationplan import plan_validation
+    from winml_dag.pipeline.assess.validate import plan_validation
 
     request = request_of(options)
-    subject = subject_of(options, how)
+    built = built_model_of(options, how)
     store = opened(how.cache_dir, how.remote)
-    plan = plan_validation(subject, request, store)
+    plan = plan_validation(built, request, store)
     return plan, measured(plan.measurement, store, how, folder=options["output_dir"])
 
 
 def request_of(options: Mapping[str, Any]) -> ValidationRequest:
     """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
-    from winml_dag.pipeline.finished.validationplan import ValidationRequest
+    from winml_dag.pipeline.assess.validate import ValidationRequest
     from winml_dag.recipe.assessment import Validate
     from winml_dag.recipe.load import load_recipe
 
@@ -97,7 +97,7 @@ def request_of(options: Mapping[str, Any]) -> ValidationRequest:
 def _value(plan: ValidationPlan, done: Measurement) -> JsonObject:
     return {
         "success": True,
-        "model": str(plan.subject.model.path),
+        "model": str(plan.built.model.path),
         "reference_path": None if plan.reference is None else str(plan.reference.path),
         "precision": plan.precision,
         "measured": done.told,
@@ -122,6 +122,6 @@ def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[
     against = "nothing to hold it against" if plan.reference is None else f"against {plan.reference.path}"
     when = f"in {done.elapsed_seconds:.1f} s" if done.is_live else f"reused, made {done.made_at}"
     yield (
-        f"Valid: {plan.subject.model.path} on {plan.target.ep.name} {plan.target.device}, {against}, on"
+        f"Valid: {plan.built.model.path} on {plan.target.ep.name} {plan.target.device}, {against}, on"
         f" {counted(report['samples'], 'sample')} ({report['data']}) and on ones, {when}."
     )

@@ -14,7 +14,7 @@ from winml_dag.cli.parameters import FILE
 from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.finished.verification import FileCheck, Verification
+    from winml_dag.pipeline.assess.verification import FileCheck, Verification
     from winml_dag.report.provenance.against import Against
 
 _MOST_EXTRA = 10
@@ -41,7 +41,7 @@ def command(*, path: Path, against: Path | None, format_: str) -> int:
     winml-dag verify out/model.onnx
     winml-dag verify out --against out.slsa.json
     """
-    from winml_dag.pipeline.finished.verification import verify
+    from winml_dag.pipeline.assess.verification import verify
 
     with errors_as_object(format_ == "json", sound=False, folders=[]):
         if against is not None:
@@ -71,7 +71,7 @@ def _against(path: Path, document: Path, format_: str) -> int:
 
 
 def _against_lines(found: Against) -> Iterator[str]:
-    from winml_dag.pipeline.finished.verification import Found
+    from winml_dag.pipeline.assess.verification import Found
     from winml_dag.store.quantities import counted
 
     yield from _faults(found.files)
@@ -96,7 +96,7 @@ def _against_json(found: Against) -> JsonObject:
 
 
 def _lines(found: Sequence[Verification]) -> Iterator[str]:
-    from winml_dag.pipeline.finished.verification import Found
+    from winml_dag.pipeline.assess.verification import Found
     from winml_dag.store.quantities import counted, size_text
 
     for verification in found:
@@ -113,7 +113,7 @@ def _lines(found: Sequence[Verification]) -> Iterator[str]:
 
 
 def _faults(files: Sequence[FileCheck]) -> Iterator[str]:
-    from winml_dag.pipeline.finished.verification import Found
+    from winml_dag.pipeline.assess.verification import Found
 
     for file in files:
         if file.found is not Found.SOUND:

@@ -17,7 +17,7 @@ from winml_dag.ep.registry import Target
 from winml_dag.ep.support.table import table_places
 from winml_dag.ep.support.winmlcli import rule_folder
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import Skip
 from winml_dag.readlog import before_reading
@@ -32,7 +32,7 @@ BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(discovered.FI
 MOST_ROUNDS = 20
 
 
-def search_of(asked: Asked, target: Target, analyze: AnalyzeConfig | Skip) -> Search:
+def search_of(context: ResolveContext, target: Target, analyze: AnalyzeConfig | Skip) -> Search:
     """Raises UsageError when the folder that is named for the user's own tables is none."""
     if isinstance(analyze, Skip):
         return Search(BEGIN)
@@ -47,8 +47,8 @@ def search_of(asked: Asked, target: Target, analyze: AnalyzeConfig | Skip) -> Se
     asked_for = (*places, *([] if folder is None else [folder]))
     return Search(
         begin=BEGIN,
-        rounds=_rounds(asked) if analyze.analyze.propose else 0,
-        refuses_unsupported=not _allows_unsupported(asked),
+        rounds=_rounds(context) if analyze.analyze.propose else 0,
+        refuses_unsupported=not _allows_unsupported(context),
         tables=support_of(there),
         looked_at=tuple(path for path in asked_for if path.exists()),
         absent=tuple(path for path in asked_for if not path.exists()),
@@ -56,7 +56,7 @@ def search_of(asked: Asked, target: Target, analyze: AnalyzeConfig | Skip) -> Se
 
 
 def analyze_config(
-    asked: Asked,
+    context: ResolveContext,
     target: Target,
     optimize: OptimizeConfig | Skip,
     quantize: tuple[QuantizeConfig, ...] | Skip,
@@ -64,19 +64,19 @@ def analyze_config(
     standard_only: bool,
 ) -> AnalyzeConfig | Skip:
     """What analyze is told; *standard_only* as for the config of optimize."""
-    wanted = asked.overrides.analyze
+    wanted = context.overrides.analyze
     if wanted is False:
         return Skip("--no-analyze was given")
-    if wanted is None and not asked.recipe.auto:
+    if wanted is None and not context.recipe.auto:
         return Skip("auto is false in the recipe")
     # Of a model that a stage of the recipe's own has changed on the way, optimize cannot be told anything.
-    proposes = not isinstance(optimize, Skip) and _rounds(asked) > 0 and "analyze" not in asked.recipe.stages
+    proposes = not isinstance(optimize, Skip) and _rounds(context) > 0 and "analyze" not in context.recipe.stages
     return AnalyzeConfig(
         analyze=AnalyzeFields(propose=proposes),
         target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard_only and proposes),
         optim={}
         if isinstance(optimize, Skip)
-        else {name: asked.recipe.optim[name] for name in ASKED_ABOUT if name in asked.recipe.optim},
+        else {name: context.recipe.optim[name] for name in ASKED_ABOUT if name in context.recipe.optim},
         quant=None if isinstance(quantize, Skip) else _quantized_to(quantize[-1]),
     )
 
@@ -90,15 +90,15 @@ def notices(target: Target, analyze: AnalyzeConfig | Skip, search: Search) -> It
         )
 
 
-def _rounds(asked: Asked) -> int:
-    now = asked.overrides.max_optim_iterations
+def _rounds(context: ResolveContext) -> int:
+    now = context.overrides.max_optim_iterations
     if now is not None and not 0 <= now <= MOST_ROUNDS:
         raise UsageError(f"max_optim_iterations is a number from 0 to {MOST_ROUNDS}, not {now}.")
-    return asked.recipe.max_optim_iterations if now is None else now
+    return context.recipe.max_optim_iterations if now is None else now
 
 
-def _allows_unsupported(asked: Asked) -> bool:
-    return asked.overrides.allow_unsupported_nodes or asked.recipe.allow_unsupported_nodes
+def _allows_unsupported(context: ResolveContext) -> bool:
+    return context.overrides.allow_unsupported_nodes or context.recipe.allow_unsupported_nodes
 
 
 def support_of(paths: tuple[Path, ...]) -> Source | None:

@@ -1,44 +1,141 @@
-"""The one way through: plan, run, materialise, record. The command line and the Python API both call :func:`build`."""
+"""Builds carried out: their stages run, and what came of each is put into its output folder, and noted.
+
+Several are carried out as one graph. Each keeps what it has alone, so that one that is asked for alone later finds all
+up to date.
+"""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.engine.events import Observer, StageResult, Status
-from winml_dag.engine.fileaccess import FileAccess
-from winml_dag.engine.plan import foresee, plan_graph
-from winml_dag.engine.waves import look_ahead
-from winml_dag.errors import StoreError, UsageError
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.plan import plan_graph
+from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, result_of
 from winml_dag.pipeline.commit import is_changing
-from winml_dag.pipeline.graphrun import reuse_all, run_graph
-from winml_dag.pipeline.layout import STAGE_FILE, published_files
+from winml_dag.pipeline.layout import STAGE_FILE, needed_files, published_files
 from winml_dag.pipeline.plan_cache import note_finished
 from winml_dag.pipeline.plan_text import whole
+from winml_dag.pipeline.planning import Planned
 from winml_dag.pipeline.publish import materialise, prepare_folder, refuse_file, refuse_foreign
+from winml_dag.pipeline.rounds import round_of
+from winml_dag.pipeline.run import Driver, Ended, GraphJob
 from winml_dag.pipeline.search import completed
-from winml_dag.pipeline.userstages.folder import UserFolder, user_folder
+from winml_dag.pipeline.userstages.folder import user_folder
+from winml_dag.store.artifact import FileEntry
 from winml_dag.store.local import LocalStore
-from winml_dag.store.store import BlobDamaged
 
 if TYPE_CHECKING:
-    from winml_dag.engine.execute import Executor
-    from winml_dag.pipeline.cluster.cluster import Cluster
+    from winml_dag.engine.inplace import InPlace
+    from winml_dag.engine.merge import Merged
+    from winml_dag.engine.stage import Node
+    from winml_dag.pipeline.userstages.folder import UserFolder
+
+
+def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
+    """What :func:`build` would do; nothing is run and nothing written. *explain* adds to reasons what a build leaves
+    out of them, because it takes looking through records.
+    """
+    started = time.monotonic()
+    scope = planned.summary.scope
+    results = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=rebuild)
+    if explain:
+        from winml_dag.engine.explain import explained
+
+        results = explained(planned.graph, planned.sources, results, store, scope=scope)
+    return result_of(planned, results, time.monotonic() - started)
+
+
+def build(planned: BuildGraph, driver: Driver) -> BuildResult:
+    """Bring the output folder of a build up to date, running only what is not already known.
+
+    A stage that fails is in the result, not raised; then the output folder is as it was, and what stages of the
+    recipe's own had finished is in its place.
+
+    Raises:
+        UsageError: when a file of somebody else's is in the way, before anything has run.
+        StoreError: when the cache or the output folder cannot be used.
+        KeyboardInterrupt: after children have been ended.
+    """
+    return driver.run_one(_BuildJob("", planned, driver))
+
+
+class _BuildJob(GraphJob[BuildResult]):
+    """A build, or the part of one that an edit can have reached."""
+
+    def __init__(self, label: str, planned: BuildGraph, driver: Driver) -> None:
+        super().__init__(label, planned.graph, {**planned.sources, **planned.given}, planned.summary.scope)
+        self._planned = planned
+        self._driver = driver
+        self._store = driver.store
+        self._own: UserFolder | None = None
+
+    @property
+    def in_place(self) -> InPlace | None:
+        return None if self._own is None else self._own.in_place
+
+    def refuse(self) -> None:
+        folder = self._planned.summary.output_dir
+        refuse_file(folder)
+        # Where another build is at the folder, who owns what is asked again at the end.
+        if not is_changing(folder):
+            refuse_foreign(self._planned, self._store, overwrite=self._driver.options.overwrite)
+        self._own = user_folder(self._planned, self._store)
+
+    def begin(self, foreseen: Sequence[StageResult]) -> None:
+        if self._own is not None:
+            self._own.refuse_foreign(foreseen)
+        if len(foreseen) == len(self.graph.nodes):
+            return
+        from winml_dag.pipeline.uptodate import touch
+
+        prepare_folder(self._planned.summary.output_dir)
+        if self._planned.standing is not None:
+            touch(str(self._store.folder), self._planned.standing.entry)
+
+    def needed_files(self, results: Sequence[StageResult]) -> Iterable[FileEntry]:
+        if self._planned.summary.output_dir.exists():
+            return ()
+        return needed_files(self._planned, {result.node.id: result for result in results})
+
+    def finish(self, results: tuple[StageResult, ...], began: float) -> BuildResult:
+        """Put the files where their user finds them and note that, unless a stage failed."""
+        planned, store, own, options = self._planned, self._store, self._own, self._driver.options
+        finished = result_of(planned, results, time.monotonic() - began, others=planned.others)
+        if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
+            kept = tuple(_with_refused(results, store))
+            return result_of(planned, kept, finished.elapsed_seconds, others=planned.others)
+        by_id = {result.node.id: result for result in results}
+        checked_ns = time.time_ns()
+        told = replace(planned, summary=completed(planned.summary, results))
+        elapsed = time.monotonic() - began
+        done = materialise(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
+        note_finished(planned, own, by_id, published_files(planned, by_id, store).files, store, checked_ns)
+        return replace(finished, build=told.summary, materialised=done, elapsed_seconds=time.monotonic() - began)
+
+    def settle(self, done: BuildResult, results: tuple[StageResult, ...]) -> BuildResult:
+        note = settle_accounts(self._planned, results, self._store)
+        return replace(done, cache_note=note, traffic=self._store.traffic() if self._store.asks_behind else None)
+
+    def again(self) -> _BuildJob:
+        return _BuildJob(self.label, whole(self._planned, self._store), self._driver)
 
 
 # What a stage put out whose result a build refused: laid where its reader finds it, as the output folder stays what it
 # was.
 
 
-def with_refused(results: Iterable[StageResult], store: LocalStore) -> Iterator[StageResult]:
+def _with_refused(results: Iterable[StageResult], store: LocalStore) -> Iterator[StageResult]:
     """*results*, those that were refused with the file that says why."""
     for result in results:
         kept = _kept(result, store) if result.status is Status.FAILED and result.record is not None else None
@@ -61,165 +158,112 @@ def _kept(result: StageResult, store: LocalStore) -> Path | None:
     return None
 
 
-# A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
-_TRIES = 3
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a build among others. ``error``: why it was not carried out, or not put in place; a stage that
+    failed is in ``result``. Neither is there of one that was not begun because another had failed.
+    """
+
+    label: str
+    result: BuildResult | None = None
+    error: WinmlDagError | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.result is None or self.result.failed or self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether stages of it were kept from running because another build had failed."""
+        if self.result is None:
+            return self.error is None
+        if self.result.failed:
+            return False
+        # One that nobody wanted has no result.
+        return any(view.status is Status.SKIPPED and view.result is not None for view in self.result.stages)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything ran or was put in place."""
+        result = self.result
+        return result is not None and (
+            result.materialised.changed or any(view.status is Status.RAN for view in result.stages)
+        )
 
 
 @dataclass(frozen=True)
-class BuildOptions:
-    """How to go about it, none of which changes a byte of the result.
+class Census:
+    """How many stages several builds have: one by one, and as one graph, there also by the name of the stage."""
 
-    ``access``: how stages of the recipe's own get at files. ``link``: files that are put into the output folder are
-    read-only hard links into the cache, not copies. ``overwrite``: what is put may take the place of somebody else's
-    file. ``memory_bytes``: what the stages that run at the same time may take; None: what this
-    machine has, less a reserve. ``cluster``: other machines that stages run on.
+    builds: int
+    apart: int
+    by_stage: Mapping[str, int]
+
+    @property
+    def stages(self) -> int:
+        return sum(self.by_stage.values())
+
+
+def merged(planned: Sequence[Planned]) -> Merged:
+    """The graph of all builds that have one; the ids in it are those of each build behind its label."""
+    from winml_dag.engine.merge import Part, merge
+
+    graphs = [(each.label, each.graph) for each in planned if isinstance(each.graph, BuildGraph)]
+    return merge([Part(label, graph.graph, graph.sources) for label, graph in graphs])
+
+
+def census(planned: Sequence[Planned]) -> Census:
+    """How much work *planned* are together."""
+    return census_of(merged(planned))
+
+
+def census_of(together: Merged) -> Census:
+    """How much work *together* is. Which stages turn out to have the same inputs is not known before; of the rounds of
+    optimize and analyze only the first is counted, since most are like it.
     """
-
-    jobs: int = 1
-    keep_going: bool = False
-    rebuild: bool = False
-    stage_timeout_seconds: float | None = None
-    link: bool = False
-    access: FileAccess = FileAccess.FREE
-    overwrite: bool = False
-    memory_bytes: int | None = None
-    cluster: Cluster | None = None
+    firsts = {node.id: node.stage.name for node in first_rounds(together)}
+    by_stage = Counter(firsts.values())
+    apart = sum(node_id in firsts for ids in together.ids for node_id in ids.values())
+    return Census(len(together.ids), apart, dict(sorted(by_stage.items())))
 
 
-def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
-    """What :func:`build` would do; nothing is run and nothing written. *explain* adds to reasons what a build leaves
-    out of them, because it takes looking through records.
-    """
-    started = time.monotonic()
-    scope = planned.summary.scope
-    results = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=rebuild)
-    if explain:
-        from winml_dag.engine.explain import explained
-
-        results = explained(planned.graph, planned.sources, results, store, scope=scope)
-    return result_of(planned, results, time.monotonic() - started)
+def first_rounds(together: Merged) -> Iterator[Node]:
+    """The nodes of *together* without further rounds of optimize and analyze."""
+    return (node for node in together.graph.nodes if (round_of(node) or ("", 0))[1] == 0)
 
 
-def build(
-    planned: BuildGraph,
-    store: LocalStore,
-    options: BuildOptions = BuildOptions(),
-    *,
-    observer: Observer | None = None,
-    executor: Executor | None = None,
-) -> BuildResult:
-    """Bring the output folder of a build up to date, running only what is not already known.
+def build_all(
+    planned: Sequence[Planned], driver: Driver, done: Callable[[Outcome], None] = lambda _: None
+) -> tuple[Outcome, ...]:
+    """Bring the output folders of all *planned*, whose labels differ, up to date; *done* is told of each at its end.
 
-    A stage that fails is in the result, not raised; then the output folder is as it was, and what stages of the
-    recipe's own had finished is in its place.
+    A build that fails keeps no other from going on, as long as the options of *driver* say so.
 
     Raises:
-        UsageError: when a file of somebody else's is in the way, before anything has run.
-        StoreError: when the cache or the output folder cannot be used.
-        KeyboardInterrupt: after children have been ended.
+        KeyboardInterrupt: after children have been ended; what was put in place by then stays.
     """
-    started = time.monotonic()
-    refuse_at_once(planned, store, options)
-    for attempt in range(_TRIES):
-        again = replace(options, rebuild=options.rebuild and attempt == 0)
-        own = user_folder(planned, store)
-        try:
-            # What a run holds in the cache, it holds until the files are where their user finds them.
-            with ExitStack() as living:
-                results = _run(planned, own, store, again, observer, executor, living)
-                finished = put_in_place(planned, own, results, store, options, started)
-        except BlobDamaged:
-            # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
-            planned = whole(planned, store)
-            continue
-        except (StoreError, UsageError):
-            # What ran has its result all the same, and is never offered again: the next build finds it here.
-            store.settle()
-            raise
-        store.settle()
-        note = settle_accounts(planned, results, store)
-        return replace(finished, cache_note=note, traffic=store.traffic() if store.asks_behind else None)
-    raise StoreError(
-        "What was made is damaged in the cache again and again.",
-        advice="Check the disk, or choose another cache folder with --cache-dir.",
-    )
+    jobs = [
+        _BuildJob(each.label, each.graph, driver)
+        if isinstance(each.graph, BuildGraph)
+        else _RefusedJob(each.label, each.graph)
+        for each in planned
+    ]
+    ended = driver.run(jobs, lambda label, became: done(_outcome(label, became)))
+    return tuple(_outcome(each.label, became) for each, became in zip(planned, ended, strict=True))
 
 
-def refuse_at_once(planned: BuildGraph, store: LocalStore, options: BuildOptions) -> None:
-    """Raise UsageError or StoreError for an output folder that cannot become what a build makes of it."""
-    wanted = planned.summary
-    refuse_file(wanted.output_dir)
-    # Where another build is at the folder, who owns what is asked again at the end.
-    if not is_changing(wanted.output_dir):
-        refuse_foreign(planned, store, overwrite=options.overwrite)
+class _RefusedJob(GraphJob[BuildResult]):
+    """A build that could not be planned: it fails like one that could not be placed."""
+
+    def __init__(self, label: str, error: WinmlDagError) -> None:
+        super().__init__(label, Graph.of([], []), {}, "")
+        self._error = error
+
+    def refuse(self) -> None:
+        raise self._error
 
 
-def put_in_place(
-    planned: BuildGraph,
-    own: UserFolder | None,
-    results: tuple[StageResult, ...],
-    store: LocalStore,
-    options: BuildOptions,
-    started: float,
-) -> BuildResult:
-    """What became of a build of which every stage has its result: unless one failed, its files are put where their user
-    finds them, and that is noted. *started*: when it began, of ``time.monotonic``.
-
-    Raises:
-        BlobDamaged: when a file cannot be fetched; its stage has to run again.
-        UsageError, StoreError: when a file is in the way, or the folder cannot be written.
-    """
-    finished = result_of(planned, results, time.monotonic() - started, others=planned.others)
-    if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
-        return result_of(planned, tuple(with_refused(results, store)), finished.elapsed_seconds, others=planned.others)
-    by_id = {result.node.id: result for result in results}
-    checked_ns = time.time_ns()
-    elapsed = time.monotonic() - started
-    told = replace(planned, summary=completed(planned.summary, results))
-    done = materialise(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
-    note_finished(planned, own, by_id, published_files(planned, by_id, store).files, store, checked_ns)
-    return replace(finished, build=told.summary, materialised=done, elapsed_seconds=time.monotonic() - started)
-
-
-def _run(
-    planned: BuildGraph,
-    own: UserFolder | None,
-    store: LocalStore,
-    options: BuildOptions,
-    observer: Observer | None,
-    executor: Executor | None,
-    living: ExitStack,
-) -> tuple[StageResult, ...]:
-    """*living* closes what tells others that this run is alive."""
-    scope = planned.summary.scope
-    known = {**planned.sources, **planned.given}
-    if not options.rebuild:
-        look_ahead(planned.graph, known, store)
-    foreseen = foresee(planned.graph, known, store, scope=scope, rebuild=options.rebuild)
-    if own is not None:
-        own.refuse_foreign(foreseen)
-    if len(foreseen) == len(planned.graph.nodes):
-        reuse_all(foreseen, store, scope, observer)
-        return foreseen
-    # Imported here: most builds have nothing to run.
-    from winml_dag.engine.schedule import RunOptions
-    from winml_dag.pipeline.uptodate import touch
-
-    prepare_folder(planned.summary.output_dir)
-    scratch = living.enter_context(store.scratch.open())
-    if planned.standing is not None:
-        touch(str(store.folder), planned.standing.entry)
-    return run_graph(
-        planned.graph,
-        known,
-        foreseen,
-        store,
-        scratch,
-        RunOptions(scope, options.jobs, options.keep_going, options.rebuild, memory_bytes=options.memory_bytes),
-        observer=observer,
-        executor=executor,
-        timeout_seconds=options.stage_timeout_seconds,
-        in_place=None if own is None else own.in_place,
-        access=options.access,
-        cluster=options.cluster,
-    )
+def _outcome(label: str, became: Ended[BuildResult]) -> Outcome:
+    if isinstance(became, WinmlDagError):
+        return Outcome(label, error=became)
+    return Outcome(label, became)

@@ -13,7 +13,7 @@ from winml_dag.engine.toolchain import distribution_version
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.explanation import explanation
 from winml_dag.names import is_safe_part
-from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.context import Model, ResolveContext
 from winml_dag.pipeline.datasets import find_dataset
 from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder, folders_in
 from winml_dag.readlog import before_reading
@@ -74,7 +74,9 @@ class Calibration:
     looked_at: tuple[Path, ...] = ()
 
 
-def find_calibration(asked: Asked, model: Model, quant: Quant, task: str | None, *, download: bool) -> Calibration:
+def find_calibration(
+    context: ResolveContext, model: Model, quant: Quant, task: str | None, *, download: bool
+) -> Calibration:
     """What *quant* names, none of it read yet but a data set's card and the head of a file of ranges.
 
     Raises:
@@ -82,16 +84,16 @@ def find_calibration(asked: Asked, model: Model, quant: Quant, task: str | None,
         InputError: for what is missing; UsageError: for a package that is.
     """
     static = quant.mode == "static"
-    ranges = _ranges(asked, quant) if static and quant.calibration_load_path is not None else None
+    ranges = _ranges(context, quant) if static and quant.calibration_load_path is not None else None
     save_path = _save_path(quant.calibration_save_path) if static and quant.calibration_save_path else None
-    data, looked_at = _data(asked, quant, download=download)
+    data, looked_at = _data(context, quant, download=download)
     looked_at = (*looked_at, *(() if ranges is None else (file.path for file in ranges.files)))
     if data is None:
         return Calibration(ranges=ranges, save_path=save_path, looked_at=looked_at)
     kind = str(kind_of(data.files[0].name))
     require_packages(kind)
     columns = columns_of(quant, task) if kind in TABLES else None
-    processor = processor_of(asked, model, quant, kind, columns, download=download)
+    processor = processor_of(context, model, quant, kind, columns, download=download)
     seen = () if processor is None else processor.looked_at
     source = None if processor is None else processor.processor_source()
     return Calibration(data, source, columns, ranges, save_path, (*looked_at, *seen))
@@ -125,8 +127,8 @@ def require_packages(kind: str) -> None:
             )
 
 
-def _ranges(asked: Asked, quant: Quant) -> Source:
-    path = resolve_path(asked.base, str(quant.calibration_load_path))
+def _ranges(context: ResolveContext, quant: Quant) -> Source:
+    path = resolve_path(context.base, str(quant.calibration_load_path))
     if others := [name for name in _OF_CALIBRATION if getattr(quant, name) not in (None, False)]:
         raise RecipeError(
             f"quant.calibration_load_path and quant.{others[0]} contradict each other: with ranges from a file, nothing"
@@ -181,17 +183,17 @@ def _save_path(text: str) -> str:
     return name
 
 
-def _data(asked: Asked, quant: Quant, *, download: bool) -> tuple[Source | None, tuple[Path, ...]]:
+def _data(context: ResolveContext, quant: Quant, *, download: bool) -> tuple[Source | None, tuple[Path, ...]]:
     if quant.dataset_name is not None:
         if quant.calibration_data is not None:
             raise RecipeError("quant.calibration_data and quant.dataset_name name two sets of data. Keep one of them.")
         found = find_dataset(
-            quant.dataset_name, asked.base, quant.dataset_subset, quant.dataset_split, download=download
+            quant.dataset_name, context.base, quant.dataset_subset, quant.dataset_split, download=download
         )
         return data_source(found.files, f"quant.dataset_name: {quant.dataset_name}"), found.looked_at
     if quant.calibration_data is None:
         return None, ()
-    path = resolve_path(asked.base, quant.calibration_data)
+    path = resolve_path(context.base, quant.calibration_data)
     return calibration_source(path), tuple(folders_in(path))
 
 
@@ -201,7 +203,7 @@ def columns_of(quant: Quant, task: str | None) -> Mapping[str, str]:
 
 
 def processor_of(
-    asked: Asked, model: Model, quant: Quant, kind: str, columns: Mapping[str, str] | None, *, download: bool
+    context: ResolveContext, model: Model, quant: Quant, kind: str, columns: Mapping[str, str] | None, *, download: bool
 ) -> ModelFolder | None:
     """The folder whose tokenizer and image processor are used for data of *kind*; None where none are.
 
@@ -212,7 +214,7 @@ def processor_of(
     if not needed and kind not in TABLES:
         return None
     if quant.model_id is not None:
-        return find_processor_folder(quant.model_id, asked.base, download=download)
+        return find_processor_folder(quant.model_id, context.base, download=download)
     if model.folder is None and needed:
         what = "an image processor" if kind == "images" else "a tokenizer"
         raise UsageError(

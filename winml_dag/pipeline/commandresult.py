@@ -11,8 +11,8 @@ from winml_dag.engine.events import Status
 from winml_dag.stages.quality import Quality
 
 if TYPE_CHECKING:
+    from winml_dag.pipeline.assess.measurement import Measurement
     from winml_dag.pipeline.buildresult import BuildResult, StageView
-    from winml_dag.pipeline.finished.measurement import Measurement
 
 _NO_METRICS: JsonObject = {}
 

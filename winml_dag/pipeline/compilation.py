@@ -18,7 +18,7 @@ from winml_dag.ep.options import (
 from winml_dag.ep.qairt import OPTIONS, QairtSdk, find_sdk
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.variant import Skip
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Compile, Recipe
@@ -29,7 +29,7 @@ from winml_dag.stages.finalize import FinalizeConfig, OffloadFields
 _CHIP = {"soc_model", "htp_arch"}
 
 
-def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue] | None, target: Target) -> Recipe:
+def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue], target: Target) -> Recipe:
     """*recipe* with the fields of ``compile`` that this run asks for otherwise.
 
     Provider options are added to those of the recipe, one by one. What this run says of the chip holds, in whichever of
@@ -65,25 +65,25 @@ def _said(asked: Compile) -> frozenset[str]:
     return frozenset(said | _CHIP if said & _CHIP else said)
 
 
-def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
+def compile_config(context: ResolveContext, target: Target) -> CompileConfig | Skip:
     """The config of compile, or why it is left out.
 
     It runs for a target that compiles, unless the command line or the recipe says otherwise.
     """
-    recipe, overrides = asked.recipe, asked.overrides
+    recipe, overrides = context.recipe, context.overrides
     section = recipe.compile
     if overrides.compile is False:
         return Skip("--no-compile was given")
     if not target.ep.makes_ep_context:
-        provider_options(asked, target)
+        provider_options(context, target)
         return Skip(f"there is nothing to compile for {target.ep.name}: it runs the ONNX model as it is")
     if overrides.compile is None:
         if section is not None and not section.enable_ep_context:
             return Skip("compile.enable_ep_context is false")
-        if section is None and asked.wrote("compile"):
+        if section is None and context.wrote("compile"):
             return Skip("the recipe's compile section is null")
-    options = compile_options(target, provider_options(asked, target))
-    named = file_option_names(asked, target)
+    options = compile_options(target, provider_options(context, target))
+    named = file_option_names(context, target)
     section = section or Compile()
     return CompileConfig(
         CompileFields(
@@ -97,14 +97,14 @@ def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
     )
 
 
-def sdk_of(asked: Asked, compiled: CompileConfig | Skip) -> QairtSdk | None:
+def sdk_of(context: ResolveContext, compiled: CompileConfig | Skip) -> QairtSdk | None:
     """The SDK that compiles, for the compiler qairt.
 
     Raises:
         UsageError: when none is named, the folder is none, or the SDK cannot be told what is asked for.
         InputError: when the folder is not there.
     """
-    section = asked.recipe.compile
+    section = context.recipe.compile
     if isinstance(compiled, Skip) or compiled.compile.compiler != "qairt" or section is None:
         return None
     fields = compiled.compile
@@ -119,34 +119,34 @@ def sdk_of(asked: Asked, compiled: CompileConfig | Skip) -> QairtSdk | None:
             "The compiler qairt is Qualcomm's SDK, and compile.qnn_sdk_root (--qnn-sdk-root) does not say where it is.",
             advice="Name its folder, or leave compiling to ort, which needs no SDK.",
         )
-    if unread := sorted((fields.provider_options.keys() | file_option_names(asked, Target(QNN, "npu"))) - OPTIONS):
+    if unread := sorted((fields.provider_options.keys() | file_option_names(context, Target(QNN, "npu"))) - OPTIONS):
         raise UsageError(
             f"The compiler qairt cannot be told {unread[0]!r}.", advice=f"It knows: {', '.join(sorted(OPTIONS))}."
         )
-    return find_sdk(resolve_path(asked.base, section.qnn_sdk_root))
+    return find_sdk(resolve_path(context.base, section.qnn_sdk_root))
 
 
-def finalize_config(asked: Asked, compiled: CompileConfig | Skip) -> FinalizeConfig:
+def finalize_config(context: ResolveContext, compiled: CompileConfig | Skip) -> FinalizeConfig:
     """The config of finalize, which holds a compiled model against ``compile.require_full_offload``: so that turning
     that on compiles nothing again.
 
     Raises:
         UsageError: when nothing is compiled, though it was not this run that said so.
     """
-    section = asked.recipe.compile
+    section = context.recipe.compile
     required = section is not None and section.require_full_offload
     if not isinstance(compiled, Skip):
         return FinalizeConfig(compile=OffloadFields(required))
-    said = sorted((asked.overrides.compile_settings or {}).keys() - {"provider_options"})
-    if (required or said) and asked.overrides.compile is not False:
+    said = sorted(context.overrides.section("compile").keys() - {"provider_options"})
+    if (required or said) and context.overrides.compile is not False:
         field = said[0] if said else "require_full_offload"
         raise UsageError(f"compile.{field} is set, but {compiled.reason}.", advice="Leave out one of the two.")
     return FinalizeConfig()
 
 
-def provider_options(asked: Asked, target: Target) -> Mapping[str, str]:
+def provider_options(context: ResolveContext, target: Target) -> Mapping[str, str]:
     """All options for the provider, the target's defaults among them."""
-    section = asked.recipe.compile
+    section = context.recipe.compile
     if section is None:
         return complete_options(target, {})
     given = with_npu_settings(
@@ -155,22 +155,22 @@ def provider_options(asked: Asked, target: Target) -> Mapping[str, str]:
     return complete_options(target, given)
 
 
-def file_option_names(asked: Asked, target: Target) -> frozenset[str]:
+def file_option_names(context: ResolveContext, target: Target) -> frozenset[str]:
     """The options given in the recipe whose value names a file: those known to, and those that the recipe says do."""
-    section = asked.recipe.compile
+    section = context.recipe.compile
     if section is None:
         return frozenset()
     return (file_options(target.ep) | {*section.provider_option_file_keys}) & section.provider_options.keys()
 
 
-def option_files(asked: Asked, target: Target) -> Source | None:
+def option_files(context: ResolveContext, target: Target) -> Source | None:
     """The files that provider options name, each under its option's name: they are inputs like any other.
 
     Raises:
         InputError: for one that is not there.
         UsageError: for a key in ``provider_option_file_keys`` that is no option.
     """
-    section = asked.recipe.compile
+    section = context.recipe.compile
     if section is None:
         return None
     named = set(section.provider_option_file_keys)
@@ -179,8 +179,8 @@ def option_files(asked: Asked, target: Target) -> Source | None:
             f"compile.provider_option_file_keys names {unknown[0]!r}, which is not among provider_options."
         )
     files = []
-    for name in sorted(file_option_names(asked, target)):
-        path = resolve_path(asked.base, section.provider_options[name])
+    for name in sorted(file_option_names(context, target)):
+        path = resolve_path(context.base, section.provider_options[name])
         if not path.is_file():
             raise InputError(f"compile.provider_options.{name}: {path} is not a file.")
         files.append(SourceFile(f"{name}/{name}{path.suffix}", path))

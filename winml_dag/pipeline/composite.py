@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Source
 from winml_dag.errors import RecipeError
-from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.context import Model, ResolveContext, merged
 from winml_dag.pipeline.layout import prefixed
 from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs, Skip
+from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe
 from winml_dag.recipe.schema import Component as Own
@@ -22,8 +23,6 @@ from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportCon
 from winml_dag.stages.export.components import Component, chosen_components, component_named, composite_of
 from winml_dag.stages.finalize import MODEL_FILE, FinalizeConfig
 
-S = TypeVar("S", bound=Section)
-
 # What of ``export`` is about tensors by their names: what one component does not take is for another.
 _OF_TENSORS = ("input_tensors", "dynamic_axes")
 # What decides the types of a quantized model; a component that says it is not for the recipe's precision.
@@ -31,42 +30,49 @@ _OF_PRECISION = ("mode", "weight_type", "activation_type")
 # Sources that the common export reads.
 _OF_EXPORT = ("model", "script")
 _NOTHING = Recipe()
+# By field of the schema, the name in a recipe and the class of sections that a component has, too.
+_MERGED: Mapping[str, tuple[str, type[Section]]] = {
+    "export": ("export", Export),
+    "quant": ("quant", Quant),
+    "compile": ("compile", Compile),
+    "validation": ("validate", Validate),
+}
 _SECTIONS = ("export", "optim", "quant", "compile", "validate", "skip_optimize")
 
 
-def components_for(asked: Asked, model: Model) -> tuple[Component, ...]:
-    """The components that *asked* means of *model*; none where it is exported in one piece, or is ONNX already.
+def components_for(context: ResolveContext, model: Model) -> tuple[Component, ...]:
+    """The components that *context* means of *model*; none where it is exported in one piece, or is ONNX already.
 
     Raises:
         RecipeError: for a component that the model does not have.
     """
-    named = asked.overrides.submodel
+    named = context.overrides.submodel
     if model.onnx is not None:
-        if named is not None or asked.recipe.components:
+        if named is not None or context.recipe.components:
             raise RecipeError(f"{model.name} is ONNX already, so it has no components.", advice=_LEAVE_OUT)
-        if asked.recipe.loader.module_path is not None:
+        if context.recipe.loader.module_path is not None:
             raise RecipeError(
                 f"{model.name} is ONNX already, so loader.module_path cannot be taken out of it.",
                 advice="Name the PyTorch model that it was exported from.",
             )
         return ()
-    if asked.recipe.loader.module_path is not None:
-        if named is not None or asked.recipe.components:
+    if context.recipe.loader.module_path is not None:
+        if named is not None or context.recipe.components:
             raise RecipeError("loader.module_path names one module, so there are no components.", advice=_LEAVE_OUT)
         return ()
-    loader = asked.recipe.loader
+    loader = context.recipe.loader
     # What a user's script makes is a model in one piece.
     composite = None if loader.user_script else composite_of(model.model_type)
     if composite is None:
-        if named is not None or asked.recipe.components:
+        if named is not None or context.recipe.components:
             raise RecipeError(f"{model.name} is exported in one piece.", advice=_LEAVE_OUT)
         return ()
     known = [component.name for component in composite.components]
-    if unknown := next((name for name in asked.recipe.components if name not in known), None):
+    if unknown := next((name for name in context.recipe.components if name not in known), None):
         raise RecipeError(f"components.{unknown}: {model.name} has no such component{known_instead(unknown, known)}")
     if named is not None:
         return (component_named(str(model.model_type), named),)
-    return chosen_components(model.model_type, asked.task or model.task, loader.model_class)
+    return chosen_components(model.model_type, context.task or model.task, loader.model_class)
 
 
 _LEAVE_OUT = "Leave out `components` and --submodel."
@@ -83,20 +89,16 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
     loader = recipe.loader.model_copy(update={"task": component.task, "model_class": component.class_name})
     update: dict[str, object] = {"loader": loader}
     left = {"components"}
-    if "export" in wrote:
-        update["export"] = _merged(Export, recipe.export, own.export, _at(component, "export"))
+    for field, (name, kind) in _MERGED.items():
+        if field in wrote:
+            # null leaves the stage out, whatever holds for all.
+            given = getattr(own, field)
+            at = f"components.{component.name}.{name}"
+            update[field] = None if given is None else merged(kind, getattr(recipe, field), given.to_dict(), at)
     if "optim" in wrote:
         update["optim"] = {**recipe.optim, **own.optim}
-    if "quant" in wrote:
-        update["quant"] = _merged(Quant, recipe.quant, own.quant, _at(component, "quant"))
-        if own.quant is None or own.quant.model_fields_set & {*_OF_PRECISION}:
-            left.add("precision")
-    if "compile" in wrote:
-        update["compile"] = _merged(Compile, recipe.compile, own.compile, _at(component, "compile"))
-    if "validation" in wrote:
-        update["validation"] = _merged(
-            type(own.validation), recipe.validation, own.validation, _at(component, "validate")
-        )
+    if "quant" in wrote and (own.quant is None or own.quant.model_fields_set & {*_OF_PRECISION}):
+        left.add("precision")
     if "skip_optimize" in wrote:
         update["skip_optimize"] = own.skip_optimize
     if own.precision is not None:
@@ -107,18 +109,7 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
     return found
 
 
-def _at(component: Component, section: str) -> str:
-    return f"components.{component.name}.{section}"
-
-
-def _merged(kind: type[S], for_all: S | None, own: S | None, name: str) -> S | None:
-    """The section with the fields of both; null leaves the stage out, whatever holds for all."""
-    if own is None:
-        return None
-    return kind.from_dict({**(for_all or kind()).to_dict(), **own.to_dict()}, name)
-
-
-def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]) -> CompositeBuild:
+def composite_build(context: ResolveContext, model: Model, parts: Mapping[Component, Build]) -> CompositeBuild:
     """One build of *parts*, of which each is that of one component of *model* alone.
 
     Raises:
@@ -126,12 +117,12 @@ def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]
     """
     composite = composite_of(model.model_type)
     assert composite is not None
-    task = asked.task or model.task or composite.tasks[0]
-    _refuse_in_common(asked, parts)
-    ignored = tuple(_outputs_notice(asked, parts))
-    parts = {component: _with_own_outputs(asked, component, build) for component, build in parts.items()}
+    task = context.task or model.task or composite.tasks[0]
+    _refuse_in_common(context, parts)
+    ignored = tuple(_outputs_notice(context, parts))
+    parts = {component: _with_own_outputs(context, component, build) for component, build in parts.items()}
     named = {component.name: build for component, build in parts.items()}
-    shared = {component.name: _shared_tensors(asked, component) for component in parts}
+    shared = {component.name: _shared_tensors(context, component) for component in parts}
     first = next(iter(named.values()))
     told = {
         component.name: {"task": component.task, "precision": str(build.summary.precision)}
@@ -158,8 +149,8 @@ def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]
     )
 
 
-def _refuse_in_common(asked: Asked, parts: Mapping[Component, Build]) -> None:
-    recipe = asked.recipe
+def _refuse_in_common(context: ResolveContext, parts: Mapping[Component, Build]) -> None:
+    recipe = context.recipe
     if recipe.stages:
         raise RecipeError(
             "Stages of your own cannot stand between those of several components.",
@@ -180,9 +171,9 @@ def _refuse_in_common(asked: Asked, parts: Mapping[Component, Build]) -> None:
         )
 
 
-def _with_own_outputs(asked: Asked, component: Component, build: Build) -> Build:
+def _with_own_outputs(context: ResolveContext, component: Component, build: Build) -> Build:
     """*build* without names of outputs that the recipe has for all components: each puts out all that it has."""
-    if _writes_outputs(asked.recipe.components.get(component.name)):
+    if _writes_outputs(context.recipe.components.get(component.name)):
         return build
     assert isinstance(build.export, ExportConfig)
     settings = build.summary.settings
@@ -198,12 +189,12 @@ def _writes_outputs(own: Own | None) -> bool:
     return own is not None and own.export.output_tensors is not None
 
 
-def _shared_tensors(asked: Asked, component: Component) -> tuple[str, ...]:
+def _shared_tensors(context: ResolveContext, component: Component) -> tuple[str, ...]:
     """The fields of ``export`` about tensors that *component* has in common with the others: not its own ones, unless
     this run asks otherwise.
     """
-    own = asked.recipe.components.get(component.name, Own()).export.model_fields_set
-    asked_now = (asked.overrides.settings or {}).get("export", {})
+    own = context.recipe.components.get(component.name, Own()).export.model_fields_set
+    asked_now = context.overrides.section("export")
     return tuple(name for name in _OF_TENSORS if name in asked_now or name not in own)
 
 
@@ -253,8 +244,8 @@ def _notices(parts: Mapping[str, Build]) -> Iterator[str]:
                 yield notice
 
 
-def _outputs_notice(asked: Asked, parts: Mapping[Component, Build]) -> Iterator[str]:
-    recipe = asked.recipe
+def _outputs_notice(context: ResolveContext, parts: Mapping[Component, Build]) -> Iterator[str]:
+    recipe = context.recipe
     without = [
         component.name
         for component, build in parts.items()

@@ -16,7 +16,7 @@ from winml_dag.ep.configuration import config_file
 from winml_dag.ep.elsewhere import environment_elsewhere, environment_name
 from winml_dag.ep.fingerprint import libraries_of
 from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, is_emulated
-from winml_dag.pipeline.finished.host import this_host
+from winml_dag.pipeline.assess.host import this_host
 from winml_dag.store.fingerprints import Fingerprints
 
 

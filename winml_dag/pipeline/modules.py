@@ -1,88 +1,51 @@
-"""Module mode: a recipe file that lists recipes, one for each of several modules of a model.
-
-Each is a build of its own, in a folder of its own; ``module_summary.json`` beside these folders says which is which, in
-the form that winml-cli gives it, so that whatever picks up its results finds ours.
+"""``module_summary.json`` of a list of modules says which cell is which module, in the form that winml-cli gives it, so
+that whatever picks up its results finds ours.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.request import Request
-from winml_dag.recipe.reading import ModuleItem
+from winml_dag.recipe.reading import ModuleItem, module_items
 from winml_dag.smallfiles import read_bytes, read_json
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.builds import Outcome
     from winml_dag.pipeline.documents import BuildManifest
+    from winml_dag.pipeline.sweep.result import CellResult
+    from winml_dag.recipe.sweep import Sweep
 
 SUMMARY = "module_summary.json"
 
 
-@dataclass(frozen=True)
-class ModuleBuild:
-    """One module of a list: how its build is called, what is asked for, and what the list says of it."""
-
-    label: str
-    request: Request
-    item: ModuleItem
-
-    @property
-    def folder(self) -> Path:
-        assert self.request.output_dir is not None
-        return self.request.output_dir
-
-
-def module_builds(request: Request, items: Sequence[ModuleItem]) -> tuple[ModuleBuild, ...]:
-    """A build for each of the *items* that the recipe of *request* lists, in ``<output_dir>/<class>_<place>``.
-
-    Without an output folder, which only looking at a build can do without, each has one in the cache.
-    """
-    found = []
-    for place, item in enumerate(items):
-        label = item.label(place)
-        folder = None if request.output_dir is None else request.output_dir / label
-        found.append(ModuleBuild(label, replace(request, item=place, output_dir=folder), item))
-    return tuple(found)
-
-
-def refuse_unplaced(request: Request) -> Path:
-    """The folder that the builds of a list go to.
+def modules_of(sweep: Sweep, folder: Path) -> tuple[ModuleItem, ...]:
+    """The modules that the cells of *sweep* are; none where it is no list of modules.
 
     Raises:
-        UsageError: when none is named, or somebody else's file is where the summary goes.
+        UsageError: when somebody else's file is in *folder*, where the summary goes.
     """
-    if request.use_cache or request.output_dir is None:
+    items = module_items(sweep.path) if not sweep.axes and len(sweep.files) == 1 else None
+    if items and os.path.lexists(folder / SUMMARY) and not _is_summary(folder / SUMMARY):
         raise UsageError(
-            "A list of recipes gives several output folders, so it needs a folder to put them into.",
-            advice="Give -o/--output-dir.",
-        )
-    if os.path.lexists(request.output_dir / SUMMARY) and _read(request.output_dir) is None:
-        raise UsageError(
-            f"{request.output_dir / SUMMARY} is in the way: it is no summary of modules, so it is not overwritten.",
+            f"{folder / SUMMARY} is in the way: it is no summary of modules, so it is not overwritten.",
             advice="Move it, or choose another folder with -o.",
         )
-    return request.output_dir
+    return items or ()
 
 
-def write_summary(folder: Path, builds: Sequence[ModuleBuild], outcomes: Sequence[Outcome | None]) -> None:
-    """Write what became of *builds* into *folder*; None for one that was seen to be up to date. A summary that says the
-    same is not touched.
+def write_summary(folder: Path, items: Sequence[ModuleItem], cells: Sequence[CellResult], model: str | None) -> None:
+    """Write what became of *cells*, each of one of *items* of *model*, into *folder*. A summary that says the same is
+    not touched.
     """
-    instances = [_instance(build, outcome) for build, outcome in zip(builds, outcomes, strict=True)]
-    models = [made.model_id for build in builds if (made := _manifest(build.folder)) and made.model_id]
-    known = [
-        outcome.result.build.model_id for outcome in outcomes if outcome is not None and outcome.result is not None
-    ]
+    made = [_manifest(folder / cell.folder) if cell.is_there else None for cell in cells]
+    instances = [_instance(folder, *each) for each in zip(items, cells, made, strict=True)]
     value: JsonObject = {
-        "model_id": next(iter([*models, *known]), None),
+        "model_id": next((of.model_id for of in made if of is not None and of.model_id), model),
         "module_class": instances[0]["class_name"],
         "instance_count": len(instances),
         "instances": instances,
@@ -96,29 +59,16 @@ def write_summary(folder: Path, builds: Sequence[ModuleBuild], outcomes: Sequenc
             write_whole(path, data)
 
 
-def _instance(build: ModuleBuild, outcome: Outcome | None) -> JsonObject:
+def _instance(folder: Path, item: ModuleItem, cell: CellResult, made: BuildManifest | None) -> JsonObject:
     """What the summary says of one module; ``error`` is null for one that is there."""
-    error = None if outcome is None else next(_errors(outcome), None)
-    made = None if error else _manifest(build.folder)
     elapsed = None if made is None else made.elapsed_seconds
-    if elapsed is None:
-        elapsed = 0.0 if outcome is None or outcome.result is None else outcome.result.elapsed_seconds
     return {
-        "module_path": build.item.module_path,
-        "class_name": build.item.class_name or "module",
-        "output_dir": str(build.folder),
-        "build_elapsed_s": round(elapsed, 2),
-        "error": error,
+        "module_path": item.module_path,
+        "class_name": item.class_name or "module",
+        "output_dir": str(folder / cell.folder),
+        "build_elapsed_s": round(cell.elapsed_seconds if elapsed is None else elapsed, 2),
+        "error": None if cell.is_there else cell.why,
     }
-
-
-def _errors(outcome: Outcome) -> Iterator[str]:
-    """Why a build failed: the one reason of a refusal, or that of each stage."""
-    if outcome.error is not None:
-        yield str(outcome.error)
-    for view in () if outcome.result is None else outcome.result.stages:
-        if view.result is not None and view.result.error:
-            yield f"{view.id}: {view.result.error}"
 
 
 def _manifest(folder: Path) -> BuildManifest | None:
@@ -128,9 +78,9 @@ def _manifest(folder: Path) -> BuildManifest | None:
     return None if manifest is None else manifest.told
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
+def _is_summary(path: Path) -> bool:
     try:
-        value = read_json(folder / SUMMARY)
+        value = read_json(path)
     except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) and isinstance(value.get("instances"), list) else None
+        return False
+    return isinstance(value, dict) and isinstance(value.get("instances"), list)

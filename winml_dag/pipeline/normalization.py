@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.inputshapes import RequestedShapes, shapes_for
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.recipe.schema import Export, Recipe
@@ -60,17 +60,17 @@ def normalization_for(
     return Normalization(NormalizeConfig(GivenInputs(tensors), raises), notices)
 
 
-def requested_shapes(asked: Asked, onnx: OnnxFile, *, whole: bool) -> RequestedShapes:
+def requested_shapes(context: ResolveContext, onnx: OnnxFile, *, whole: bool) -> RequestedShapes:
     """What recipe and options say of the inputs of *onnx*. *whole*: it is for a build from this model on, and not for
     one stage, which may be given what a build of the recipe has made.
 
     The recipe's section counts where the recipe is for an ONNX model: else it says how another one is exported.
     """
-    now = (asked.overrides.settings or {}).get("export", {})
-    section = asked.recipe.export
-    if section is None or not (now or _is_for_onnx(asked.recipe)):
+    now = context.overrides.section("export")
+    section = context.recipe.export
+    if section is None or not (now or _is_for_onnx(context.recipe)):
         return RequestedShapes()
-    counts = section.model_fields_set if _is_for_onnx(asked.recipe) else set(now)
+    counts = section.model_fields_set if _is_for_onnx(context.recipe) else set(now)
     sizes = section.shape_config if "shape_config" in counts else None
     if sizes and not whole and "shape_config" not in now:
         there = {dim for spec in onnx.summary.inputs for dim in spec.shape}

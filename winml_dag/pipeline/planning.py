@@ -1,11 +1,11 @@
-"""From a request to its graph: recalled where what is known of it stands, planned anew where not."""
+"""From requests to their graphs: recalled where what is known of one stands, planned anew where not."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,11 +82,36 @@ def plan_request(
     return replace(planned, standing=note(planned, store, Planning(words, recipe, began_ns, around, looks)))
 
 
-def plan_or_refusal(
-    request: Request, store: LocalStore, around: Mapping[str, JsonValue], *, download: bool, needs_folder: bool = True
-) -> BuildGraph | WinmlDagError:
-    """As :func:`plan_request`, for one of several builds: that it cannot be planned says nothing of the others."""
-    try:
-        return plan_request(request, store, download=download, needs_folder=needs_folder, around=around)
-    except WinmlDagError as error:
-        return error
+@dataclass(frozen=True)
+class Planned:
+    """A build among others: how it is called, and its graph, or why there is none."""
+
+    label: str
+    graph: BuildGraph | WinmlDagError
+
+
+def plan_each(
+    asked: Iterable[tuple[str, Request]], store: LocalStore, *, download: bool = True, needs_folder: bool = True
+) -> tuple[Planned, ...]:
+    """Plan each request, by its label; one that cannot be planned has an error in place of a graph."""
+    from winml_dag.pipeline.environment import environment_fingerprint
+
+    # Read once for all: it is the same for each, and takes a third of the time of planning one.
+    environment = environment_fingerprint(time.time_ns())
+    found = []
+    for label, request in asked:
+        try:
+            graph: BuildGraph | WinmlDagError = plan_request(
+                request, store, download=download, needs_folder=needs_folder, around=environment
+            )
+        except WinmlDagError as error:
+            graph = error
+        found.append(Planned(label, graph))
+    return tuple(found)
+
+
+def refuse_if_all_the_same(planned: Sequence[Planned]) -> None:
+    """Raise the error of all of them where it is the same for each, so that it is printed once."""
+    errors = [each.graph for each in planned if isinstance(each.graph, WinmlDagError)]
+    if len(errors) == len(planned) and len({str(error) for error in errors}) == 1:
+        raise errors[0]

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Overrides:
     """What was asked for on the command line or in a call; None and False leave the decision to the recipe.
 
-    ``quant_settings``: fields of ``quant``, by which those of the recipe and of the precision are replaced.
-    ``compile_settings``: fields of ``compile``, in the same way; its ``provider_options`` are added to the recipe's.
-    ``settings``: by section, fields of ``loader``, ``export``, ``optim`` and ``validate``, whose paths are absolute.
+    ``settings``: by section (``loader``, ``export``, ``optim``, ``quant``, ``compile``, ``validate``), the fields that
+    take the place of the recipe's, and of those that the precision decides; ``provider_options`` are added one by one.
+    Paths among them are absolute.
     ``sensitivity``: rank the nodes besides. ``submodel``: the one component that is meant, of a composite model.
     """
 
@@ -31,8 +31,6 @@ class Overrides:
     ep: str | None = None
     device: str | None = None
     precision: str | None = None
-    quant_settings: Mapping[str, JsonValue] | None = None
-    compile_settings: Mapping[str, JsonValue] | None = None
     settings: Mapping[str, Mapping[str, JsonValue]] | None = None
     quant: bool | None = None
     compile: bool | None = None
@@ -45,6 +43,10 @@ class Overrides:
     submodel: str | None = None
     random_weights: bool = False
     trust_remote_code: bool = False
+
+    def section(self, name: str) -> Mapping[str, JsonValue]:
+        """The fields of one section."""
+        return (self.settings or {}).get(name, {})
 
 
 @dataclass(frozen=True)

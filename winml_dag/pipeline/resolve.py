@@ -18,12 +18,12 @@ from winml_dag.ep.availability import is_at_hand, require_at_hand, resolve_targe
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import autoconf, sections
-from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, user_script, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, data_of, find_calibration
 from winml_dag.pipeline.circumstances import asked_for
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
+from winml_dag.pipeline.context import Model, ResolveContext, find_model, merged, task_for, user_script, with_settings
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
@@ -108,10 +108,10 @@ def resolve_whole(
         UsageError, InputError: as for :func:`resolve`.
     """
     # Which model it is, and of how many components, the section loader says.
-    recipe = with_settings(_recipe(loaded), {"loader": (overrides.settings or {}).get("loader", {})})
-    asked = Asked(recipe, _base(loaded), loaded is not None, overrides)
-    model = find_model(asked, download=download)
-    components = components_for(asked, model)
+    recipe = with_settings(_recipe(loaded), Overrides(settings={"loader": overrides.section("loader")}))
+    context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
+    model = find_model(context, download=download)
+    components = components_for(context, model)
 
     def part(component: Component | None) -> Build:
         return resolve(
@@ -120,7 +120,7 @@ def resolve_whole(
 
     if len(components) < 2:
         return part(components[0] if components else None)
-    return composite_build(asked, model, {component: part(component) for component in components})
+    return composite_build(context, model, {component: part(component) for component in components})
 
 
 def resolve(
@@ -146,21 +146,21 @@ def resolve(
     recipe = _recipe(loaded)
     if component is not None:
         recipe, overrides = recipe_of(recipe, component), replace(overrides, task=None)
-    recipe = with_settings(recipe, overrides.settings)
-    asked = Asked(recipe, _base(loaded), loaded is not None, overrides)
+    recipe = with_settings(recipe, overrides)
+    context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
     sections.refuse_unused(recipe)
 
-    model = model or find_model(asked, download=download)
-    target = _target(asked, model.onnx)
-    asked = replace(asked, recipe=with_compile_settings(recipe, overrides.compile_settings, target))
-    task = task_for(asked, model)
+    model = model or find_model(context, download=download)
+    target = _target(context, model.onnx)
+    context = replace(context, recipe=with_compile_settings(recipe, overrides.section("compile"), target))
+    task = task_for(context, model)
     onnx = model.onnx
-    quant = _quant(asked, target, onnx)
-    sections.refuse_other_quantize(asked, quant, onnx)
-    would_compile = _would_compile(asked, target, onnx)
+    quant = _quant(context, target, onnx)
+    sections.refuse_other_quantize(context, quant, onnx)
+    would_compile = _would_compile(context, target, onnx)
     compile_ = would_compile if "compile" in only else Skip("this command does not compile")
     standard_only = _takes_standard_only(target, quant, would_compile)
-    optimize = sections.optimize_config(asked, onnx, quant, standard_only=standard_only)
+    optimize = sections.optimize_config(context, onnx, quant, standard_only=standard_only)
     if onnx is not None and onnx.kind == kinds.COMPILED_MODEL:
         stages = {"compile": compile_, "optimize": optimize, "quantize": quant, "calibrate": quant}
         _refuse_to_change(onnx, {name: config for name, config in stages.items() if name in only})
@@ -170,22 +170,22 @@ def resolve(
         lacks.look(lambda: require_at_hand(target, otherwise=otherwise))
     if onnx is None:
         lacks.look(_require_exporter)
-    sdk = lacks.look(lambda: sdk_of(asked, compile_))
-    data = _unquantized_data(asked) if isinstance(quant, Skip) and "validate" in only else chosen(quant)
-    calibration = Calibration() if data is None else find_calibration(asked, model, data, task, download=download)
+    sdk = lacks.look(lambda: sdk_of(context, compile_))
+    data = _unquantized_data(context) if isinstance(quant, Skip) and "validate" in only else chosen(quant)
+    calibration = Calibration() if data is None else find_calibration(context, model, data, task, download=download)
     as_given = onnx is not None and onnx.kind != kinds.FLOAT_MODEL and isinstance(quant, Skip)
     precision = "as it is" if as_given else precision_name(chosen(quant))
     given = ValidationData()
     if "validate" in only:
-        given = find_validation_data(asked, model, quant, calibration, task, download=download)
-    files = None if isinstance(compile_, Skip) else option_files(asked, target)
+        given = find_validation_data(context, model, quant, calibration, task, download=download)
+    files = None if isinstance(compile_, Skip) else option_files(context, target)
     source = kinds.FLOAT_MODEL if onnx is None else onnx.kind
     validate = validate_config(
-        asked, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
+        context, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
     )
     quantize = sections.quantize_configs(quant, target)
-    analyze = autoconf.analyze_config(asked, target, optimize, quantize, standard_only=standard_only)
-    search = autoconf.search_of(asked, target, analyze)
+    analyze = autoconf.analyze_config(context, target, optimize, quantize, standard_only=standard_only)
+    search = autoconf.search_of(context, target, analyze)
     normalization = None
     if onnx is not None:
         # Imported here: only builds that start from ONNX look at one.
@@ -193,7 +193,7 @@ def resolve(
 
         normalization = normalization_for(
             onnx,
-            requested_shapes(asked, onnx, whole=only is LINE),
+            requested_shapes(context, onnx, whole=only is LINE),
             target,
             compiles=not isinstance(would_compile, Skip),
             quantizes=not isinstance(quant, Skip) and quant.mode in ("static", "dynamic"),
@@ -220,22 +220,22 @@ def resolve(
         ),
         lacks=tuple(lacks.found),
         target=target,
-        inputs=_inputs(asked, model, calibration, given, files),
-        export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
+        inputs=_inputs(context, model, calibration, given, files),
+        export=Skip("the model is ONNX already") if onnx else sections.export_config(context, task, model.model_type),
         normalize=normalization.config if normalization else None,
         optimize=optimize,
         analyze=analyze,
         search=search,
-        calibrate=sections.calibrate_config(asked, quant, validate, calibration),
+        calibrate=sections.calibrate_config(context, quant, validate, calibration),
         quantize=quantize,
         compile=compile_,
         sdk=sdk,
         validate=validate,
-        finalize=finalize_config(asked, would_compile),
-        save_ranges=_save_ranges(asked, calibration),
+        finalize=finalize_config(context, would_compile),
+        save_ranges=_save_ranges(context, calibration),
         declared=_declared(loaded),
     )
-    settings = settings_of(build, asked, model, chosen(quant), data)
+    settings = settings_of(build, context, model, chosen(quant), data)
     return replace(build, summary=replace(build.summary, settings=settings))
 
 
@@ -269,10 +269,10 @@ class _Lacks:
             return None
 
 
-def _would_compile(asked: Asked, target: Target, onnx: OnnxFile | None) -> CompileConfig | Skip:
-    if onnx is not None and onnx.kind == kinds.COMPILED_MODEL and not asked.overrides.compile:
+def _would_compile(context: ResolveContext, target: Target, onnx: OnnxFile | None) -> CompileConfig | Skip:
+    if onnx is not None and onnx.kind == kinds.COMPILED_MODEL and not context.overrides.compile:
         return Skip(f"{onnx.path.name} is compiled already")
-    return compile_config(asked, target)
+    return compile_config(context, target)
 
 
 def _refuse_to_change(compiled: OnnxFile, stages: Mapping[str, object]) -> None:
@@ -301,8 +301,8 @@ def _missing(target: Target) -> Iterator[str]:
         yield f"{why}, so the model was not run on {target.ep.name if target.is_open else 'it'}."
 
 
-def _target(asked: Asked, onnx: OnnxFile | None) -> Target:
-    overrides, recipe = asked.overrides, asked.recipe
+def _target(context: ResolveContext, onnx: OnnxFile | None) -> Target:
+    overrides, recipe = context.overrides, context.recipe
     ep, compiled = recipe.ep, recipe.compile
     device: str | None = recipe.device
     if overrides.ep or overrides.device:
@@ -323,62 +323,57 @@ def _require_exporter() -> None:
             )
 
 
-def _unquantized_data(asked: Asked) -> Quant | None:
+def _unquantized_data(context: ResolveContext) -> Quant | None:
     """What the recipe says of data to validate on, where nothing is quantized."""
-    unused = left_out(asked) is not None or asked.recipe.validation.input_data is not None
-    return None if unused else data_of(_quant_section(asked))
+    unused = left_out(context) is not None or context.recipe.validation.input_data is not None
+    return None if unused else data_of(_quant_section(context))
 
 
-def _quant_section(asked: Asked) -> Quant | None:
-    recipe = asked.recipe
+def _quant_section(context: ResolveContext) -> Quant | None:
+    recipe = context.recipe
     return recipe.quant or (recipe.compile.quant_config if recipe.compile else None)
 
 
-def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
-    overrides, section = asked.overrides, _quant_section(asked)
+def _quant(context: ResolveContext, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
+    overrides, section = context.overrides, _quant_section(context)
     if overrides.quant is False:
         return Skip("--no-quant was given")
     asked_for_now = overrides.quant is True or overrides.precision is not None
     if onnx is not None and onnx.kind in kinds.FINISHED_MODELS and not asked_for_now:
         how = "compiled" if onnx.kind == kinds.COMPILED_MODEL else "quantized"
         return Skip(f"{onnx.path.name} is {how} already")
-    precision = _precision(asked, target)
+    precision = _precision(context, target)
+    if precision is not None and precision.mode is None:
+        return Skip(f"precision {precision.name} needs no quantization")
     if precision is not None:
-        if precision.mode is None:
-            return Skip(f"precision {precision.name} needs no quantization")
-        return with_types(_with_settings(with_precision(section or Quant(), precision, target), overrides), target)
-    if section is not None or overrides.quant is True:
-        return with_types(_with_settings(section or Quant(), overrides), target)
-    return Skip("the recipe's quant section is null" if asked.wrote("quant") else "the recipe has no quant section")
+        section = with_precision(section or Quant(), precision, target)
+    elif section is None and overrides.quant is not True:
+        return Skip(
+            "the recipe's quant section is null" if context.wrote("quant") else "the recipe has no quant section"
+        )
+    return with_types(merged(Quant, section, overrides.section("quant")), target)
 
 
-def _with_settings(quant: Quant, overrides: Overrides) -> Quant:
-    """*quant* with the fields that this run asks for otherwise."""
-    if not overrides.quant_settings:
-        return quant
-    return Quant.from_dict({**quant.to_dict(), **overrides.quant_settings})
-
-
-def _precision(asked: Asked, target: Target) -> Precision | None:
+def _precision(context: ResolveContext, target: Target) -> Precision | None:
     """The precision that was named; None when the quant section is to decide."""
-    name = asked.overrides.precision
-    if name is None and asked.wrote("precision"):
-        name = asked.recipe.precision
-        if asked.recipe.quant is None and asked.wrote("quant") and parse_precision(name).mode is not None:
+    name = context.overrides.precision
+    if name is None and context.wrote("precision"):
+        name = context.recipe.precision
+        if context.recipe.quant is None and context.wrote("quant") and parse_precision(name).mode is not None:
             raise RecipeError(
                 f"precision is {name}, but quant is null, which means: do not quantize. Keep one of them."
             )
-    if name is None and not asked.has_recipe and asked.overrides.quant is None:
+    if name is None and not context.has_recipe and context.overrides.quant is None:
         name = "auto"
     return None if name is None else precision_for(name, target)
 
 
 def _inputs(
-    asked: Asked, model: Model, calibration: Calibration, validation: ValidationData, files: Source | None
+    context: ResolveContext, model: Model, calibration: Calibration, validation: ValidationData, files: Source | None
 ) -> Inputs:
     return Inputs(
-        model=_model_source(asked, model),
-        script=user_script(asked, model),
+        model=_model_source(context, model),
+        script=user_script(context, model),
         calibration_data=calibration.data,
         validation_data=validation.data,
         processor=calibration.processor,
@@ -389,12 +384,12 @@ def _inputs(
     )
 
 
-def _model_source(asked: Asked, model: Model) -> Source | None:
+def _model_source(context: ResolveContext, model: Model) -> Source | None:
     if model.onnx is not None:
         return model.onnx.source()
-    return None if model.folder is None else model.folder.model_source(code=asked.trusts_code)
+    return None if model.folder is None else model.folder.model_source(code=context.trusts_code)
 
 
-def _save_ranges(asked: Asked, calibration: Calibration) -> SavePath | None:
+def _save_ranges(context: ResolveContext, calibration: Calibration) -> SavePath | None:
     path = calibration.save_path
-    return None if path is None else SavePath(asked.base.resolve(), path)
+    return None if path is None else SavePath(context.base.resolve(), path)

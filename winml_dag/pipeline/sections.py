@@ -10,8 +10,8 @@ from typing import get_args
 from winml_dag.ep.quantization import integers_of
 from winml_dag.ep.registry import Target
 from winml_dag.errors import RecipeError
-from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.calibration import Calibration
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
@@ -46,9 +46,9 @@ def refuse_unused(recipe: Recipe) -> None:
         )
 
 
-def refuse_other_quantize(asked: Asked, quant: Quant | Skip, onnx: OnnxFile | None) -> None:
+def refuse_other_quantize(context: ResolveContext, quant: Quant | Skip, onnx: OnnxFile | None) -> None:
     """Raise RecipeError for a ``compile.quantize``, which decides nothing, that is not what happens."""
-    section, overrides = asked.recipe.compile, asked.overrides
+    section, overrides = context.recipe.compile, context.overrides
     if section is None or section.quantize is None:
         return
     if not section.quantize and section.quant_config is not None:
@@ -62,8 +62,8 @@ def refuse_other_quantize(asked: Asked, quant: Quant | Skip, onnx: OnnxFile | No
         )
 
 
-def export_config(asked: Asked, task: str | None, model_type: str | None) -> ExportConfig:
-    loader, random = asked.recipe.loader, asked.random_weights
+def export_config(context: ResolveContext, task: str | None, model_type: str | None) -> ExportConfig:
+    loader, random = context.recipe.loader, context.random_weights
     return ExportConfig(
         loader=LoaderFields(
             task=task or "",
@@ -71,10 +71,10 @@ def export_config(asked: Asked, task: str | None, model_type: str | None) -> Exp
             model_class=loader.model_class,
             module_path=loader.module_path,
             # A model made from a seed brings no code.
-            trust_remote_code=asked.trusts_code and random is None,
+            trust_remote_code=context.trusts_code and random is None,
             random_weights=None if random is None else RandomWeights(random.seed, random.config),
         ),
-        export=_export_fields(asked.recipe.export or Export()),
+        export=_export_fields(context.recipe.export or Export()),
     )
 
 
@@ -120,14 +120,14 @@ def _export_fields(export: Export) -> ExportFields:
 
 
 def optimize_config(
-    asked: Asked, onnx: OnnxFile | None, quant: Quant | Skip, *, standard_only: bool
+    context: ResolveContext, onnx: OnnxFile | None, quant: Quant | Skip, *, standard_only: bool
 ) -> OptimizeConfig | Skip:
     """*standard_only*: the target takes operators of the ONNX standard only.
 
     Raises:
         RecipeError: for capabilities that contradict each other.
     """
-    recipe, wanted = asked.recipe, asked.overrides.optimize
+    recipe, wanted = context.recipe, context.overrides.optimize
     if wanted is False:
         return Skip("--no-optimize was given")
     if wanted is None and recipe.skip_optimize:
@@ -151,7 +151,7 @@ def _kept_apart(quant: Quant | Skip) -> dict[str, bool]:
 
 
 def calibrate_config(
-    asked: Asked, quant: Quant | Skip, validate: ValidateConfig | Skip, given: Calibration
+    context: ResolveContext, quant: Quant | Skip, validate: ValidateConfig | Skip, given: Calibration
 ) -> CalibrateConfig | Skip:
     if isinstance(quant, Skip):
         return quant
@@ -170,7 +170,7 @@ def calibrate_config(
             distribution=quant.distribution if random else None,
             columns_mapping=given.columns,
         ),
-        KeptBack(None if random else 0 if isinstance(validate, Skip) else _kept_back(asked.recipe.validation)),
+        KeptBack(None if random else 0 if isinstance(validate, Skip) else _kept_back(context.recipe.validation)),
     )
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.config import config_json
 from winml_dag.ep.options import NPU_SETTINGS
-from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.compilation import file_option_names
+from winml_dag.pipeline.context import Model, ResolveContext
 from winml_dag.pipeline.sections import DEFAULT_OPSET
 from winml_dag.pipeline.validation import left_out
 from winml_dag.pipeline.variant import Build, Skip
@@ -31,7 +31,9 @@ _DECIDED = ("precision", "output_dir", "perf", "eval", "max_optim_iterations", "
 _OF_SESSIONS = (*NPU_SETTINGS, "provider_option_file_keys")
 
 
-def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None, data: Quant | None) -> JsonObject:
+def settings_of(
+    build: Build, context: ResolveContext, model: Model, quant: Quant | None, data: Quant | None
+) -> JsonObject:
     """The recipe that gives *build* again; *quant* is its quantization as decided, *data* what says on what it is
     validated, also without one.
 
@@ -40,23 +42,25 @@ def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None, d
     # Random weights and a script of the user's make a model that has no file.
     made = model.onnx is None and model.folder is None
     left_out = ("model", *_DECIDED) if made else _DECIDED
-    written = {name: value for name, value in asked.recipe.to_dict().items() if name not in left_out}
-    export = asked.recipe.export or Export()
+    written = {name: value for name, value in context.recipe.to_dict().items() if name not in left_out}
+    export = context.recipe.export or Export()
     return {
         **written,
         **({} if made else {"model": _model(model, build)}),
         "ep": build.summary.ep,
         "device": build.summary.device,
-        "loader": _loader(asked, build.summary),
+        "loader": _loader(context, build.summary),
         "export": _inputs(build.normalize)
         if build.summary.origin == "onnx"
         else {**_whole(export), "opset_version": export.opset_version or DEFAULT_OPSET},
         "optim": written.get("optim") or {},
         # null means that nothing is quantized; where data is named all the same, the precision says that.
         **({"precision": "fp32"} if quant is None and data is not None else {}),
-        "quant": None if data is None else _quant(data, asked, build.summary.output_dir, whole=quant is not None),
-        "compile": _session(asked, build) if isinstance(build.compile, Skip) else _compile(build.compile, asked, build),
-        **_validate(asked, build.summary.output_dir),
+        "quant": None if data is None else _quant(data, context, build.summary.output_dir, whole=quant is not None),
+        "compile": _session(context, build)
+        if isinstance(build.compile, Skip)
+        else _compile(build.compile, context, build),
+        **_validate(context, build.summary.output_dir),
         "skip_optimize": isinstance(build.optimize, Skip),
         "auto": False,
     }
@@ -81,11 +85,11 @@ def _whole(section: Section) -> dict[str, JsonValue]:
     return plain
 
 
-def _loader(asked: Asked, summary: BuildSummary) -> JsonObject:
-    loader = asked.recipe.loader.model_copy(update={"task": summary.task, "random_weights": asked.random_weights})
+def _loader(context: ResolveContext, summary: BuildSummary) -> JsonObject:
+    loader = context.recipe.loader.model_copy(update={"task": summary.task, "random_weights": context.random_weights})
     settings = {name: value for name, value in _whole(loader).items() if name != "path"}  # `model` says it
     if loader.user_script is not None:
-        settings["user_script"] = _portable(resolve_path(asked.base, loader.user_script), summary.output_dir)
+        settings["user_script"] = _portable(resolve_path(context.base, loader.user_script), summary.output_dir)
     return settings
 
 
@@ -97,62 +101,62 @@ def _model(model: Model, build: Build) -> str:
     return model.name
 
 
-def _quant(quant: Quant, asked: Asked, output_dir: Path, *, whole: bool) -> JsonObject:
+def _quant(quant: Quant, context: ResolveContext, output_dir: Path, *, whole: bool) -> JsonObject:
     # Where else the ranges are put is no part of what is built.
     written = _whole(quant) if whole else quant.to_dict()
     settings = {name: value for name, value in written.items() if name != "calibration_save_path"}
     for name in ("calibration_data", "calibration_load_path"):
         if name in settings:
-            settings[name] = _portable(resolve_path(asked.base, str(settings[name])), output_dir)
+            settings[name] = _portable(resolve_path(context.base, str(settings[name])), output_dir)
     for name in ("dataset_name", "model_id"):
-        path = resolve_path(asked.base, str(settings.get(name, "")))
+        path = resolve_path(context.base, str(settings.get(name, "")))
         if name in settings and path.exists():  # else a hub id
             settings[name] = _portable(path, output_dir)
     return settings
 
 
-def _validate(asked: Asked, output_dir: Path) -> JsonObject:
+def _validate(context: ResolveContext, output_dir: Path) -> JsonObject:
     """The section as it was written, which may be not at all; a path in it as seen from the output folder. Whether it
     is left out may have been said elsewhere, and is said here.
     """
-    section = asked.recipe.validation
+    section = context.recipe.validation
     written = section.to_dict()
     if section.input_data is not None:
-        written["input_data"] = _portable(resolve_path(asked.base, section.input_data), output_dir)
-    if (enabled := left_out(asked) is None) is not section.enabled:
+        written["input_data"] = _portable(resolve_path(context.base, section.input_data), output_dir)
+    if (enabled := left_out(context) is None) is not section.enabled:
         written["enabled"] = enabled
     return {"validate": written} if written else {}
 
 
-def _compile(config: CompileConfig, asked: Asked, build: Build) -> JsonObject:
+def _compile(config: CompileConfig, context: ResolveContext, build: Build) -> JsonObject:
     """The section as decided; what it says of quantization is in ``quant`` by now."""
-    section = asked.recipe.compile or Compile()
+    section = context.recipe.compile or Compile()
     settings = {name: value for name, value in _whole(section).items() if name not in ("quant_config", "quantize")}
     if section.qnn_sdk_root is not None:
-        settings["qnn_sdk_root"] = _portable(resolve_path(asked.base, section.qnn_sdk_root), build.summary.output_dir)
+        settings["qnn_sdk_root"] = _portable(resolve_path(context.base, section.qnn_sdk_root), build.summary.output_dir)
     return {
         **settings,
         "execution_provider": config.compile.execution_provider,
         "device": config.compile.device,
-        "provider_options": {**config.compile.provider_options, **_provider_options(section, asked, build)},
-        "validate": section.validation or left_out(asked) is None,
+        "provider_options": {**config.compile.provider_options, **_provider_options(section, context, build)},
+        "validate": section.validation or left_out(context) is None,
     }
 
 
-def _session(asked: Asked, build: Build) -> JsonObject | None:
+def _session(context: ResolveContext, build: Build) -> JsonObject | None:
     """The section where nothing is compiled: what a session on the provider is told; None when it is told nothing."""
-    section = asked.recipe.compile or Compile()
+    section = context.recipe.compile or Compile()
     told: dict[str, JsonValue] = section.model_dump(mode="json", include={*_OF_SESSIONS}, exclude_defaults=True)
-    if given := _provider_options(section, asked, build):
+    if given := _provider_options(section, context, build):
         told["provider_options"] = given
     return {**told, "enable_ep_context": False} if told else None
 
 
-def _provider_options(section: Compile, asked: Asked, build: Build) -> dict[str, str]:
+def _provider_options(section: Compile, context: ResolveContext, build: Build) -> dict[str, str]:
     """Those that were given; files in them as seen from the output folder."""
     given = dict(section.provider_options)
-    for name in file_option_names(asked, build.target):
-        given[name] = _portable(resolve_path(asked.base, given[name]), build.summary.output_dir)
+    for name in file_option_names(context, build.target):
+        given[name] = _portable(resolve_path(context.base, given[name]), build.summary.output_dir)
     return given
 
 

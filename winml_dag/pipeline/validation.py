@@ -9,9 +9,9 @@ from pathlib import Path
 from winml_dag.engine.stage import Source
 from winml_dag.ep.availability import is_at_hand
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.calibration import Calibration, columns_of, processor_of, require_packages
 from winml_dag.pipeline.compilation import file_option_names, provider_options
+from winml_dag.pipeline.context import Model, ResolveContext
 from winml_dag.pipeline.sources import calibration_source, folders_in
 from winml_dag.pipeline.variant import Skip, chosen
 from winml_dag.recipe.paths import resolve_path
@@ -41,24 +41,30 @@ class ValidationData:
 
 
 def find_validation_data(
-    asked: Asked, model: Model, quant: Quant | Skip, calibration: Calibration, task: str | None, *, download: bool
+    context: ResolveContext,
+    model: Model,
+    quant: Quant | Skip,
+    calibration: Calibration,
+    task: str | None,
+    *,
+    download: bool,
 ) -> ValidationData:
     """What ``validate.input_data`` names, none of it read yet.
 
     Raises:
         InputError: for what is missing; UsageError: for a package or a processor that is.
     """
-    wanted = asked.recipe.validation
-    if wanted.input_data is None or left_out(asked) is not None:
+    wanted = context.recipe.validation
+    if wanted.input_data is None or left_out(context) is not None:
         return ValidationData()
-    path = resolve_path(asked.base, wanted.input_data)
+    path = resolve_path(context.base, wanted.input_data)
     found = replace(calibration_source(path, "validate.input_data"), name="validation data")
     kind = str(kind_of(found.files[0].name))
     require_packages(kind)
     # Whose processor and which columns is said there, also for a model that is not quantized.
-    section = chosen(quant) or asked.recipe.quant or Quant()
+    section = chosen(quant) or context.recipe.quant or Quant()
     columns = columns_of(section, task) if kind in TABLES else None
-    folder = processor_of(asked, model, section, kind, columns, download=download)
+    folder = processor_of(context, model, section, kind, columns, download=download)
     # What calibration has is of the same model, and a graph has each source once.
     processor = calibration.processor or (None if folder is None else folder.processor_source())
     return ValidationData(
@@ -70,7 +76,7 @@ def find_validation_data(
 
 
 def validate_config(
-    asked: Asked,
+    context: ResolveContext,
     target: Target,
     precision: str,
     quant: Quant | Skip,
@@ -82,13 +88,13 @@ def validate_config(
     task: str | None,
 ) -> ValidateConfig | Skip:
     """The config of validate, or why it is left out; *model_kind* is that of the model that the build starts from."""
-    if skip := left_out(asked):
+    if skip := left_out(context):
         return skip
     came_compiled = model_kind == kinds.COMPILED_MODEL
     if came_compiled and not is_at_hand(target.ep):
         return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
     fields = replace(
-        _fields(asked, precision, calibration, given, task),
+        _fields(context, precision, calibration, given, task),
         # A model that came in integers has ranges too; none are found on random inputs of validate's.
         calibrated=(given.data is not None or calibration.data is not None)
         and (model_kind != kinds.FLOAT_MODEL if isinstance(quant, Skip) else quant.mode == "static"),
@@ -104,25 +110,25 @@ def validate_config(
         # Compiling a model on load, for a provider that it would not be shipped to like that, shows nothing of it.
         return ValidateConfig(fields, RunTarget(CPU.name, "cpu"), names)
     # A session gets no options that name files: they steer a compilation, and their paths are no content.
-    named = file_option_names(asked, target)
-    options = {name: value for name, value in provider_options(asked, target).items() if name not in named}
+    named = file_option_names(context, target)
+    options = {name: value for name, value in provider_options(context, target).items() if name not in named}
     return ValidateConfig(fields, RunTarget(target.ep.name, target.device, options), names)
 
 
-def left_out(asked: Asked) -> Skip | None:
+def left_out(context: ResolveContext) -> Skip | None:
     """Why nothing is validated; None when something is."""
-    section = asked.recipe.compile
-    if asked.overrides.validate is not None:
-        return None if asked.overrides.validate else Skip("--no-validate was given")
-    if not asked.recipe.validation.enabled:
+    section = context.recipe.compile
+    if context.overrides.validate is not None:
+        return None if context.overrides.validate else Skip("--no-validate was given")
+    if not context.recipe.validation.enabled:
         return Skip("validate.enabled is false")
     return Skip("compile.validate is false") if section is not None and not section.validation else None
 
 
 def _fields(
-    asked: Asked, precision: str, calibration: Calibration, given: ValidationData, task: str | None
+    context: ResolveContext, precision: str, calibration: Calibration, given: ValidationData, task: str | None
 ) -> ValidateFields:
-    wanted = asked.recipe.validation
+    wanted = context.recipe.validation
     samples: int | None = wanted.samples
     if given.data is not None and "samples" not in wanted.model_fields_set:
         samples = None

@@ -15,8 +15,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.environment import environment_fingerprint
-from winml_dag.pipeline.planning import plan_or_refusal
+from winml_dag.pipeline.planning import plan_each
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.recipe.matrix import load_sweep
@@ -53,12 +52,9 @@ def planned(groups: int, folder: Path, *, edited: bool = False) -> Planning:
     began = time.process_time()
     try:
         cells = load_sweep(recipe).cells
-        around = environment_fingerprint(time.time_ns())
         request = Request(None, Overrides())
-        graphs = {
-            cell.name: plan_or_refusal(request_of(cell, request, folder / "out"), store, around, download=False)
-            for cell in cells
-        }
+        asked = [(cell.name, request_of(cell, request, folder / "out")) for cell in cells]
+        graphs = {each.label: each.graph for each in plan_each(asked, store, download=False)}
     finally:
         store.close()
     return Planning(tuple(_parts(graphs)), len(graphs), time.process_time() - began)

@@ -20,6 +20,7 @@ from winml_dag.pipeline import build as module
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import Driver
 from winml_dag.store.collect import Limits, collect
 from winml_dag.store.local import LocalStore
 from winml_dag.store.statistics import Statistics, read_statistics
@@ -54,7 +55,7 @@ def test_a_collection_while_files_are_put_in_place_takes_nothing_away(monkeypatc
     overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="fp32")
     planned = plan_request(Request(None, overrides, Path("out")), store, download=False)
     executor = MemoryExecutor(_work)
-    assert not module.build(planned, store, executor=executor).failed
+    assert not module.build(planned, Driver(store, executor=executor)).failed
     (done,) = collections
     assert done is not None
     assert done.records == 0

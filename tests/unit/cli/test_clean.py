@@ -23,6 +23,7 @@ from winml_dag.pipeline.clean import clean
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import Driver
 from winml_dag.store.below import Below
 from winml_dag.store.local import LocalStore
 
@@ -49,7 +50,7 @@ def builds() -> None:
         Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
     store = LocalStore(Path("cache"))
     planned = plan_request(Request(Path("recipe.yaml"), Overrides()), store, download=False)
-    assert not build(planned, store, executor=MemoryExecutor(_work)).failed
+    assert not build(planned, Driver(store, executor=MemoryExecutor(_work))).failed
     store.close()
 
 

@@ -16,12 +16,13 @@ from winml_dag.cli.buildreport import print_json
 from winml_dag.cli.stage_lines import compiled_lines
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.ep.registry import QNN
-from winml_dag.pipeline.build import BuildOptions, build
+from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import Driver
 from winml_dag.store.local import LocalStore
 
 pytest.importorskip("onnxruntime_qnn", reason="a plan for QNN needs onnxruntime-qnn")
@@ -63,7 +64,7 @@ def built(folder: Path, compiled: JsonObject) -> BuildResult:
     store = LocalStore(folder / "cache")
     request = Request(None, Overrides(onnx=folder / "tiny.onnx", ep="qnn", precision="fp32"), folder / "out")
     planned = plan_request(request, store, download=False)
-    return build(planned, store, BuildOptions(), executor=MemoryExecutor(work))
+    return build(planned, Driver(store, executor=MemoryExecutor(work)))
 
 
 def test_one_line_tells_of_a_model_that_was_compiled_whole(tmp_path: Path) -> None:

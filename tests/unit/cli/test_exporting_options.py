@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from winml_dag.cli.main import run
 from winml_dag.cli.settings import taken_inputs
-from winml_dag.pipeline.asked import Asked, with_settings
+from winml_dag.pipeline.context import ResolveContext, with_settings
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sections import export_config
 from winml_dag.recipe.fields import InputDimension
@@ -78,8 +78,12 @@ def test_what_is_wrong_in_a_file_is_told(
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 @given(sizes=st.dictionaries(st.sampled_from(get_args(InputDimension)), st.integers(1, 4096)))
 def test_every_dimension_reaches_export_and_the_batch_is_its_own_field(sizes: dict[str, int]) -> None:
-    recipe = with_settings(Recipe.model_validate({"loader": LOADER}), {"export": {"shape_config": sizes}})
-    fields = export_config(Asked(recipe, Path(), True, Overrides(random_weights=True)), "fill-mask", "bert").export
+    recipe = with_settings(
+        Recipe.model_validate({"loader": LOADER}), Overrides(settings={"export": {"shape_config": sizes}})
+    )
+    fields = export_config(
+        ResolveContext(recipe, Path(), True, Overrides(random_weights=True)), "fill-mask", "bert"
+    ).export
     assert fields.batch_size == sizes.get("batch_size", 1)
     assert {**(fields.shape_config or {}), "batch_size": fields.batch_size} == {"batch_size": 1, **sizes}
 

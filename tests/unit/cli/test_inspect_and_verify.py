@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
+from winml_dag.pipeline.finished.provenance import provenance_of
+from winml_dag.pipeline.finished.subject import find_subject
+from winml_dag.pipeline.finished.verification import verify
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.described import Inspected, described_json, described_lines
@@ -26,12 +29,10 @@ from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.onnxmodel.description import describe_model
 from winml_dag.pipeline.build import build
-from winml_dag.pipeline.finished.provenance import provenance_of
-from winml_dag.pipeline.finished.subject import find_subject
-from winml_dag.pipeline.finished.verification import verify
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import Driver
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
 
@@ -61,7 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     store = LocalStore(folder / "cache")
     planned = plan_request(Request(folder / "recipe.yaml", Overrides()), store, download=False)
-    assert not build(planned, store, executor=MemoryExecutor(work)).failed
+    assert not build(planned, Driver(store, executor=MemoryExecutor(work))).failed
     store.close()
     return folder / "out"
 

@@ -87,9 +87,7 @@ def test_options_are_alike_and_those_of_winml_cli_are_there(name: str) -> None:
 )
 def test_an_option_is_a_field_of_a_section(arguments: tuple[str, ...], section: str, settings: dict[str, Any]) -> None:
     output = ("-o", "x.onnx") if arguments[0] == "export" else ()
-    given = asked(*arguments, *output).overrides.settings
-    assert given is not None
-    assert given[section] == settings
+    assert asked(*arguments, *output).overrides.section(section) == settings
 
 
 def test_files_of_winml_cli_are_fields_of_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +101,7 @@ def test_files_of_winml_cli_are_fields_of_export(tmp_path: Path, monkeypatch: py
         Path(name).write_text(json.dumps(value), encoding="utf-8")
     options = ("--input-specs", "inputs.json", "--dynamic-axes", "axes.json", "--export-config", "export.json")
     request = asked("export", "-m", "bert", "-o", "x.onnx", *options, "--opset", "20")
-    assert request.overrides.settings is not None
-    assert request.overrides.settings["export"] == {
+    assert request.overrides.section("export") == {
         "opset_version": 20,
         "do_constant_folding": False,
         "dynamic_axes": {"logits": {"0": "batch"}},
@@ -114,13 +111,13 @@ def test_files_of_winml_cli_are_fields_of_export(tmp_path: Path, monkeypatch: py
 
 def test_options_of_a_compilation_are_fields_of_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert asked("compile", "-m", "m.onnx").overrides.compile_settings == {}
+    assert asked("compile", "-m", "m.onnx").overrides.section("compile") == {}
     request = asked(
         *("compile", "-m", "m.onnx", "--ep-option", "vtcm_mb=4", "--ep-options", "rpc_control_latency=a=b", "--embed"),
         *("--compiler", "qairt", "--qnn-sdk-root", "sdk", "--soc-model", "60", "--htp-arch", "73"),
         *("--htp-optimization-level", "1", "--require-full-offload", "--no-validate", "-d", "qnn"),
     )
-    assert request.overrides.compile_settings == {
+    assert request.overrides.section("compile") == {
         "provider_options": {"vtcm_mb": "4", "rpc_control_latency": "a=b"},
         "embed_context": True,
         "compiler": "qairt",
@@ -266,8 +263,8 @@ def test_a_build_takes_settings_of_sections_as_options(tmp_path: Path, monkeypat
     of_build = {name: value for name, value in parameters.items() if name not in how | which | {*CLUSTER_OPTIONS}}
     request, _ = request_from({**of_build, "recipe": None})
     overrides = request.overrides
-    assert overrides.compile_settings == {"provider_options": {"vtcm_mb": "4"}, "embed_context": False}
-    assert overrides.settings == {"validate": {"min_cosine": 0.5, "input_data": str(tmp_path / "a.npz")}}
+    assert overrides.section("compile") == {"provider_options": {"vtcm_mb": "4"}, "embed_context": False}
+    assert overrides.section("validate") == {"min_cosine": 0.5, "input_data": str(tmp_path / "a.npz")}
     assert overrides.validate is False
 
 

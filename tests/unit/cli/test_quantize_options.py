@@ -61,7 +61,7 @@ def test_every_option_of_winml_cli_is_there() -> None:
     ],
 )
 def test_an_option_is_a_field_of_quant(arguments: tuple[str, ...], settings: dict[str, Any]) -> None:
-    given = asked(*arguments).overrides.quant_settings
+    given = asked(*arguments).overrides.section("quant")
     assert given == settings
     assert Quant.model_validate(given) == Quant(**settings)
 
@@ -71,7 +71,7 @@ def test_paths_are_relative_to_where_the_user_stands(tmp_path: Path, monkeypatch
     request = asked(
         "-c", "elsewhere/recipe.json", "--calibration-data", "data.npz", "--load-calibration", "ranges.json"
     )
-    assert request.overrides.quant_settings == {
+    assert request.overrides.section("quant") == {
         "calibration_data": str(tmp_path / "data.npz"),
         "calibration_load_path": str(tmp_path / "ranges.json"),
     }

@@ -22,6 +22,7 @@ from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import Driver
 from winml_dag.stages.quality import Quality, what_to_try
 from winml_dag.store.local import LocalStore
 
@@ -65,9 +66,11 @@ def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = 
         return metrics.get(node.id) or metrics.get(node.stage.name, {})
 
     store = LocalStore(Path("cache"))
-    overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision=precision, quant_settings=quant, analyze=False)
+    overrides = Overrides(
+        onnx=Path("tiny.onnx"), ep="cpu", precision=precision, settings={"quant": quant}, analyze=False
+    )
     request = Request(None, overrides, Path("out"))
-    return build(plan_request(request, store, download=False), store, executor=MemoryExecutor(work))
+    return build(plan_request(request, store, download=False), Driver(store, executor=MemoryExecutor(work)))
 
 
 def lines(result: BuildResult, capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> list[str]:
@@ -221,7 +224,7 @@ def test_a_failed_quantization_says_why() -> None:
 
     store = LocalStore(Path("cache"))
     request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16", analyze=False), Path("out"))
-    result = done(build(plan_request(request, store, download=False), store, executor=MemoryExecutor(work)))
+    result = done(build(plan_request(request, store, download=False), Driver(store, executor=MemoryExecutor(work))))
     assert (result.success, result.output_path, result.steps) == (False, None, ())
     assert result.errors == ("quantize: No node of the model could be quantized.",)
 

@@ -29,6 +29,7 @@ from winml_dag.pipeline.build import build
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import Driver
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
 from winml_dag.store.sealed import seal
@@ -55,7 +56,7 @@ class Project:
     def builds(self, out: str = "out") -> None:
         store = LocalStore(Path("cache"))
         planned = plan_request(Request(Path("recipe.yaml"), Overrides(), Path(out)), store, download=False)
-        result = build(planned, store, executor=MemoryExecutor(self._work))
+        result = build(planned, Driver(store, executor=MemoryExecutor(self._work)))
         store.close()
         assert result.failed == bool(self.fails)
 

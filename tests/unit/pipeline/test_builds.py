@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.events import Status
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.build import BuildOptions
-from winml_dag.pipeline.builds import Outcome, Planned, build_all, census
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.build import Outcome, build_all, census
+from winml_dag.pipeline.planning import Planned, plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.local import LocalStore
 
@@ -83,7 +83,7 @@ def test_what_is_shared_runs_once_and_every_build_has_its_own_folder(builds: Bui
     assert counted.by_stage == {"finalize": 2, "quantize": 1}
 
     told: list[str] = []
-    outcomes = build_all(planned, builds.store, OPTIONS, done=lambda outcome: told.append(outcome.label))
+    outcomes = build_all(planned, Driver(builds.store, OPTIONS), lambda outcome: told.append(outcome.label))
     assert statuses(outcomes) == {
         "one": [Status.RAN],
         "two": [Status.REUSED],
@@ -98,7 +98,7 @@ def test_what_is_shared_runs_once_and_every_build_has_its_own_folder(builds: Bui
 
     # Alone, each finds itself up to date: what it is remembered under is its own.
     for label, precision in (("one", "fp32"), ("two", "fp32"), ("half", "fp16")):
-        (again,) = build_all([builds.plan(label, precision)], builds.store, OPTIONS)
+        (again,) = build_all([builds.plan(label, precision)], Driver(builds.store, OPTIONS))
         assert again.result is not None
         assert {view.reason for view in again.result.stages if view.result is not None} == {"up to date"}
         assert not again.changed
@@ -108,7 +108,7 @@ def test_a_build_that_cannot_be_planned_or_placed_keeps_no_other_back(builds: Bu
     (builds.folder / "taken").mkdir()
     (builds.folder / "taken" / "model.onnx").write_text("mine")
     lost = Planned("lost", InputError("There is no such model."))
-    outcomes = build_all([lost, builds.plan("taken"), builds.plan("whole")], builds.store, OPTIONS)
+    outcomes = build_all([lost, builds.plan("taken"), builds.plan("whole")], Driver(builds.store, OPTIONS))
     assert [outcome.failed for outcome in outcomes] == [True, True, False]
     assert isinstance(outcomes[0].error, InputError)
     assert isinstance(outcomes[1].error, UsageError)
@@ -117,7 +117,7 @@ def test_a_build_that_cannot_be_planned_or_placed_keeps_no_other_back(builds: Bu
 
 
 def test_a_blob_that_is_found_rotten_when_it_is_placed_is_made_again(builds: Builds) -> None:
-    build_all([builds.plan("one")], builds.store, OPTIONS)
+    build_all([builds.plan("one")], Driver(builds.store, OPTIONS))
     rotten = [
         path
         for path in (builds.folder / "cache" / "blobs").rglob("*")
@@ -128,7 +128,7 @@ def test_a_blob_that_is_found_rotten_when_it_is_placed_is_made_again(builds: Bui
         path.chmod(0o600)
         path.write_bytes(bytes(path.stat().st_size))
         os.utime(path, ns=(STAMP_NS, STAMP_NS))
-    outcomes = build_all([builds.plan("two"), builds.plan("three")], builds.store, OPTIONS)
+    outcomes = build_all([builds.plan("two"), builds.plan("three")], Driver(builds.store, OPTIONS))
     assert not any(outcome.failed for outcome in outcomes)
     for label in ("two", "three"):
         assert (builds.folder / label / "model.onnx").read_bytes() == (builds.folder / "one/model.onnx").read_bytes()
@@ -141,7 +141,7 @@ def test_builds_with_stages_of_their_own_work_in_their_own_folders(builds: Build
         builds.own_stages("broken", "raise SystemExit(3)"),
         builds.own_stages("last", writes),
     ]
-    outcomes = build_all(planned, builds.store, OPTIONS)
+    outcomes = build_all(planned, Driver(builds.store, OPTIONS))
     assert [outcome.failed for outcome in outcomes] == [False, True, False]
     assert (builds.folder / "first" / "note.txt").read_text() == "done"
     assert (builds.folder / "last" / "note.txt").read_text() == "done"
@@ -150,7 +150,7 @@ def test_builds_with_stages_of_their_own_work_in_their_own_folders(builds: Build
 
 def test_rebuild_runs_shared_stages_once_too(builds: Builds) -> None:
     planned = [builds.plan("one"), builds.plan("two")]
-    build_all(planned, builds.store, OPTIONS)
+    build_all(planned, Driver(builds.store, OPTIONS))
     again = [builds.plan("one"), builds.plan("two")]
-    outcomes = build_all(again, builds.store, BuildOptions(jobs=2, rebuild=True))
+    outcomes = build_all(again, Driver(builds.store, BuildOptions(jobs=2, rebuild=True)))
     assert statuses(outcomes) == {"one": [Status.RAN], "two": [Status.REUSED]}

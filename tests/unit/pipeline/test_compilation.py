@@ -16,13 +16,13 @@ from onnx import TensorProto, helper
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.options import SOCS, complete_options
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.compilation import (
     compile_config,
     finalize_config,
     provider_options,
     with_compile_settings,
 )
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.variant import Build, Skip
@@ -35,14 +35,16 @@ GPU = resolve_target("qnn", "gpu")
 CPU = resolve_target("cpu", None)
 
 
-def asked(section: dict[str, Any] | None, settings: dict[str, Any] | None = None, target: Any = NPU) -> Asked:
+def context(
+    section: dict[str, Any] | None, settings: dict[str, Any] | None = None, target: Any = NPU
+) -> ResolveContext:
     recipe = Recipe.model_validate({} if section is None else {"compile": section})
-    overrides = Overrides(compile_settings=settings)
-    return Asked(with_compile_settings(recipe, settings, target), Path("/recipes"), True, overrides)
+    overrides = Overrides(settings={"compile": settings or {}})
+    return ResolveContext(with_compile_settings(recipe, settings or {}, target), Path("/recipes"), True, overrides)
 
 
 def options(section: dict[str, Any] | None, settings: dict[str, Any] | None = None) -> dict[str, str]:
-    return dict(provider_options(asked(section, settings), NPU))
+    return dict(provider_options(context(section, settings), NPU))
 
 
 @given(st.sampled_from(SOCS), st.booleans())
@@ -82,7 +84,7 @@ def test_what_contradicts_itself_is_refused(section: dict[str, Any], words: str)
 def test_options_of_a_run_do_not_bring_back_what_null_leaves_out() -> None:
     told = {"provider_options": {"vtcm_mb": "8"}}
     recipe = with_compile_settings(Recipe.model_validate({"ep": "qnn", "compile": None}), told, NPU)
-    null = Asked(recipe, Path("/recipes"), True, Overrides(compile_settings=told))
+    null = ResolveContext(recipe, Path("/recipes"), True, Overrides(settings={"compile": told}))
     assert isinstance(compile_config(null, NPU), Skip)
     assert provider_options(null, NPU)["vtcm_mb"] == "8"
     wanted = replace(null, overrides=replace(null.overrides, compile=True))
@@ -92,7 +94,7 @@ def test_options_of_a_run_do_not_bring_back_what_null_leaves_out() -> None:
 @pytest.mark.parametrize("target", [GPU, CPU])
 def test_other_targets_have_no_such_fields(target: Any) -> None:
     with pytest.raises(UsageError, match=r"compile\.soc_model is for QNNExecutionProvider on the npu"):
-        provider_options(asked({"soc_model": 60}, target=target), target)
+        provider_options(context({"soc_model": 60}, target=target), target)
 
 
 def test_the_options_of_a_run_are_added_and_win() -> None:
@@ -108,7 +110,7 @@ def test_the_options_of_a_run_are_added_and_win() -> None:
 
 def test_files_that_a_run_names_are_where_its_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    section = asked({}, {"provider_options": {"op_affinity": "a.json"}, "qnn_sdk_root": "sdk"}).recipe.compile
+    section = context({}, {"provider_options": {"op_affinity": "a.json"}, "qnn_sdk_root": "sdk"}).recipe.compile
     assert section is not None
     assert section.provider_options["op_affinity"] == str(tmp_path / "a.json")
     assert section.qnn_sdk_root == str(tmp_path / "sdk")
@@ -116,15 +118,15 @@ def test_files_that_a_run_names_are_where_its_user_stands(tmp_path: Path, monkey
 
 def test_a_field_that_is_none_is_refused() -> None:
     with pytest.raises(RecipeError, match="The compile section is wrong"):
-        asked({}, {"soc_modle": 60})
+        context({}, {"soc_modle": 60})
 
 
 def test_full_offload_without_a_compile_is_refused_unless_this_run_leaves_it_out() -> None:
-    required = asked({"require_full_offload": True})
+    required = context({"require_full_offload": True})
     skipped = Skip("there is nothing to compile")
     with pytest.raises(UsageError, match=r"require_full_offload is set, but there is nothing to compile"):
         finalize_config(required, skipped)
-    left_out = Asked(required.recipe, required.base, True, Overrides(compile=False))
+    left_out = ResolveContext(required.recipe, required.base, True, Overrides(compile=False))
     assert finalize_config(left_out, skipped).compile.require_full_offload is False
 
 
@@ -169,6 +171,6 @@ def test_quantize_of_old_files_is_taken_where_it_says_what_happens(
 
 
 def test_a_recipe_without_a_compile_section_is_compiled_for_whatever_target_is_named() -> None:
-    for recipe in (asked(None), asked(None, {"embed_context": True}), replace(asked(None), has_recipe=False)):
+    for recipe in (context(None), context(None, {"embed_context": True}), replace(context(None), has_recipe=False)):
         assert isinstance(compile_config(recipe, NPU), CompileConfig)
         assert isinstance(compile_config(recipe, CPU), Skip)

@@ -18,9 +18,9 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.reason import FIRST_BUILD
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import InputError, WinmlDagError
+from winml_dag.pipeline.assess.modelfile import component_file, model_file
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.documents import BuildManifest
-from winml_dag.pipeline.finished.modelfile import component_file, model_file
 from winml_dag.pipeline.layout import published_files
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.onnxmodel import files
-from winml_dag.pipeline.finished import reproduce
-from winml_dag.pipeline.finished.reproduce import changed_files, first_difference
+from winml_dag.pipeline.assess import reproduce
+from winml_dag.pipeline.assess.reproduce import changed_files, first_difference
 from winml_dag.store.artifact import Artifact, FileEntry
 
 properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

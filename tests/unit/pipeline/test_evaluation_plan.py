@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml_dag.errors import InputError, RecipeError, UsageError
-from winml_dag.pipeline.finished.evaluation import EvaluationPlan, EvaluationRequest, eval_section, plan_evaluation
-from winml_dag.pipeline.finished.subject import find_subject
+from winml_dag.pipeline.assess.builtmodel import find_built_model
+from winml_dag.pipeline.assess.eval import EvaluationPlan, EvaluationRequest, eval_section, plan_evaluation
 from winml_dag.recipe.assessment import Eval
 from winml_dag.store.local import LocalStore
 
@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 def planned(model: Path, said: dict[str, Any], dataset: dict[str, Any] | None = None, **how: Any) -> EvaluationPlan:
     section = eval_section(None, said, {"path": "data.csv"} if dataset is None else dataset)
     request = EvaluationRequest(section, model.parent, how.pop("options", {}), download=False, **how)
-    return plan_evaluation(find_subject(model), request, LocalStore(model.parent / "cache"))
+    return plan_evaluation(find_built_model(model), request, LocalStore(model.parent / "cache"))
 
 
 def key(plan: EvaluationPlan) -> Any:

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.finished.host import Host, this_host
-from winml_dag.pipeline.finished.measurement import Measurement, carry_out
-from winml_dag.pipeline.finished.perf import PerfPlan, PerfRequest, plan_perf
-from winml_dag.pipeline.finished.subject import find_subject
+from winml_dag.pipeline.assess.builtmodel import find_built_model
+from winml_dag.pipeline.assess.host import Host, this_host
+from winml_dag.pipeline.assess.measurement import Measurement, carry_out
+from winml_dag.pipeline.assess.perf import PerfPlan, PerfRequest, plan_perf
 from winml_dag.recipe.assessment import Perf
 from winml_dag.store.local import LocalStore
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 def plan(path: Path, store: LocalStore, host: Host = HOST, **request: Any) -> PerfPlan:
     perf = request.pop("perf", {})
-    return plan_perf(find_subject(path), PerfRequest(Perf(**perf), **request), host, store.fingerprints)
+    return plan_perf(find_built_model(path), PerfRequest(Perf(**perf), **request), host, store.fingerprints)
 
 
 def key(planned: PerfPlan) -> str:
@@ -128,11 +128,11 @@ def test_a_batch_that_the_model_does_not_take_is_refused(tmp_path: Path, store: 
 
 
 def test_the_batch_of_a_fixed_model_is_what_is_given_or_what_its_build_fixed(tmp_path: Path, store: LocalStore) -> None:
-    subject = find_subject(save(tmp_path / "model.onnx", first=2))
+    built = find_built_model(save(tmp_path / "model.onnx", first=2))
 
     def planned(size: int | None, **settings: Any) -> str:
         request = PerfRequest(Perf(batch_size=size))
-        return key(plan_perf(replace(subject, settings=settings), request, HOST, store.fingerprints))
+        return key(plan_perf(replace(built, settings=settings), request, HOST, store.fingerprints))
 
     assert planned(2) == planned(None, export={"batch_size": 2})
     assert planned(2) != planned(None) == planned(None, export={"batch_size": 3})

@@ -22,8 +22,8 @@ from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.errors import UsageError
+from winml_dag.pipeline.assess.reproduce import ReproduceOptions, Reproduction, StageReproduction, Verdict, reproduce
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
-from winml_dag.pipeline.finished.reproduce import ReproduceOptions, Reproduction, StageReproduction, Verdict, reproduce
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.local import LocalStore

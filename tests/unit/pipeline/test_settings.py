@@ -64,7 +64,7 @@ COMMAND_LINES = {
     ),
     "an option for sessions": (
         {"ep": "qnn", "compile": {"provider_options": {"htp_performance_mode": "balanced"}}},
-        Overrides(onnx=Path("compiled.onnx"), compile=False, optimize=False, compile_settings={"soc_model": "57"}),
+        Overrides(onnx=Path("compiled.onnx"), compile=False, optimize=False, settings={"compile": {"soc_model": "57"}}),
     ),
 }
 

@@ -11,10 +11,11 @@ import yaml
 
 from winml_dag.engine.events import Silent, StageResult
 from winml_dag.errors import StoreError
-from winml_dag.pipeline.build import BuildOptions, build
+from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import Driver
 from winml_dag.store.local import LocalStore
 
 
@@ -45,16 +46,16 @@ def planned(script: str, store: LocalStore) -> BuildGraph:
 
 
 def test_of_a_build_and_of_one_whose_stage_fails(store: Settling) -> None:
-    assert not build(planned("pass", store), store).failed
+    assert not build(planned("pass", store), Driver(store)).failed
     assert store.settled == 1
-    assert build(planned("sys.exit(1)", store), store).failed
+    assert build(planned("sys.exit(1)", store), Driver(store)).failed
     assert store.settled == 2
 
 
 def test_of_a_build_whose_files_cannot_be_put_in_place(store: Settling) -> None:
     in_the_way = planned("open('out', 'w').close()", store)
     with pytest.raises(StoreError):
-        build(in_the_way, store)
+        build(in_the_way, Driver(store))
     assert store.settled == 1
     assert store.records.all()
 
@@ -65,5 +66,5 @@ def test_not_of_one_that_is_interrupted(store: Settling) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(planned("pass", store), store, BuildOptions(), observer=Impatient())
+        build(planned("pass", store), Driver(store, observer=Impatient()))
     assert store.settled == 0

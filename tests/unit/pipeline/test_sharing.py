@@ -31,7 +31,7 @@ def models(tmp_path: Path) -> list[Path]:
 
 
 def planned(models: list[Path], folder: Path, **settings: object) -> BuildGraph:
-    overrides = Overrides(onnx=models[0], ep="qnn", compile_settings=settings or None)
+    overrides = Overrides(onnx=models[0], ep="qnn", settings={"compile": settings})
     output = folder / "out" / f"{models[0].stem}_compiled.onnx"
     request = Request(None, overrides, command="compile", output_file=output, also=tuple(models[1:]))
     return plan_request(request, LocalStore(folder / "cache"), download=False)

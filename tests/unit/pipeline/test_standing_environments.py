@@ -79,7 +79,7 @@ def test_another_version_or_library_of_the_sdk_ends_a_plan(store: LocalStore, ch
             (folder / name).touch()
     Path("sdk/sdk.yaml").write_text("version: 2.39.0", encoding="utf-8")
     settings = {"compiler": "qairt", "qnn_sdk_root": "sdk"}
-    request = Request(None, Overrides(onnx=Path("model.onnx"), ep="qnn", compile_settings=settings), Path("out"))
+    request = Request(None, Overrides(onnx=Path("model.onnx"), ep="qnn", settings={"compile": settings}), Path("out"))
     before = plan_request(request, store, download=False).graph.nodes
     assert stands(request, store)
     Path("sdk", changed).write_text("version: 2.40.0", encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.pipeline.sweep.choosing import Judged, is_pending, judge, nearest, winner
+from winml_dag.pipeline.sweep.choosing import Evaluation, evaluate, is_pending, nearest, winner
 from winml_dag.pipeline.sweep.facts import Facts
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure
 from winml_dag.recipe.goal import Goal
@@ -28,14 +28,14 @@ VALUES = st.fixed_dictionaries(
 )
 
 
-def judged(values: Mapping[str, float], name: str = "a/w8a8") -> Judged:
+def evaluation(values: Mapping[str, float], name: str = "a/w8a8") -> Evaluation:
     missing = {each: "nobody looked" for each in ("latency", "size", "cosine") if each not in values}
-    return judge(GOAL, replace(THERE, name=name), Facts(values, missing))
+    return evaluate(GOAL, replace(THERE, name=name), Facts(values, missing))
 
 
 @given(st.lists(VALUES, max_size=12))
 def test_nothing_that_meets_the_bounds_is_better_than_the_winner(found: list[dict[str, float]]) -> None:
-    cells = [judged(values, f"cell {place}") for place, values in enumerate(found)]
+    cells = [evaluation(values, f"cell {place}") for place, values in enumerate(found)]
     meeting = [
         (values["latency"], -values["cosine"], values["size"], place)
         for place, values in enumerate(found)
@@ -50,11 +50,11 @@ def test_nothing_that_meets_the_bounds_is_better_than_the_winner(found: list[dic
 
 
 def test_what_ruled_a_cell_out_is_told_with_its_figures() -> None:
-    assert judged({"latency": 1.0, "size": 60.0, "cosine": 0.98999}).candidate(GOAL).why == (
+    assert evaluation({"latency": 1.0, "size": 60.0, "cosine": 0.98999}).candidate(GOAL).why == (
         "cosine is 0.98999, below 0.99; size is 60 bytes, above 50"
     )
-    assert judged({"size": 60.0}).candidate(GOAL).values == {"latency": None, "cosine": None, "size": 60.0}
-    assert judged({"size": 1.0, "cosine": 1.0}).candidate(GOAL).why == "latency is not known: nobody looked"
+    assert evaluation({"size": 60.0}).candidate(GOAL).values == {"latency": None, "cosine": None, "size": 60.0}
+    assert evaluation({"size": 1.0, "cosine": 1.0}).candidate(GOAL).why == "latency is not known: nobody looked"
 
 
 @pytest.mark.parametrize(
@@ -69,24 +69,24 @@ def test_what_ruled_a_cell_out_is_told_with_its_figures() -> None:
     ids=["failed", "refused"],
 )
 def test_a_cell_that_is_not_there_is_no_winner_and_says_why(result: CellResult, told: str) -> None:
-    one = judge(GOAL, result, None)
+    one = evaluate(GOAL, result, None)
     assert winner(GOAL, [one]) is None
     assert one.candidate(GOAL).why == told
     assert not is_pending([result])
 
 
 def test_the_nearest_is_the_one_whose_largest_shortfall_is_smallest() -> None:
-    far = judged({"latency": 1.0, "size": 40.0, "cosine": 0.5}, "far")
-    near = judged({"latency": 3.0, "size": 40.0, "cosine": 0.98}, "near")
-    too_large = judged({"latency": 1.0, "size": 60.0, "cosine": 1.0}, "too large")
-    unknown = judged({"latency": 1.0, "cosine": 0.98}, "unknown")
+    far = evaluation({"latency": 1.0, "size": 40.0, "cosine": 0.5}, "far")
+    near = evaluation({"latency": 3.0, "size": 40.0, "cosine": 0.98}, "near")
+    too_large = evaluation({"latency": 1.0, "size": 60.0, "cosine": 1.0}, "too large")
+    unknown = evaluation({"latency": 1.0, "cosine": 0.98}, "unknown")
     found = nearest(GOAL, [far, unknown, near, too_large])
     assert found is not None
     assert found.result.name == "near"
 
 
 def test_only_who_misses_nothing_but_quality_can_gain_by_precision() -> None:
-    assert judged({"latency": 1.0, "size": 40.0, "cosine": 0.5}).misses_quality_only
-    assert not judged({"latency": 1.0, "size": 60.0, "cosine": 0.5}).misses_quality_only
-    assert not judged({"latency": 1.0, "size": 40.0, "cosine": 1.0}).misses_quality_only
-    assert judged({"latency": 1.0, "size": 60.0, "cosine": 1.0}).keeps_quality
+    assert evaluation({"latency": 1.0, "size": 40.0, "cosine": 0.5}).misses_quality_only
+    assert not evaluation({"latency": 1.0, "size": 60.0, "cosine": 0.5}).misses_quality_only
+    assert not evaluation({"latency": 1.0, "size": 40.0, "cosine": 1.0}).misses_quality_only
+    assert evaluation({"latency": 1.0, "size": 60.0, "cosine": 1.0}).keeps_quality

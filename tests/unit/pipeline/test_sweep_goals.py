@@ -12,8 +12,8 @@ import pytest
 
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
-from winml_dag.pipeline.sweep.measuring import Running
+from winml_dag.pipeline.run import Driver
+from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Measured
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.sweep import Cell
@@ -53,7 +53,7 @@ class Sweeping:
         status = told.pop("status", CellStatus.BUILT)
         self.results[name] = CellResult(name, {"model": "a", "precision": precision}, name, status, **told)
 
-    def pursue(self, text: str = SWEEP, put_fails: bool = False) -> Pursued:
+    def pursue(self, text: str = SWEEP, put_fails: bool = False) -> GoalOutcome:
         path = self.folder / "sweep.yaml"
         path.write_text(text, encoding="utf-8")
 
@@ -66,8 +66,8 @@ class Sweeping:
         def carry_out(cells: Sequence[Cell]) -> Sequence[CellResult]:
             raise AssertionError(f"nothing is searched here: {cells}")
 
-        running = Running(LocalStore(self.folder / "cache"))
-        means = Means(self.folder, lambda _: Request(None, Overrides()), carry_out, put, running)
+        driver = Driver(LocalStore(self.folder / "cache"))
+        means = Means(self.folder, lambda _: Request(None, Overrides()), carry_out, put, driver)
         sweep = load_sweep(path)
         return pursue_goals(sweep, [self.results[cell.name] for cell in sweep.cells], means)
 

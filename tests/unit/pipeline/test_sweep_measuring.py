@@ -9,8 +9,8 @@ from memory_executor import MemoryExecutor
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Stage, Workspace
-from winml_dag.pipeline.finished.measurement import MeasurementGraph
-from winml_dag.pipeline.sweep.measuring import Running, run_together
+from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, MeasurementJob
+from winml_dag.pipeline.run import Driver
 from winml_dag.store.local import LocalStore
 
 MEASURE = Stage("measure", 1, "nobody:work", "", {}, {"report": "report"})
@@ -28,14 +28,15 @@ def _work(node: Node, workspace: Workspace) -> JsonObject:
 
 def test_each_is_told_of_when_it_has_all_its_results_and_what_is_shared_runs_once(tmp_path: Path) -> None:
     executor = MemoryExecutor(_work)
-    running = Running(LocalStore(tmp_path / "cache"), executor=executor)
+    driver = Driver(LocalStore(tmp_path / "cache"), executor=executor)
     # What the first reads last is what the third is made of; the second takes one more.
     graphs = {"first": _graph("first", 1, 2), "second": _graph("second", 2, 3), "third": _graph("third", 2)}
     told: list[tuple[str, int]] = []
-    results = run_together(graphs, running, jobs=1, done=lambda name: told.append((name, len(executor.calls))))
+    jobs = [MeasurementJob(graph, driver.store, name) for name, graph in graphs.items()]
+    ended = driver.run(jobs, lambda name, _: told.append((name, len(executor.calls))))
     assert sorted(told) == [("first", 2), ("second", 3), ("third", 2)]
-    assert {name: len(each) for name, each in results.items()} == {"first": 2, "second": 2, "third": 1}
+    assert [len(each.results) for each in ended if isinstance(each, Measurement)] == [2, 2, 1]
     # What is known is told of as well.
     told.clear()
-    run_together(graphs, running, jobs=1, done=lambda name: told.append((name, len(executor.calls))))
+    driver.run(jobs, lambda name, _: told.append((name, len(executor.calls))))
     assert sorted(told) == [("first", 3), ("second", 3), ("third", 3)]

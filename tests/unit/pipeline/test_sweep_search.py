@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus
-from winml_dag.pipeline.sweep.search import FLOAT, SIXTEEN, Hunt, Keeping, Ranked, hunt_together
+from winml_dag.pipeline.sweep.search import FLOAT, SIXTEEN, Keeping, PrecisionSearch, Ranked, search_together
 from winml_dag.recipe.goal import Search
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.schema import Recipe
@@ -45,14 +45,14 @@ def in_float(least: int) -> Callable[[CellResult], bool]:
 
 
 def test_float_is_tried_where_not_even_all_nodes_in_16_bits_do() -> None:
-    hunt, trials = Hunt(CELL, in_float(3), Ranked(NODES, BOTH)), Trials()
+    one, trials = PrecisionSearch(CELL, in_float(3), Ranked(NODES, BOTH)), Trials()
     search = Search()
-    made = hunt_together([hunt], search, trials)
+    made = search_together([one], search, trials)
     assert [name.partition("+")[2] for round_ in trials.rounds for name in round_] == [
         *("1in16", "2in16", "4in16", "8in16", "16in16", "20in16"),
         *("1in32", "2in32", "4in32", "3in32"),
     ]
-    found = hunt.result(search)
+    found = one.result(search)
     assert (found.kept, found.fewest, found.nodes, found.trial) == (FLOAT, 3, NODES[:3], "a/w8a8+3in32")
     assert found.why == "with the worst 3 of 20 nodes in float they hold, with 2 not (10 trials)"
     assert {result.trial_of for _, result in made.values()} == {"a/w8a8"}
@@ -82,10 +82,10 @@ def test_float_is_tried_where_not_even_all_nodes_in_16_bits_do() -> None:
     ids=["in the midst", "at the end of 16 bits", "few nodes"],
 )
 def test_limits_end_a_search_and_that_is_said(search: Search, tried: list[str], why: str) -> None:
-    hunt, trials = Hunt(CELL, in_float(3), Ranked(NODES, BOTH)), Trials()
-    hunt_together([hunt], search, trials)
+    one, trials = PrecisionSearch(CELL, in_float(3), Ranked(NODES, BOTH)), Trials()
+    search_together([one], search, trials)
     assert [name.partition("+")[2] for round_ in trials.rounds for name in round_] == tried
-    found = hunt.result(search)
+    found = one.result(search)
     assert (found.fewest, found.trial, found.why) == (None, None, why)
 
 
@@ -93,9 +93,11 @@ def test_searches_share_rounds_and_trials() -> None:
     """Of two goals with bounds of their own, for one cell."""
     sixteen = Ranked(NODES, BOTH[:1])
     counts = {f"a/w8a8+{count}in16": count for count in range(1, 21)}
-    hunts = [Hunt(CELL, lambda result, least=least: counts[result.name] >= least, sixteen) for least in (2, 6)]
+    searches = [
+        PrecisionSearch(CELL, lambda result, least=least: counts[result.name] >= least, sixteen) for least in (2, 6)
+    ]
     trials = Trials()
-    hunt_together(hunts, Search(), trials)
+    search_together(searches, Search(), trials)
     assert [[name.partition("+")[2] for name in round_] for round_ in trials.rounds] == [
         ["1in16"],
         ["2in16"],
@@ -104,10 +106,10 @@ def test_searches_share_rounds_and_trials() -> None:
         ["6in16"],
         ["5in16"],
     ]
-    assert [hunt.result(Search()).fewest for hunt in hunts] == [2, 6]
+    assert [one.result(Search()).fewest for one in searches] == [2, 6]
 
 
 def test_what_cannot_be_ranked_is_not_searched() -> None:
-    hunt, trials = Hunt(CELL, in_float(1), "it is of several components"), Trials()
-    assert hunt_together([hunt], Search(), trials) == {}
-    assert hunt.result(Search()).why == "nothing was searched: it is of several components"
+    one, trials = PrecisionSearch(CELL, in_float(1), "it is of several components"), Trials()
+    assert search_together([one], Search(), trials) == {}
+    assert one.result(Search()).why == "nothing was searched: it is of several components"

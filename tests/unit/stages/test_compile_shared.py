@@ -14,7 +14,7 @@ from winml_dag.ep.registry import is_arm
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.renamed import write_renamed
-from winml_dag.pipeline.finished.subject import find_subject, measured_on
+from winml_dag.pipeline.assess.builtmodel import find_built_model, measured_on
 from winml_dag.stages.compile import COMPILE
 from winml_dag.stages.shared import FINALIZE_SHARED, shared_compile_stage
 
@@ -84,7 +84,7 @@ def test_the_final_models_refer_to_the_one_binary_by_its_final_name(shared, tmp_
     for name in ("short.onnx", "long.onnx"):
         for ep in ("qnn", None):
             with pytest.raises(UsageError, match="shares its binary with other models"):
-                measured_on(find_subject(done.outputs / "model" / name), ep, None)
+                measured_on(find_built_model(done.outputs / "model" / name), ep, None)
 
 
 def test_a_binary_of_one_model_is_not_shared_whatever_it_is_called(models, tmp_path):
@@ -92,4 +92,4 @@ def test_a_binary_of_one_model_is_not_shared_whatever_it_is_called(models, tmp_p
     folder = alone.outputs / "model"
     (tmp_path / "my_shared_qnn.bin").write_bytes((folder / "compiled_qnn.bin").read_bytes())
     write_renamed(folder / "compiled.onnx", tmp_path / "my.onnx", {"compiled_qnn.bin": "my_shared_qnn.bin"})
-    assert measured_on(find_subject(tmp_path / "my.onnx"), "qnn", None) == resolve_target("qnn", None)
+    assert measured_on(find_built_model(tmp_path / "my.onnx"), "qnn", None) == resolve_target("qnn", None)

@@ -15,7 +15,7 @@ from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.support.case import Case, Level, Operand, Outcome, Quantized
 from winml_dag.ep.support.table import read_table, table_files
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.pipeline.probing import probe
+from winml_dag.pipeline.assess.analysis import probe
 from winml_dag.stages.probe.attempt import agree, attempt, confirmed
 from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
 from winml_dag.stages.probe.measure import Measurements, measure, read_rows

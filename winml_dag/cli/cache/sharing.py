@@ -166,12 +166,12 @@ def _chosen(
 
 def _known(store: SharedStore, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
     """The records that a build of *recipes* would reuse, and how many stages it would run."""
-    from winml_dag.cli.several import planned_each, refuse_if_all_the_same
     from winml_dag.engine.admission import Capacity
     from winml_dag.engine.events import Status
+    from winml_dag.pipeline.planning import plan_each, refuse_if_all_the_same
     from winml_dag.pipeline.sweep.foreseen import look_ahead
 
-    planned = planned_each(_requests(recipes, remote), store, download=False, needs_folder=False)
+    planned = plan_each(_requests(recipes, remote), store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
     foreseen = look_ahead(planned, store, Capacity(1), rebuild=False)
     for label, error in foreseen.errors.items():
@@ -198,11 +198,10 @@ def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[st
     from winml_dag.cli.sweepplan import requests_of
     from winml_dag.pipeline.request import Overrides, Request
     from winml_dag.pipeline.sweep.selection import Selection, selected
-    from winml_dag.recipe.reading import module_items
     from winml_dag.recipe.sweep import sweep_of_files
 
     request = Request(recipes[0], Overrides(), remote=remote)
-    if are_a_sweep(recipes) or module_items(recipes[0]) is not None:
+    if are_a_sweep(recipes):
         sweep = sweep_of_files(recipes)
         return list(requests_of(sweep, selected(sweep, Selection()), request))
     return [(recipes[0].name, request)]

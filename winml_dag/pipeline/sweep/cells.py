@@ -15,8 +15,9 @@ from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Sha
 
 if TYPE_CHECKING:
     from winml_dag.engine.eta import CriticalPath
+    from winml_dag.pipeline.build import Outcome
     from winml_dag.pipeline.buildresult import StageView
-    from winml_dag.pipeline.builds import Outcome, Planned
+    from winml_dag.pipeline.planning import Planned
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.recipe.sweep import Cell

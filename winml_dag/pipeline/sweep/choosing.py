@@ -14,7 +14,7 @@ _TIES = ("cosine", "size", "latency")
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluation:
     """A cell in view of a goal.
 
     Attributes:
@@ -66,31 +66,31 @@ class Judged:
             yield f"{bound.measure} is {found}, {side} {bound.text[2:].strip()}"
 
 
-def judge(goal: Goal, result: CellResult, facts: Facts | None) -> Judged:
+def evaluate(goal: Goal, result: CellResult, facts: Facts | None) -> Evaluation:
     """*result* held against the bounds of *goal*."""
     if facts is None:
-        return Judged(result, None, (), {})
+        return Evaluation(result, None, (), {})
     unknown = {name: facts.missing.get(name, "") for name in goal.measures if name not in facts.values}
     broken = tuple(
         bound for bound in goal.bounds if bound.measure in facts.values and not bound.holds(facts.values[bound.measure])
     )
-    return Judged(result, facts, broken, unknown)
+    return Evaluation(result, facts, broken, unknown)
 
 
-def winner(goal: Goal, judged: Sequence[Judged]) -> Judged | None:
+def winner(goal: Goal, evaluations: Sequence[Evaluation]) -> Evaluation | None:
     """The best of those that meet the bounds of *goal*; of equal ones, the one of better quality, then the smaller, the
     faster, the first.
     """
-    order = {id(one): place for place, one in enumerate(judged)}
-    meeting = [one for one in judged if one.meets]
+    order = {id(one): place for place, one in enumerate(evaluations)}
+    meeting = [one for one in evaluations if one.meets]
     return min(meeting, key=lambda one: (*_rank(goal, one), order[id(one)]), default=None)
 
 
-def nearest(goal: Goal, judged: Sequence[Judged]) -> Judged | None:
+def nearest(goal: Goal, evaluations: Sequence[Evaluation]) -> Evaluation | None:
     """The cell that comes nearest to the bounds of *goal*, where none meets them: whose largest shortfall, as a part of
     the bound, is smallest.
     """
-    missing = [one for one in judged if one.broken and not one.unknown]
+    missing = [one for one in evaluations if one.broken and not one.unknown]
     order = {id(one): place for place, one in enumerate(missing)}
     return min(missing, key=lambda one: (_shortfall(one), *_rank(goal, one), order[id(one)]), default=None)
 
@@ -115,7 +115,7 @@ def figure(measure: str, value: float) -> str:
     return f"{value:.8g} {unit}".rstrip()
 
 
-def _rank(goal: Goal, one: Judged) -> tuple[float, ...]:
+def _rank(goal: Goal, one: Evaluation) -> tuple[float, ...]:
     ties = (one.value(name) for name in _TIES)
     signed = (
         float("inf") if value is None else -value if MEASURES[name].more_is_better else value
@@ -125,7 +125,7 @@ def _rank(goal: Goal, one: Judged) -> tuple[float, ...]:
     return (float("inf") if minimized is None else minimized, *signed)
 
 
-def _shortfall(one: Judged) -> float:
+def _shortfall(one: Evaluation) -> float:
     assert one.facts is not None
     return max(
         abs(one.facts.values[bound.measure] - bound.value) / max(abs(bound.value), 1e-12) for bound in one.broken

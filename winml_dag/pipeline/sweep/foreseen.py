@@ -14,10 +14,10 @@ from winml_dag.engine.expectations import Expectations, expected_work, remembere
 from winml_dag.engine.merge import Merged
 from winml_dag.engine.plan import remembered_name
 from winml_dag.errors import WinmlDagError
-from winml_dag.pipeline.build import plan
+from winml_dag.pipeline.build import Census, census_of, first_rounds, merged, plan
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, StageView
-from winml_dag.pipeline.builds import Census, Planned, census_of, first_rounds, merged
+from winml_dag.pipeline.planning import Planned
 from winml_dag.store.local import LocalStore
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.layout import BUILD_CONFIG
-from winml_dag.pipeline.sweep.choosing import Judged, is_pending, judge, nearest, winner
+from winml_dag.pipeline.run import Driver
+from winml_dag.pipeline.sweep.choosing import Evaluation, evaluate, is_pending, nearest, winner
 from winml_dag.pipeline.sweep.facts import Facts, facts_of
-from winml_dag.pipeline.sweep.measuring import Running
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
-from winml_dag.pipeline.sweep.search import Hunt, hunt_together, rank_cells
+from winml_dag.pipeline.sweep.search import PrecisionSearch, rank_cells, search_together
 from winml_dag.recipe.goal import Goal, group_axes, groups, winner_folder
 from winml_dag.smallfiles import read_json
 
@@ -39,25 +39,25 @@ class Means:
         request: what builds a cell, with the options of this run.
         carry_out: builds and measures further cells as those of the sweep are, and gives a result for each, in order.
         put: brings a folder up to date with what a cell builds, all of which is known; raises WinmlDagError.
-        running: how graphs are carried out besides the builds.
+        driver: carries out what there is besides the builds.
     """
 
     folder: Path
     request: Callable[[Cell], Request]
     carry_out: Callable[[Sequence[Cell]], Sequence[CellResult]]
     put: Callable[[Cell, Path], None]
-    running: Running
+    driver: Driver
 
 
 @dataclass(frozen=True)
-class Pursued:
+class GoalOutcome:
     """The results of all goals, and the cells that were added in search of better ones."""
 
     goals: tuple[GoalResult, ...]
     trials: tuple[CellResult, ...] = ()
 
 
-def pursue_goals(sweep: Sweep, results: Sequence[CellResult], means: Means) -> Pursued:
+def pursue_goals(sweep: Sweep, results: Sequence[CellResult], means: Means) -> GoalOutcome:
     """The winners among *results*, which are of the cells of *sweep*, by each of its goals; where it asks for a search,
     among further cells too. Winners are put in place.
 
@@ -69,12 +69,12 @@ def pursue_goals(sweep: Sweep, results: Sequence[CellResult], means: Means) -> P
 
 @dataclass
 class _Choice:
-    """One goal in one group of cells; ``hunt`` is the search that was begun in it, ``why`` why none was."""
+    """One goal in one group of cells; ``precision_search`` is the search that was begun in it, ``why`` why none was."""
 
     goal: Goal
     group: Mapping[str, str]
     members: tuple[Cell, ...]
-    hunt: Hunt | None = None
+    precision_search: PrecisionSearch | None = None
     why: str = ""
 
 
@@ -86,12 +86,12 @@ class _Pursuit:
     trials: Mapping[str, tuple[Cell, CellResult]] = field(default_factory=dict)
     _facts: dict[str, Facts] = field(default_factory=dict)
 
-    def run(self) -> Pursued:
+    def run(self) -> GoalOutcome:
         choices = list(self._choices())
         if self.sweep.search is not None:
             self._search(choices)
         goals = tuple(self._result(choice) for choice in choices)
-        return Pursued(goals, tuple(result for _, result in self.trials.values()))
+        return GoalOutcome(goals, tuple(result for _, result in self.trials.values()))
 
     @cached_property
     def _by_name(self) -> Mapping[str, CellResult]:
@@ -104,12 +104,12 @@ class _Pursuit:
                 members = tuple(cell for cell in cells if all(cell.values[axis] == group[axis] for axis in group))
                 yield _Choice(goal, group, members)
 
-    def _judged(self, choice: _Choice) -> list[Judged]:
+    def _evaluations(self, choice: _Choice) -> list[Evaluation]:
         """The cells to choose among, with the trials that began with one of them."""
         names = {cell.name for cell in choice.members}
         own = [self._by_name[cell.name] for cell in choice.members if cell.name in self._by_name]
         trials = [result for _, result in self.trials.values() if result.trial_of in names]
-        return [judge(choice.goal, result, self._facts_of(result)) for result in (*own, *trials)]
+        return [evaluate(choice.goal, result, self._facts_of(result)) for result in (*own, *trials)]
 
     def _facts_of(self, result: CellResult) -> Facts | None:
         if not result.is_there:
@@ -123,13 +123,13 @@ class _Pursuit:
         assert search is not None
         for choice in choices:
             self._begin(choice)
-        hunts = [choice.hunt for choice in choices if choice.hunt is not None]
+        searches = [choice.precision_search for choice in choices if choice.precision_search is not None]
         ranked = rank_cells(
-            {hunt.cell.name: hunt.cell for hunt in hunts}, self.means.request, search, self.means.running
+            {one.cell.name: one.cell for one in searches}, self.means.request, search, self.means.driver
         )
-        for hunt in hunts:
-            hunt.ranked = ranked[hunt.cell.name]
-        self.trials = hunt_together(hunts, search, self._carry_out)
+        for one in searches:
+            one.ranked = ranked[one.cell.name]
+        self.trials = search_together(searches, search, self._carry_out)
 
     def _carry_out(self, cells: Sequence[Cell]) -> list[CellResult]:
         """Trials are in no recipe, so what builds one again is what its build has left."""
@@ -142,13 +142,13 @@ class _Pursuit:
 
     def _begin(self, choice: _Choice) -> None:
         """Begin a search with the cell that would win if a few of its nodes were better, if there is such a cell."""
-        judged = self._judged(choice)
-        if is_pending([one.result for one in judged]):
+        evaluations = self._evaluations(choice)
+        if is_pending([one.result for one in evaluations]):
             return
-        best = winner(choice.goal, judged)
+        best = winner(choice.goal, evaluations)
         cells = {cell.name: cell for cell in choice.members}
         starts = sorted(
-            (one for one in judged if one.misses_quality_only or _failed_validation(one.result)),
+            (one for one in evaluations if one.misses_quality_only or _failed_validation(one.result)),
             key=lambda one: _or_infinite(one.value(choice.goal.minimize)),
         )
         if not starts:
@@ -167,31 +167,33 @@ class _Pursuit:
                 f"nothing was searched: trials of {start.result.name} would be called like the cell {taken.name}"
             )
             return
-        choice.hunt = Hunt(cells[start.result.name], lambda result: self._keeps_quality(choice.goal, result))
+        choice.precision_search = PrecisionSearch(
+            cells[start.result.name], lambda result: self._keeps_quality(choice.goal, result)
+        )
 
     def _keeps_quality(self, goal: Goal, result: CellResult) -> bool:
-        return judge(goal, result, self._facts_of(result)).keeps_quality
+        return evaluate(goal, result, self._facts_of(result)).keeps_quality
 
     def _result(self, choice: _Choice) -> GoalResult:
-        judged = self._judged(choice)
+        evaluations = self._evaluations(choice)
         goal = choice.goal
         told = GoalResult(
             choice.group,
             goal.minimize,
             dict(goal.subject_to),
             None,
-            tuple(one.candidate(goal) for one in judged),
+            tuple(one.candidate(goal) for one in evaluations),
             search=self._searched(choice),
         )
-        results = [one.result for one in judged]
+        results = [one.result for one in evaluations]
         if is_pending(results):
             waiting = sum(result.status is CellStatus.NOT_REACHED for result in results)
             have = "has" if waiting == 1 else "have"
             return replace(told, pending=True, why=f"{waiting} of {len(results)} cells {have} no result yet")
         folder = winner_folder(goal, choice.group)
-        best = winner(goal, judged)
+        best = winner(goal, evaluations)
         if best is None:
-            return replace(told, why=f"{_no_winner(goal, judged)}{_left_behind(self.means.folder / folder)}")
+            return replace(told, why=f"{_no_winner(goal, evaluations)}{_left_behind(self.means.folder / folder)}")
         why = _of_an_emulator(goal, best)
         told = replace(told, winner=best.result.name, why=why)
         try:
@@ -204,9 +206,9 @@ class _Pursuit:
     def _searched(self, choice: _Choice) -> SearchResult | None:
         if self.sweep.search is None:
             return None
-        if choice.hunt is None:
+        if choice.precision_search is None:
             return SearchResult("", "", 0, {}, why=choice.why) if choice.why else None
-        return choice.hunt.result(self.sweep.search)
+        return choice.precision_search.result(self.sweep.search)
 
     def _cell(self, name: str) -> Cell:
         if name in self.trials:
@@ -224,22 +226,22 @@ def _failed_validation(result: CellResult) -> bool:
     return result.failure is not None and (result.failure.stage or "").endswith("validate")
 
 
-def _is_less(goal: Goal, one: Judged, best: Judged) -> bool:
+def _is_less(goal: Goal, one: Evaluation, best: Evaluation) -> bool:
     """Whether *one*, of which it may not be known, could become better than *best*."""
     mine, its = one.value(goal.minimize), best.value(goal.minimize)
     return mine is None or its is None or mine < its
 
 
-def _no_winner(goal: Goal, judged: Sequence[Judged]) -> str:
-    near = nearest(goal, judged)
+def _no_winner(goal: Goal, evaluations: Sequence[Evaluation]) -> str:
+    near = nearest(goal, evaluations)
     if near is None:
-        first = next((f"; {one.result.name}: {one.candidate(goal).why}" for one in judged), "")
+        first = next((f"; {one.result.name}: {one.candidate(goal).why}" for one in evaluations), "")
         return f"of no cell all is known that the goal needs{first}"
     against = near.candidate(goal).why
     return f"no cell meets the bounds; {near.result.name} comes nearest: {against}"
 
 
-def _of_an_emulator(goal: Goal, best: Judged) -> str:
+def _of_an_emulator(goal: Goal, best: Evaluation) -> str:
     goes_by = [name for name in goal.measures if name in _OF_THE_DEVICE]
     if best.facts is None or not best.facts.emulated or not goes_by:
         return ""

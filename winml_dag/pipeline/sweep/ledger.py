@@ -184,7 +184,7 @@ class Ledger:
 def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
     """What is told of a run before it has begun."""
     from winml_dag import TOOL_ID
-    from winml_dag.pipeline.finished.host import this_host
+    from winml_dag.pipeline.assess.host import this_host
 
     return SweepResult(
         name=sweep.name,

@@ -12,33 +12,85 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult
 from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.pipeline.build import BuildOptions, build, plan
-from winml_dag.pipeline.builds import Outcome, Planned, build_all
-from winml_dag.pipeline.environment import Environment, environment_fingerprint
-from winml_dag.pipeline.planning import plan_or_refusal, plan_request
+from winml_dag.pipeline.build import Outcome, build, build_all, plan
+from winml_dag.pipeline.environment import Environment
+from winml_dag.pipeline.modules import modules_of, write_summary
+from winml_dag.pipeline.planning import plan_each, plan_request
 from winml_dag.pipeline.rounds import WithoutRounds
+from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
-from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
+from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
-from winml_dag.pipeline.sweep.measuring import Finished, Running, measure_cells
-from winml_dag.pipeline.sweep.overruled import refuse_overruled
+from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
-from winml_dag.pipeline.sweep.selection import Selection, folder_of, selected
-from winml_dag.pipeline.sweep.watching import Timed, Watcher
+from winml_dag.pipeline.sweep.selection import Selection, folder_of, refuse_overruled, selected
 from winml_dag.pipeline.uptodate import Standing, check, note_use
 from winml_dag.pipeline.uptodate import keys_of as keys_of_note
 from winml_dag.recipe.sweep import sweep_of_files
 
 if TYPE_CHECKING:
+    from winml_dag.engine.eta import Eta
     from winml_dag.engine.execute import Executor
+    from winml_dag.engine.reason import Reason
+    from winml_dag.engine.stage import Node
     from winml_dag.pipeline.request import Request
+    from winml_dag.recipe.reading import ModuleItem
     from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.store.local import LocalStore
 
 _OUTDATED = "it was built as the sweep was then, and this run was not for it"
+
+
+class Watcher(Observer, Protocol):
+    """Told of stages as any observer is, with the name of a cell before the id of each node; and of cells."""
+
+    def phase(self, doing: str, cells: Sequence[str]) -> None:
+        """What comes now is done for each of *cells*."""
+
+    def cell(self, name: str, status: CellStatus, why: str = "") -> None:
+        """What became of a cell in this phase."""
+
+    def foretold(self, eta: Eta) -> None:
+        """What tells how long the stages will take that run from now on."""
+
+
+class SilentWatcher(Silent):
+    """One that says nothing."""
+
+    def phase(self, doing: str, cells: Sequence[str]) -> None: ...
+
+    def cell(self, name: str, status: CellStatus, why: str = "") -> None: ...
+
+    def foretold(self, eta: Eta) -> None: ...
+
+
+class _Timed(PassingOn):
+    """Tells *observer*, and remembers when each stage began and how long it took, by its key.
+
+    ``started_at`` is in seconds since this was made.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__(observer)
+        self._zero = time.monotonic()
+        self._began: dict[str, float] = {}
+        self.started_at: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
+        self._began[node.id] = round(time.monotonic() - self._zero, 3)
+        super().started(node, reason, estimate_seconds, progress)
+
+    def finished(self, result: StageResult) -> None:
+        began = self._began.pop(result.node.id, None)
+        if began is not None and result.cache_key is not None:
+            self.started_at[result.cache_key] = began
+            self.seconds[result.cache_key] = result.elapsed_seconds or 0.0
+        super().finished(result)
 
 
 @dataclass(frozen=True)
@@ -52,6 +104,7 @@ class SweepRun:
         left_out: those of its choice that the sweep leaves out.
         recipe: the file or files, as they were named.
         commands: what builds each cell alone, by its name.
+        modules: what the cells are, where the recipe is a list of modules.
         whole: whether its goals are pursued: not by a run that sees only a part of what they choose from.
     """
 
@@ -62,6 +115,7 @@ class SweepRun:
     left_out: tuple[Cell, ...]
     recipe: str
     commands: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[ModuleItem, ...] = ()
     whole: bool = True
 
     @classmethod
@@ -86,6 +140,7 @@ class SweepRun:
             left_out=tuple(cell for cell in meant if cell.left_out),
             recipe=", ".join(map(str, named)),
             commands={cell.name: f"{command} --filter {shlex.quote(cell.name)}" for cell in cells},
+            modules=modules_of(sweep, folder),
             whole=selection.shard is None,
         )
 
@@ -139,22 +194,11 @@ class _Run:
     ) -> None:
         self._asked = asked
         self._store = store
-        self._options = options
         self._watcher = watcher
-        self._executor = executor
-        self._timed = Timed(watcher)
+        self._timed = _Timed(watcher)
         head = new_head(asked.sweep, asked.recipe, options.jobs)
         self._ledger = Ledger(asked.sweep, asked.folder, [cell.name for cell in asked.cells], store, head)
-        self._running = Running(
-            store,
-            options.jobs,
-            options.rebuild,
-            options.stage_timeout_seconds,
-            WithoutRounds(self._timed),
-            executor,
-            options.memory_bytes,
-            watcher.foretold,
-        )
+        self._driver = Driver(store, options, WithoutRounds(self._timed), executor, watcher.foretold)
         # By name, what each cell was built by, and what became of it.
         self._requests: dict[str, Request] = {}
         self._results: dict[str, CellResult] = {}
@@ -166,28 +210,33 @@ class _Run:
     def run(self) -> SweepDone:
         gone = tuple(self._ledger.gone())
         try:
-            self._build(self._asked.cells, self._ledger.take, self._options)
+            self._build(self._asked.cells, self._ledger.take, self._driver)
             self._measure(self._asked.cells, self._ledger.take)
-            pursued = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
+            outcome = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
         except BaseException:
             # Whatever ended it: what there is by now is told, if it can be.
             with suppress(WinmlDagError):
                 self._ledger.write(interrupted=True)
             raise
-        if pursued is not None:
-            self._ledger.conclude(pursued.goals, pursued.trials)
+        if outcome is not None:
+            self._ledger.conclude(outcome.goals, outcome.trials)
         result = self._ledger.result(self._ledger.before) if self._ledger.is_as_before() else self._ledger.write()
-        names = {cell.name for cell in self._asked.cells} | {trial.name for trial in (pursued or Pursued(())).trials}
+        if self._asked.modules:
+            model = self._asked.request.overrides.model
+            write_summary(self._asked.folder, self._asked.modules, result.cells, model)
+        names = {cell.name for cell in self._asked.cells} | {
+            trial.name for trial in (outcome or GoalOutcome(())).trials
+        }
         cells = tuple(cell for cell in result.cells if cell.name in names)
         words = [request.words for request in self._requests.values()]
         kept = tuple(word for word in (*words, *self._put_words) if word is not None)
         return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes), self._has_data)
 
-    def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], options: BuildOptions) -> None:
+    def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], driver: Driver) -> None:
         """Bring the folders of *cells* up to date; *take* is told of each as soon as it has ended."""
         by_name = {cell.name: cell for cell in cells}
         self._requests |= {cell.name: request_of(cell, self._asked.request, self._asked.folder) for cell in cells}
-        known = {} if options.rebuild else dict(self._known(cells))
+        known = {} if driver.options.rebuild else dict(self._known(cells))
 
         def finish(result: CellResult) -> None:
             self._results[result.name] = result
@@ -200,11 +249,7 @@ class _Run:
         rest = [cell for cell in cells if cell.name not in known]
         if not rest:
             return
-        around = environment_fingerprint(time.time_ns())
-        planned = [
-            Planned(cell.name, plan_or_refusal(self._requests[cell.name], self._store, around, download=True))
-            for cell in rest
-        ]
+        planned = plan_each([(cell.name, self._requests[cell.name]) for cell in rest], self._store)
         made = Made(self._asked.commands, self._timed.started_at)
 
         def done(outcome: Outcome) -> None:
@@ -212,15 +257,8 @@ class _Run:
                 self._refusals[outcome.label] = outcome.error.exit_code
             finish(made.result(by_name[outcome.label], outcome))
 
-        outcomes = build_all(
-            planned,
-            self._store,
-            options,
-            observer=WithoutRounds(self._timed),
-            executor=self._executor,
-            done=done,
-            foretold=self._watcher.foretold,
-        )
+        # One observer for each phase: what it has told of rounds holds for no other.
+        outcomes = build_all(planned, replace(driver, observer=WithoutRounds(self._timed)), done)
         for outcome in outcomes:
             if outcome.result is not None and outcome.changed:
                 cache = [outcome.result.cache_note] if outcome.result.cache_note else []
@@ -239,6 +277,15 @@ class _Run:
             if standing is not None and standing.is_up_to_date and keys_of(last) <= {*keys_of_note(folder, words)}:
                 yield cell.name, (standing, replace(last, values=cell.values))
 
+    @property
+    def _reusing(self) -> Driver:
+        return replace(self._driver, options=replace(self._driver.options, rebuild=False))
+
+    @property
+    def _measuring(self) -> Driver:
+        """Of what is measured nothing depends on another, and all of it is measured on this machine."""
+        return replace(self._driver, options=replace(self._driver.options, keep_going=True, cluster=None))
+
     def _measure(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
         """Measure those of *cells* that are there, as the sweep says."""
         measure = self._asked.sweep.measure
@@ -252,12 +299,12 @@ class _Run:
         def done(name: str) -> None:
             self._watcher.cell(name, self._results[name].status)
 
-        for name, measured in measure_cells(finished, measure, self._running, done).items():
+        for name, measured in measure_cells(finished, measure, self._measuring, done).items():
             result = replace(self._results[name], perf=measured.perf, eval=measured.eval)
             self._results[name] = result
             take(result)
 
-    def _pursue(self) -> Pursued:
+    def _pursue(self) -> GoalOutcome:
         """The winners among all cells that are there, whichever run has built them."""
         known = {cell.name: cell for cell in self._ledger.result(self._ledger.before).cells} | self._results
         known |= {cell.name: cell for cell in self._outdated(known)}
@@ -266,7 +313,7 @@ class _Run:
             request=lambda cell: request_of(cell, self._asked.request, self._asked.folder),
             carry_out=self._carry_out,
             put=self._put,
-            running=self._running,
+            driver=self._measuring,
         )
         return pursue_goals(self._asked.sweep, [known[cell.name] for cell in self._asked.sweep.cells], means)
 
@@ -274,24 +321,21 @@ class _Run:
         """Of cells that another run has built, those that would be built otherwise now: what is known of them says
         nothing of what would be put in place.
         """
-        around = environment_fingerprint(time.time_ns())
-        for cell in self._asked.sweep.cells:
-            last = known[cell.name]
-            if cell.name in self._results or not last.is_there:
-                continue
-            request = request_of(cell, self._asked.request, self._asked.folder)
-            planned = plan_or_refusal(request, self._store, around, download=True)
+        cells = self._asked.sweep.cells
+        others = [cell for cell in cells if cell.name not in self._results and known[cell.name].is_there]
+        requests = [(cell.name, request_of(cell, self._asked.request, self._asked.folder)) for cell in others]
+        for planned in plan_each(requests, self._store):
             now = frozenset[str | None]()
-            if not isinstance(planned, WinmlDagError):
-                now = frozenset(view.cache_key for view in plan(planned, self._store).stages)
-            if not keys_of(last) <= now:
-                yield replace(last, status=CellStatus.NOT_REACHED, why=_OUTDATED)
+            if not isinstance(planned.graph, WinmlDagError):
+                now = frozenset(view.cache_key for view in plan(planned.graph, self._store).stages)
+            if not keys_of(known[planned.label]) <= now:
+                yield replace(known[planned.label], status=CellStatus.NOT_REACHED, why=_OUTDATED)
 
     def _carry_out(self, cells: Sequence[Cell]) -> Sequence[CellResult]:
         """Build and measure further *cells* as those of the sweep."""
         self._watcher.phase("searching", [cell.name for cell in cells])
         # What they share with the sweep's cells was made anew with those, and would be again in every round.
-        self._build(cells, lambda _: None, replace(self._options, rebuild=False))
+        self._build(cells, lambda _: None, self._reusing)
         self._measure(cells, lambda _: None)
         return [self._results[cell.name] for cell in cells]
 
@@ -303,8 +347,7 @@ class _Run:
         """
         request = replace(request_of(cell, self._asked.request, self._asked.folder), output_dir=folder)
         planned = plan_request(request, self._store, download=True)
-        again = replace(self._options, rebuild=False)
-        result = build(planned, self._store, again, observer=WithoutRounds(self._timed), executor=self._executor)
+        result = build(planned, self._reusing)
         if result.failed:
             raise StageError(f"{folder} could not be brought up to date with {cell.name}.")
         if request.words is not None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StoreError, WinmlDagError
-from winml_dag.pipeline.finished.measurement import MeasurementGraph
-from winml_dag.pipeline.sweep.measuring import Running, run_together
+from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, MeasurementJob
+from winml_dag.pipeline.run import Driver, Ended
 from winml_dag.pipeline.sweep.result import CellResult, SearchResult
 from winml_dag.pipeline.variant import Build, CompositeBuild, OnlyDeclared, Skip
 from winml_dag.recipe.goal import Search
@@ -28,7 +28,6 @@ from winml_dag.stages.sensitivity import RELIEF, REPORT_FILE
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.engine.events import StageResult
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell
     from winml_dag.store.local import LocalStore
@@ -156,7 +155,7 @@ class Ranked:
 
 
 @dataclass
-class Hunt:
+class PrecisionSearch:
     """One search that is going on. ``holds``: whether a trial keeps the bounds on quality.
 
     Attributes:
@@ -228,44 +227,46 @@ class Hunt:
         return sum(len(tried) - 1 for tried in self.tried)
 
 
-def hunt_together(
-    hunts: Sequence[Hunt],
+def search_together(
+    searches: Sequence[PrecisionSearch],
     search: Search,
     carry_out: Callable[[Sequence[Cell]], Sequence[CellResult]],
 ) -> Mapping[str, tuple[Cell, CellResult]]:
-    """Carry all *hunts* on to their end, a round of trials of all at a time; every trial that was made, by name.
+    """Carry all *searches* on to their end, a round of trials of all at a time; every trial that was made, by name.
 
     Raises:
         KeyboardInterrupt: after children have been ended.
     """
     made: dict[str, tuple[Cell, CellResult]] = {}
     while True:
-        asked = [(hunt, count, hunt.trial(count)) for hunt in hunts for count in hunt.wanted(search)]
+        asked = [(one, count, one.trial(count)) for one in searches for count in one.wanted(search)]
         if not asked:
             return made
         # Several goals may search one cell.
-        new = {cell.name: (hunt, cell) for hunt, _, cell in asked if cell.name not in made}
+        new = {cell.name: (one, cell) for one, _, cell in asked if cell.name not in made}
         results = carry_out([cell for _, cell in new.values()])
-        for (hunt, cell), result in zip(new.values(), results, strict=True):
-            made[cell.name] = (cell, replace(result, trial_of=hunt.cell.name))
-        for hunt, count, cell in asked:
-            hunt.tried[-1][count] = hunt.holds(made[cell.name][1])
+        for (one, cell), result in zip(new.values(), results, strict=True):
+            made[cell.name] = (cell, replace(result, trial_of=one.cell.name))
+        for one, count, cell in asked:
+            one.tried[-1][count] = one.holds(made[cell.name][1])
 
 
 def rank_cells(
-    cells: Mapping[str, Cell], request: Callable[[Cell], Request], search: Search, running: Running
+    cells: Mapping[str, Cell], request: Callable[[Cell], Request], search: Search, driver: Driver
 ) -> Mapping[str, Ranked | str]:
     """By the name of each of *cells*, its nodes by what quantizing them costs, or why they cannot be ranked.
 
     Raises:
         KeyboardInterrupt: after children have been ended.
     """
-    planned = {name: _planned(request(cell), search, running.store) for name, cell in cells.items()}
+    planned = {name: _planned(request(cell), search, driver.store) for name, cell in cells.items()}
     graphs = {name: one[0] for name, one in planned.items() if not isinstance(one, str)}
     # What comes before the ranking belongs to the cells, which were made anew where that was asked for.
-    results = run_together(graphs, replace(running, rebuild=False), jobs=running.jobs)
+    driver = replace(driver, options=replace(driver.options, rebuild=False))
+    ended = driver.run([MeasurementJob(graph, driver.store, name) for name, graph in graphs.items()])
+    results = dict(zip(graphs, ended, strict=True))
     return {
-        name: one if isinstance(one, str) else _ranked(results[name], one[1], running.store)
+        name: one if isinstance(one, str) else _ranked(results[name], one[1], driver.store)
         for name, one in planned.items()
     }
 
@@ -283,7 +284,7 @@ def _planned(request: Request, search: Search, store: LocalStore) -> tuple[Measu
         keepings = keepings_of(build, search)
         if isinstance(keepings, str):
             return keepings
-        given = request.overrides.quant_settings or {}
+        given = request.overrides.section("quant")
         if taken := next((keeping.field for keeping in keepings if keeping.field in given), None):
             return f"quant.{taken} was given on the command line, and would stand in place of what is searched for"
         assert isinstance(build, Build)
@@ -307,7 +308,11 @@ def _planned(request: Request, search: Search, store: LocalStore) -> tuple[Measu
     return MeasurementGraph(graph.graph, graph.sources, build.summary.scope), keepings
 
 
-def _ranked(results: Sequence[StageResult], keepings: tuple[Keeping, ...], store: LocalStore) -> Ranked | str:
+def _ranked(ended: Ended[Measurement], keepings: tuple[Keeping, ...], store: LocalStore) -> Ranked | str:
+    if isinstance(ended, WinmlDagError):
+        return str(ended)
+    assert ended is not None
+    results = ended.results
     if failed := next((result for result in results if result.record is None), None):
         return f"{failed.node.id} failed: {failed.error}" if failed.error else f"{failed.node.id}: {failed.reason}"
     record = next(result.record for result in results if result.node.stage.name == "sensitivity")

@@ -10,7 +10,8 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.sweep.result import CellStatus
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.request import Request
+    from winml_dag.pipeline.request import Overrides, Request
+    from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.recipe.sweep import Cell, Sweep
 
 FAILED = (CellStatus.FAILED, CellStatus.REFUSED)
@@ -71,3 +72,31 @@ def _failed(folder: Path) -> frozenset[str]:
     if last is None:
         raise UsageError(f"No sweep was run in {folder} yet.", advice="Leave out --retry-failed.")
     return frozenset(cell.name for cell in last.cells if cell.status in FAILED)
+
+
+# By the field of a recipe, the options that say it for every cell.
+_OPTIONS = {"model": "--model", "ep": "--ep", "device": "--device", "precision": "--precision"}
+
+
+def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
+    """Refuse *overrides* of a field in which cells of the matrix differ.
+
+    Of several recipes without a matrix nothing is compared by name, so there an option may be for all of them.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    recipes = [cell.recipe for cell in sweep.cells if cell.recipe is not None and sweep.axes]
+    for field, option in _OPTIONS.items():
+        asked = getattr(overrides, field) or (field == "model" and overrides.onnx)
+        said = {_said(recipe, field) for recipe in recipes}
+        if asked and len(said) > 1:
+            raise UsageError(
+                f"{option} would be one {field} for all cells, and the matrix has several: {', '.join(sorted(said))}.",
+                advice=f"Leave {option} out; --filter chooses cells.",
+            )
+
+
+def _said(recipe: LoadedRecipe, field: str) -> str:
+    value = getattr(recipe.recipe, field)
+    return "none" if value is None else str(value)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.pipeline.environment import Environment
-from winml_dag.pipeline.sweep.result import SWEEP
 from winml_dag.pipeline.uptodate import (
     MALFORMED,
     Entry,
@@ -93,29 +92,31 @@ def keep_sweep_stamp(
     found: SweepStamp,
     *,
     files: Sequence[Path],
+    results: Sequence[str],
     builds: Sequence[str],
     began_ns: int,
     environment: Mapping[str, JsonValue],
     looks: FirstLooks,
 ) -> None:
     """Keep that *words* led to *found*, which stands on the requests *builds*, read from *files* not before *began_ns*
-    in the *environment* of that fingerprint, when *looks* were taken.
+    in the *environment* of that fingerprint, when *looks* were taken. *results*: the names of what was put into its
+    folder itself.
     """
     folder = str(cache_dir.absolute())
     paths = list(dict.fromkeys(str(path.absolute()) for path in files))
     if not all(changetime.has_settled(Path(path), began_ns) for path in paths):
         return  # nothing would tell what was edited while it was read
-    top = str(Path(found.folder).absolute())
-    result = str(Path(top, SWEEP))
-    put = look([result])
-    digests = [content_of(path) for path in (*paths, result)]
+    there = [str(Path(found.folder).absolute() / name) for name in results]
+    put = look(there)
+    digests = [content_of(path) for path in (*paths, *there)]
     seen = look(paths)
     if seen != looks.of(paths):
         return
     seen += put
-    groups, young = Groups(len(paths), outputs=1), racy(seen, began_ns)
-    header = Header(words, environment, places_of([top]), groups, young, complete=True)
+    groups, young = Groups(len(paths), outputs=len(there)), racy(seen, began_ns)
+    places = places_of([str(Path(found.folder).absolute())])
+    header = Header(words, environment, places, groups, young, complete=True)
     plan = json.dumps({**asdict(found), "builds": builds}).encode()
     # It goes with the last result that it stands on.
     keys = dict.fromkeys(key for each in builds for key in keys_of(folder, each))
-    Entry.of(header, [*paths, result], seen, digests, plan).keep(folder, keys)
+    Entry.of(header, [*paths, *there], seen, digests, plan).keep(folder, keys)

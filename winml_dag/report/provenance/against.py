@@ -14,7 +14,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError
-from winml_dag.pipeline.finished.verification import HIDDEN, FileCheck, Found, check_file, recipe_folder
+from winml_dag.pipeline.assess.verification import HIDDEN, FileCheck, Found, check_file, recipe_folder
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.report.provenance.document import CYCLONEDX, SLSA, require

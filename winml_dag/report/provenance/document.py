@@ -14,8 +14,8 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.pipeline.assess.verification import Found, Verification, load_manifest, recipe_folder, verify
 from winml_dag.pipeline.documents import BuildManifest, Origin
-from winml_dag.pipeline.finished.verification import Found, Verification, load_manifest, recipe_folder, verify
 from winml_dag.pipeline.hub import cached_snapshot
 from winml_dag.pipeline.jsonfile import has_mark, put_text
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed

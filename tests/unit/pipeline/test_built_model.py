@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.finished.subject import find_subject, measured_on, request_for
-from winml_dag.pipeline.finished.subject import float_model as float_model_of
+from winml_dag.pipeline.assess.builtmodel import find_built_model, measured_on, request_for
+from winml_dag.pipeline.assess.builtmodel import float_model as float_model_of
 from winml_dag.store.local import LocalStore
 
 
@@ -65,50 +65,50 @@ def built(tmp_path: Path) -> Path:
 
 
 def test_an_output_folder_tells_all_that_its_build_decided(built: Path) -> None:
-    subject = find_subject(built)
+    found = find_built_model(built)
 
-    assert subject.model.path == built / "model.onnx"
-    assert subject.target == Target(QNN, "npu")
-    assert (subject.precision, subject.task) == ("w8a16", "fill-mask")
-    assert subject.provider_options == {"soc_model": "60"}, "an option that names a file is no option of a session"
-    assert subject.uncompiled is not None
-    assert subject.uncompiled.path.name == "quantized.onnx"
-    reference = float_model_of(subject, LocalStore(built / "cache"))
+    assert found.model.path == built / "model.onnx"
+    assert found.target == Target(QNN, "npu")
+    assert (found.precision, found.task) == ("w8a16", "fill-mask")
+    assert found.provider_options == {"soc_model": "60"}, "an option that names a file is no option of a session"
+    assert found.uncompiled is not None
+    assert found.uncompiled.path.name == "quantized.onnx"
+    reference = float_model_of(found, LocalStore(built / "cache"))
     assert reference is not None
     assert reference.path == built / "optimized.onnx"
 
 
 def test_a_file_of_an_output_folder_is_known_by_its_build(built: Path) -> None:
-    subject = find_subject(built / "optimized.onnx")
+    found = find_built_model(built / "optimized.onnx")
 
-    assert (subject.target, subject.precision, subject.uncompiled) == (Target(QNN, "npu"), None, None)
+    assert (found.target, found.precision, found.uncompiled) == (Target(QNN, "npu"), None, None)
 
 
 def test_a_file_that_the_build_did_not_put_there_is_not_its_own(built: Path) -> None:
-    subject = find_subject(float_model(built / "strange.onnx"))
+    found = find_built_model(float_model(built / "strange.onnx"))
 
-    assert (subject.manifest, subject.target) == (None, Target(CPU, "cpu"))
+    assert (found.manifest, found.target) == (None, Target(CPU, "cpu"))
 
 
 def test_what_has_gone_from_an_output_folder_is_done_without(built: Path) -> None:
     for name in ("quantized.onnx", "optimized.onnx"):
         (built / name).unlink()
 
-    subject = find_subject(built)
+    found = find_built_model(built)
 
     mine = (built.parent / "mine.onnx").resolve()
-    assert subject.uncompiled is not None
-    assert subject.uncompiled.path.resolve() == mine
-    reference = float_model_of(subject, LocalStore(built / "cache"))
+    assert found.uncompiled is not None
+    assert found.uncompiled.path.resolve() == mine
+    reference = float_model_of(found, LocalStore(built / "cache"))
     assert reference is not None
     assert reference.path.resolve() == mine
 
 
 def test_a_compiled_model_alone_says_whose_it_is(tmp_path: Path) -> None:
-    subject = find_subject(compiled_model(tmp_path / "anything.onnx"))
+    found = find_built_model(compiled_model(tmp_path / "anything.onnx"))
 
-    assert subject.target == Target(QNN, "npu")
-    assert subject.uncompiled is None
+    assert found.target == Target(QNN, "npu")
+    assert found.uncompiled is None
 
 
 @pytest.mark.parametrize(("source", "told"), [("QNN", Target(QNN, "npu")), ("", Target(CPU, "cpu"))])
@@ -118,31 +118,31 @@ def test_a_binary_that_says_whose_it_is_is_believed_and_not_the_manifest(
     files = {"model.onnx": compiled_model(tmp_path / "model.onnx", source=source)}
     output_folder(tmp_path, files, {}, execution_provider=CPU.name, device="cpu")
 
-    assert find_subject(tmp_path).target == told
+    assert find_built_model(tmp_path).target == told
 
 
 def test_a_compiled_model_runs_on_no_other_provider(tmp_path: Path) -> None:
-    subject = find_subject(compiled_model(tmp_path / "anything.onnx"))
+    found = find_built_model(compiled_model(tmp_path / "anything.onnx"))
 
-    assert measured_on(subject, None, "npu") == Target(QNN, "npu")
+    assert measured_on(found, None, "npu") == Target(QNN, "npu")
     with pytest.raises(UsageError, match="is compiled for QNNExecutionProvider and runs nowhere else"):
-        measured_on(subject, "cpu", None)
+        measured_on(found, "cpu", None)
 
 
 def test_a_model_runs_where_its_user_says(built: Path) -> None:
-    subject = find_subject(built / "quantized.onnx")
+    found = find_built_model(built / "quantized.onnx")
 
-    assert measured_on(subject, None, None) == Target(QNN, "npu")
-    assert measured_on(subject, None, "gpu") == Target(QNN, "gpu")
-    assert measured_on(subject, "cpu", None) == Target(CPU, "cpu")
-    assert measured_on(subject, None, "cpu") == Target(CPU, "cpu")
+    assert measured_on(found, None, None) == Target(QNN, "npu")
+    assert measured_on(found, None, "gpu") == Target(QNN, "gpu")
+    assert measured_on(found, "cpu", None) == Target(CPU, "cpu")
+    assert measured_on(found, None, "cpu") == Target(CPU, "cpu")
 
 
 def test_the_only_model_of_a_folder_is_meant(tmp_path: Path) -> None:
     model = float_model(tmp_path / "only.onnx")
     (tmp_path / "folder.onnx").mkdir()
 
-    assert find_subject(tmp_path).model.path == model
+    assert find_built_model(tmp_path).model.path == model
 
 
 @pytest.mark.parametrize(
@@ -158,19 +158,19 @@ def test_a_folder_without_a_model_to_choose(tmp_path: Path, files: tuple[str, ..
         float_model(tmp_path / name) if name.endswith(".onnx") else (tmp_path / name).write_text("{}")
 
     with pytest.raises(InputError, match=wrong):
-        find_subject(tmp_path)
+        find_built_model(tmp_path)
 
 
 def test_a_build_without_a_model_has_nothing_to_measure(tmp_path: Path) -> None:
     output_folder(tmp_path, {}, {})
 
     with pytest.raises(UsageError, match="makes no model"):
-        find_subject(tmp_path)
+        find_built_model(tmp_path)
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"org/name does not exist.*winml-dag build -m"):
-        find_subject(tmp_path / "org" / "name")
+        find_built_model(tmp_path / "org" / "name")
 
 
 def test_a_recipe_is_given_with_its_own_option(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_recipe_is_given_with_its_own_option(tmp_path: Path) -> None:
     recipe.write_text("model: m\n")
 
     with pytest.raises(UsageError, match="give it with -c"):
-        find_subject(recipe)
+        find_built_model(recipe)
 
 
 @pytest.mark.parametrize(("text", "in_cache"), [("model: m\n", True), ("model: m\noutput_dir: out\n", False)])

@@ -1,38 +1,49 @@
-"""What eval asks for: a finished model, data, and a reference to hold it against; as a graph to be carried out."""
+"""What eval asks for (a finished model, data, and a reference to hold it against) as a graph, and what it found."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from winml_dag.canonical import JsonValue
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source
 from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import Target, is_emulated
 from winml_dag.errors import InputError, RecipeError, UsageError
-from winml_dag.pipeline.calibration import packages_of, require_packages
-from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
-from winml_dag.pipeline.finished.measurement import MeasurementGraph, measuring_node, plan_measurement
-from winml_dag.pipeline.finished.subject import (
+from winml_dag.pipeline.assess.builtmodel import (
+    BuiltModel,
     StoredModel,
-    Subject,
     float_model,
     measured_on,
     options_on,
     processor_of,
     reference_at,
 )
+from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.calibration import packages_of, require_packages
+from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.recipe.assessment import Dataset, Eval
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.smallfiles import read_json
-from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateConfig, EvaluateFields
+from winml_dag.stages.evaluate import (
+    EVALUATE,
+    EVALUATED_AS,
+    METRICS,
+    REPORT_FILE,
+    TASKS,
+    EvaluateConfig,
+    EvaluateFields,
+)
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS
 from winml_dag.store.local import LocalStore
+from winml_dag.store.quantities import counted
 
 _ASKER = Asker("eval.dataset.path", "eval.dataset.name", "eval.dataset.split", "eval.dataset.path")
 
@@ -89,7 +100,7 @@ class EvaluationPlan:
     """An evaluation, ready to be carried out, and what it is of. ``notices``: what to know of it, a sentence each."""
 
     measurement: MeasurementGraph
-    subject: Subject
+    built: BuiltModel
     target: Target
     task: str | None
     reference: OnnxFile | StoredModel | None
@@ -109,8 +120,8 @@ def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: M
     return Eval.from_dict({**section, **said, "dataset": {**below, **dataset}})
 
 
-def plan_evaluation(subject: Subject, request: EvaluationRequest, store: LocalStore) -> EvaluationPlan:
-    """The evaluation of *subject* that *request* means.
+def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: LocalStore) -> EvaluationPlan:
+    """The evaluation of *built* that *request* means.
 
     Raises:
         UsageError: for a target that is not installed or that the model cannot run on, a task or field that means
@@ -119,29 +130,29 @@ def plan_evaluation(subject: Subject, request: EvaluationRequest, store: LocalSt
     """
     section = request.section
     _refuse_unavailable(section)
-    target = measured_on(subject, section.ep, None if section.device == "auto" else section.device)
+    target = measured_on(built, section.ep, None if section.device == "auto" else section.device)
     require_installed(target)
     compares = section.mode == "compare"
-    task = None if compares else _task(subject, section)
+    task = None if compares else _task(built, section)
     _require_data(section)
     data = _input_data(section, request.base) if compares and section.input_data else _data(request)
-    processor = None if data is None else _processor(subject, request, data, task)
-    reference = _reference(subject, request, store)
+    processor = None if data is None else _processor(built, request, data, task)
+    reference = _reference(built, request, store)
     config = EvaluateConfig(
-        _fields(subject, request, task, data),
-        RunTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
+        _fields(built, request, task, data),
+        RunTarget(target.ep.name, target.device, options_on(built, target, request.options)),
     )
     inputs = {
-        "model": subject.model.source(),
+        "model": built.model.source(),
         "reference": None if reference is None else reference.source(),
         "data": data,
         "processor": processor,
     }
     packages = packages_of(data, processor)
     node = measuring_node(EVALUATE, config_json(config), inputs, target, store.fingerprints, packages)
-    scope = f"eval {section.mode} {subject.model.path.resolve()}"
+    scope = f"eval {section.mode} {built.model.path.resolve()}"
     planned = plan_measurement([node], inputs.values(), store.fingerprints, scope)
-    return EvaluationPlan(planned, subject, target, task, reference, tuple(_notices(request, target, reference)))
+    return EvaluationPlan(planned, built, target, task, reference, tuple(_notices(request, target, reference)))
 
 
 def refuse_unbuilt(section: Eval) -> None:
@@ -191,12 +202,12 @@ def _at(section: Eval, path: str) -> object:
     return value
 
 
-def _task(subject: Subject, section: Eval) -> str:
-    said = section.task or subject.task
+def _task(built: BuiltModel, section: Eval) -> str:
+    said = section.task or built.task
     known = ", ".join(TASKS)
     if said is None:
         raise UsageError(
-            f"What is {subject.name} for? Nobody says.", advice=f"Give --task, one of: {known}; or --mode compare."
+            f"What is {built.name} for? Nobody says.", advice=f"Give --task, one of: {known}; or --mode compare."
         )
     task = EVALUATED_AS.get(said, said)
     if task not in TASKS:
@@ -206,9 +217,9 @@ def _task(subject: Subject, section: Eval) -> str:
     return task
 
 
-def _fields(subject: Subject, request: EvaluationRequest, task: str | None, data: Source | None) -> EvaluateFields:
+def _fields(built: BuiltModel, request: EvaluationRequest, task: str | None, data: Source | None) -> EvaluateFields:
     section, dataset = request.section, request.section.dataset
-    said = section.task or subject.task or ""
+    said = section.task or built.task or ""
     has_columns = data is not None and kind_of(data.files[0].name) in (*TABLES, "npz")
     return EvaluateFields(
         mode=section.mode,
@@ -276,27 +287,27 @@ def _data(request: EvaluationRequest) -> Source | None:
     return source
 
 
-def _processor(subject: Subject, request: EvaluationRequest, data: Source, task: str | None) -> Source | None:
+def _processor(built: BuiltModel, request: EvaluationRequest, data: Source, task: str | None) -> Source | None:
     """Tokenizer, image processor and the names of classes: of the model folder that is named, else of the one that the
     model was built from, if that is here.
     """
     named = request.section.model_id
     if named is None and task is None and kind_of(data.files[0].name) in ("npz", "npy"):
         return None
-    return processor_of(subject, named, request.base, download=request.download)
+    return processor_of(built, named, request.base, download=request.download)
 
 
-def _reference(subject: Subject, request: EvaluationRequest, store: LocalStore) -> OnnxFile | StoredModel | None:
+def _reference(built: BuiltModel, request: EvaluationRequest, store: LocalStore) -> OnnxFile | StoredModel | None:
     """The float model: as the user says, else what the build made of it."""
     named = request.section.reference_path
     if named is not None:
         return reference_at(resolve_path(request.base, named))
-    found = float_model(subject, store) if request.has_reference else None
+    found = float_model(built, store) if request.has_reference else None
     if found is None and request.section.mode == "compare":
         if not request.has_reference:
             raise UsageError("--mode compare needs the reference that --no-reference leaves out.")
         raise UsageError(
-            f"There is nothing to compare {subject.name} with: no float model of a build is beside it or in the cache.",
+            f"There is nothing to compare {built.name} with: no float model of a build is beside it or in the cache.",
             advice="Give one with --reference.",
         )
     return found
@@ -307,3 +318,88 @@ def _notices(request: EvaluationRequest, target: Target, reference: OnnxFile | S
         yield "No float model is at hand, so nothing says what the precision has cost. Give one with --reference."
     if is_emulated(target):
         yield "QNN's NPU is emulated on this processor: what is measured is the emulator's arithmetic, and slow."
+
+
+# Of the outputs' figures, those that are better when they are larger.
+_OF_OUTPUTS = ("cosine", "cosine_min", "sqnr_db")
+AGREEMENTS = ("top1", "top5", "exact")
+
+
+def evaluated_json(
+    plan: EvaluationPlan, done: Measurement, folder: Path | None, bounds: Mapping[str, float]
+) -> JsonObject:
+    """Everything that was found, of what, with what, and where it was put."""
+    keeps = kept(bounds, done)
+    found = figures(done)
+    return {
+        "success": all(keeps.values()),
+        "model": str(plan.built.model.path),
+        "precision": plan.built.precision,
+        "reference": None if plan.reference is None else str(plan.reference.path),
+        "measured": done.told,
+        "made_at": done.made_at,
+        "elapsed_seconds": round(done.elapsed_seconds, 3),
+        **report_of(done),
+        "bounds": {
+            name: {"at_least": bound, "found": _finite(found[name]), "kept": keeps[name]}
+            for name, bound in bounds.items()
+        },
+        "notices": list(notices_of(plan, done)),
+        "toolchain": done.toolchain,
+        "report": None if folder is None else str(folder / REPORT_FILE),
+    }
+
+
+def kept(bounds: Mapping[str, float], done: Measurement) -> dict[str, bool]:
+    """Which of *bounds* the model keeps. What is not defined keeps none; a ratio to no noise keeps all."""
+    found = figures(done)
+    return {name: (value := found[name]) is not None and value >= bound for name, bound in bounds.items()}
+
+
+def figures(done: Measurement) -> dict[str, float | None]:
+    """What a bound may be put on: the metrics of a task; or of all outputs the worst."""
+    found: Any = report_of(done)
+    if "metrics" in found:
+        return {name: metric["candidate"]["value"] for name, metric in found["metrics"].items()}
+    outputs = found["outputs"].values()
+    worst: dict[str, float | None] = {}
+    for name in _OF_OUTPUTS:
+        values = [_ratio(output) if name == "sqnr_db" else output[name] for output in outputs]
+        worst[name] = min((value for value in values if value is not None), default=None)
+    for name in AGREEMENTS:
+        known = [output[name] for output in outputs if output[name] is not None]
+        if known:
+            worst[name] = min(one["agreed"] / one["of"] if one["of"] else 1.0 for one in known)
+    return worst
+
+
+def report_of(done: Measurement) -> JsonObject:
+    """What the stage told, the metrics of a task in their order: records sort names."""
+    found: Any = dict(done.report)
+    if "metrics" in found:
+        metrics = found["metrics"]
+        found["metrics"] = {name: metrics[name] for name in METRICS[found["task"]] if name in metrics}
+    report: JsonObject = found
+    return report
+
+
+def notices_of(plan: EvaluationPlan, done: Measurement) -> Iterator[str]:
+    yield from plan.notices
+    full: Any = done.metrics.get("full_texts")
+    if full:
+        yield (
+            f"{counted(full, 'text')} {'fills' if full == 1 else 'fill'} the model's input to its last token; what was"
+            " longer has been cut."
+        )
+
+
+def _ratio(output: Any) -> float:
+    """Without noise it is infinite, which JSON has no number for."""
+    ratio = output["sqnr_db"]
+    if ratio is None:
+        return float("inf") if output["cosine"] == 1 else float("-inf")
+    return float(ratio)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -6,22 +6,23 @@ runs: what analyze discovers is not. So a build from it is the build of the requ
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.config import config_json
-from winml_dag.engine.stage import Source
+from winml_dag.engine.execute import Job, LocalExecutor
+from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.answer import answer_of
-from winml_dag.pipeline.modulerecipes import module_recipes
+from winml_dag.pipeline.precisions import reads
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.resolve import resolve_whole
-from winml_dag.pipeline.unread import reads
 from winml_dag.pipeline.variant import Build, CompositeBuild, Skip
 from winml_dag.recipe.schema import Recipe
-from winml_dag.stages.export import ExportConfig
+from winml_dag.stages.capture import CAPTURE, SCRIPT, CaptureConfig
+from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields
 from winml_dag.stages.export.tasks import task_named
 from winml_dag.stages.signature import MODEL, SIGNATURE, SignatureConfig
 
@@ -30,7 +31,7 @@ _OF_ANALYZE = ("auto", "max_optim_iterations", "allow_unsupported_nodes")
 
 
 @dataclass(frozen=True)
-class DecidedRecipe:
+class FrozenRecipe:
     """``recipes``: the one recipe, or one for each module; ``notices``: what to know of them, a sentence each.
 
     ``needs_model``: whether it is for all models of an architecture, so that who builds says which.
@@ -43,7 +44,7 @@ class DecidedRecipe:
     needs_model: bool = False
 
 
-def decided_recipe(request: Request, folder: Path, *, module: str | None = None) -> DecidedRecipe:
+def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) -> FrozenRecipe:
     """What *request* means, as a recipe that lies in *folder*; with *module*, recipes for the modules of that class.
 
     Raises:
@@ -74,7 +75,7 @@ def decided_recipe(request: Request, folder: Path, *, module: str | None = None)
     }
     summary = build.summary
     model = f"Any {_model_type(request, base)}" if nameless else str(summary.model_id)
-    told = DecidedRecipe((settings,), summary.notices, model, f"{summary.ep} on the {summary.device}", nameless)
+    told = FrozenRecipe((settings,), summary.notices, model, f"{summary.ep} on the {summary.device}", nameless)
     if module is not None:
         return _modules(told, settings, build, module)
     return _with_tensors(told, settings, build)
@@ -98,10 +99,10 @@ def _is_nameless(request: Request, recipe: Recipe) -> bool:
 
 
 def _model_type(request: Request, recipe: Recipe) -> JsonValue:
-    return (request.overrides.settings or {}).get("loader", {}).get("model_type") or recipe.loader.model_type
+    return request.overrides.section("loader").get("model_type") or recipe.loader.model_type
 
 
-def _modules(told: DecidedRecipe, settings: JsonObject, build: Build | CompositeBuild, module: str) -> DecidedRecipe:
+def _modules(told: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild, module: str) -> FrozenRecipe:
     if isinstance(build, CompositeBuild) or not isinstance(build.export, ExportConfig):
         raise UsageError(
             f"--module {module} is for modules of one PyTorch model that is exported.",
@@ -114,7 +115,7 @@ def _modules(told: DecidedRecipe, settings: JsonObject, build: Build | Composite
     return replace(told, recipes=found.recipes, notices=(*told.notices, *left_out))
 
 
-def _with_tensors(told: DecidedRecipe, settings: JsonObject, build: Build | CompositeBuild) -> DecidedRecipe:
+def _with_tensors(told: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild) -> FrozenRecipe:
     """*told* with the inputs and outputs of the exported model; where they cannot be told, with a notice."""
     notices: list[str] = []
     written = dict(settings)
@@ -154,7 +155,7 @@ def _readable(settings: JsonObject) -> JsonObject:
 
 def _spelled_out(settings: JsonObject, config: SignatureConfig, model: Source | None, notices: list[str]) -> JsonObject:
     try:
-        told = answer_of(SIGNATURE, config_json(config), {MODEL: model})
+        told = run_ephemeral_stage(SIGNATURE, config_json(config), {MODEL: model})
     except StageError as error:
         notices.append(f"The tensors are not spelled out: {error}")
         return settings
@@ -167,3 +168,107 @@ def _spelled_out(settings: JsonObject, config: SignatureConfig, model: Source | 
 def _section(settings: JsonObject, name: str) -> list[tuple[str, JsonValue]]:
     value = settings.get(name)
     return list(value.items()) if isinstance(value, Mapping) else []
+
+
+# What of a whole model's recipe says nothing of a module: its data are not what a module is called with.
+_OF_THE_MODEL = ("eval", "components", "output_dir")
+_OF_ITS_TENSORS = ("dynamic_axes", "batch_size", "shape_config")
+_OF_ITS_DATA = (
+    "task", "model_id", "model_type", "dataset_name", "dataset_subset", "dataset_split", "columns_mapping",
+    "calibration_data", "calibration_load_path", "calibration_save_path", "save_calibration", "node_overrides",
+    "nodes_to_exclude",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModuleRecipes:
+    """``recipes``: one for each module that can be called alone, in the order in which the model calls them;
+    ``left_out``: by path, why others have none.
+    """
+
+    recipes: tuple[JsonObject, ...]
+    left_out: Mapping[str, str]
+
+
+def module_recipes(
+    settings: JsonObject,
+    loader: LoaderFields,
+    export: ExportFields,
+    model: Source | None,
+    module_class: str,
+    *,
+    script: Source | None = None,
+) -> ModuleRecipes:
+    """A recipe for each module of *module_class*, each with what the module is called with when the model runs.
+
+    Args:
+        settings: the recipe for the whole model, with everything decided.
+        loader, export: how that model is loaded and called; *model* and *script* are where from.
+
+    Raises:
+        StageError: when the model cannot be loaded or called, or has no such modules.
+    """
+    asked = config_json(CaptureConfig(loader, export, module_class))
+    told = run_ephemeral_stage(CAPTURE, asked, {MODEL: model, SCRIPT: script})
+    found = _objects(told.get("modules"))
+    left_out = {path: str(why) for path, why in _section(told, "left_out")}
+    return ModuleRecipes(tuple(_recipe(settings, loader, module_class, module) for module in found), left_out)
+
+
+def _recipe(settings: JsonObject, of_model: LoaderFields, module_class: str, module: JsonObject) -> JsonObject:
+    whole = {name: value for name, value in settings.items() if name not in _OF_THE_MODEL}
+    loader = {
+        **dict(_section(settings, "loader")),
+        "model_type": of_model.model_type,  # winml-cli wants it
+        "model_class": module_class,
+        "module_path": module["path"],
+    }
+    export: dict[str, JsonValue] = {
+        **{name: value for name, value in _section(settings, "export") if name not in _OF_ITS_TENSORS},
+        "input_tensors": module["input_tensors"],
+        "output_tensors": [{"name": name} for name in _texts(module["outputs"])],
+    }
+    if module["arguments"]:
+        export["module_arguments"] = module["arguments"]
+    quant = settings.get("quant")
+    if isinstance(quant, Mapping):
+        whole["quant"] = {name: value for name, value in quant.items() if name not in _OF_ITS_DATA}
+    return {**whole, "loader": loader, "export": export}
+
+
+def _objects(value: JsonValue) -> list[JsonObject]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def _texts(value: JsonValue) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list | tuple) else []
+
+
+# A stage that is in no build is run for what it tells of a model, and nothing of it is kept. It has a process of its
+# own, since it may bring code of its own, and so that its memory comes back.
+
+
+def run_ephemeral_stage(stage: Stage, config: JsonObject, sources: Mapping[str, Source | None]) -> JsonObject:
+    """What *stage* tells; of *sources* it finds the folders among its surroundings, under their names there.
+
+    Raises:
+        StageError: when it fails.
+    """
+    folders = {name: str(_folder_of(source)) for name, source in sources.items() if source is not None}
+    node = Node(stage.name, stage, config, {}, surroundings=folders)
+    with tempfile.TemporaryDirectory(prefix=f"winml-dag-{stage.name}-", ignore_cleanup_errors=True) as name:
+        executor = LocalExecutor()
+        try:
+            outcome = executor.run(Job(node, Path(name), stage.timeout_seconds))
+        finally:
+            executor.close()
+    if outcome.error:
+        raise StageError(outcome.error, advice=outcome.advice)
+    return outcome.metrics
+
+
+def _folder_of(source: Source) -> Path:
+    """The folder that all files of *source* lie in, under the names that they have there."""
+    first = source.files[0]
+    # A snapshot of the hub has links to files of other names elsewhere, so they are not followed.
+    return first.path.absolute().parents[len(Path(first.name).parts) - 1]

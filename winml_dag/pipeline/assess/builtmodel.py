@@ -1,6 +1,6 @@
 """What perf, eval and inspect are about: a model file, or an output folder of ours with what its manifest tells of it.
 
-A recipe is built first, by the ordinary way; its output folder is the subject then.
+A recipe is built first, by the ordinary way; its output folder is meant then.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from winml_dag.ep.options import complete_options, file_options
 from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulated
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.sidecar import shares_binary
+from winml_dag.pipeline.assess.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.documents import BuildManifest, OneModel
-from winml_dag.pipeline.finished.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, prefixed
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.request import Overrides, Request
@@ -39,7 +39,7 @@ _FLOAT = {"export": EXPORTED, "optimize": OPTIMIZED}
 
 
 @dataclass(frozen=True)
-class Subject:
+class BuiltModel:
     """A model, and what is known of where it came from.
 
     Attributes:
@@ -95,7 +95,7 @@ class StoredModel:
         return Source(str(self.path), kinds.FLOAT_MODEL, (), stored=self.artifact)
 
 
-def find_subject(path: Path, component: str | None = None) -> Subject:
+def find_built_model(path: Path, component: str | None = None) -> BuiltModel:
     """The model that *path* means: an .onnx file, an output folder of ours, or a folder with a single .onnx file; of a
     folder with a model for each component, that of *component*.
 
@@ -109,7 +109,7 @@ def find_subject(path: Path, component: str | None = None) -> Subject:
     manifest = read_manifest(file.parent)
     if manifest is not None and file.name not in {entry.name for entry in manifest.files}:
         manifest = None
-    return _subject(str(path), OnnxFile.at(file), manifest)
+    return _built_model(str(path), OnnxFile.at(file), manifest)
 
 
 def request_for(recipe: Path) -> Request:
@@ -139,49 +139,49 @@ def refuse_component(recipe: Path, build: BuildSummary, component: str | None) -
         raise UsageError(f"{recipe} builds no component {component!r}{known_instead(component, known)}")
 
 
-def measured_on(subject: Subject, ep: str | None, device: str | None) -> Target:
-    """Where *subject* runs: as *ep* and *device* say, else where it was built for.
+def measured_on(built: BuiltModel, ep: str | None, device: str | None) -> Target:
+    """Where *built* runs: as *ep* and *device* say, else where it was built for.
 
     Raises:
         UsageError: for an unknown name, a device that the provider cannot drive, a compiled model on another provider
             than its own, and one that only a device can load.
     """
-    target = subject.model.target_named(ep, device, subject.target)
-    if is_emulated(target) and shares_binary(subject.model.path, subject.model.summary):
+    target = built.model.target_named(ep, device, built.target)
+    if is_emulated(target) and shares_binary(built.model.path, built.model.summary):
         raise UsageError(
-            f"{subject.model.path} shares its binary with other models, and QNN's emulator, which stands for the NPU"
+            f"{built.model.path} shares its binary with other models, and QNN's emulator, which stands for the NPU"
             " here, crashes when it loads such a binary.",
             advice="Run it on the device, or compile it by itself to try it here.",
         )
     return target
 
 
-def options_on(subject: Subject, target: Target, given: Mapping[str, str]) -> dict[str, str]:
-    """The provider options with which *subject* runs on *target*: those that it was built with for it, and *given* ones
+def options_on(built: BuiltModel, target: Target, given: Mapping[str, str]) -> dict[str, str]:
+    """The provider options with which *built* runs on *target*: those that it was built with for it, and *given* ones
     in place of theirs. None that names a file: such steer a compilation, and their files are not among our inputs.
 
     Raises:
         UsageError: for options that the provider does not know.
     """
-    built_with = subject.provider_options if target == subject.target else {}
+    built_with = built.provider_options if target == built.target else {}
     options = complete_options(target, {**built_with, **given})
     files = file_options(target.ep)
     return {name: value for name, value in options.items() if name not in files}
 
 
-def float_model(subject: Subject, store: LocalStore) -> OnnxFile | StoredModel | None:
-    """The float model that *subject* was made from: from its folder, else from the cache, else what the build began
+def float_model(built: BuiltModel, store: LocalStore) -> OnnxFile | StoredModel | None:
+    """The float model that *built* was made from: from its folder, else from the cache, else what the build began
     with; None where nobody has it.
     """
-    if subject.manifest is None:
+    if built.manifest is None:
         return None
     for stage, name in _FLOAT.items():
-        if found := _first(_left(subject.folder, subject.manifest, {}, (name,), subject.component)):
+        if found := _first(_left(built.folder, built.manifest, {}, (name,), built.component)):
             return found
-        made = _made_by(stage, subject.manifest.told, subject.component)
+        made = _made_by(stage, built.manifest.told, built.component)
         if made is not None and not store.missing(made.files):
-            return StoredModel(subject.folder / prefixed(name, subject.component), made)
-    return _first(_left(subject.folder, subject.manifest, subject.settings, (), subject.component))
+            return StoredModel(built.folder / prefixed(name, built.component), made)
+    return _first(_left(built.folder, built.manifest, built.settings, (), built.component))
 
 
 def _made_by(stage: str, told: BuildManifest, component: str) -> Artifact | None:
@@ -209,28 +209,28 @@ def reference_at(path: Path) -> OnnxFile:
     return found
 
 
-def processor_of(subject: Subject, named: str | None, base: Path, *, download: bool) -> Source | None:
+def processor_of(built: BuiltModel, named: str | None, base: Path, *, download: bool) -> Source | None:
     """Tokenizer, image processor and names of classes: of the model folder or hub id *named* (a path is relative to
-    *base*), else of what *subject* was built from, if that is here.
+    *base*), else of what *built* was built from, if that is here.
 
     Raises:
         InputError: when what is named is not there.
     """
     if named is not None:
         return find_processor_folder(named, base, download=download).processor_source()
-    built_from = subject.settings.get("model")
+    built_from = built.settings.get("model")
     if not isinstance(built_from, str):
         return None
     try:
-        return find_model_folder(built_from, subject.folder, None, download=download).processor_source()
+        return find_model_folder(built_from, built.folder, None, download=download).processor_source()
     except InputError:
         # It may have been taken away; the stage says so where it needs one.
         return None
 
 
-def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
+def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> BuiltModel:
     if manifest is None:
-        return Subject(name, model, model.target)
+        return BuiltModel(name, model, model.target)
     folder = model.path.parent
     component = manifest.told.component_of_file(model.path.name)
     settings = _settings(folder, component)
@@ -240,7 +240,7 @@ def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
     says_whose = any(context.source for context in model.summary.ep_context)
     if target is None or (says_whose and target.ep != model.target.ep):
         target = model.target
-    return Subject(
+    return BuiltModel(
         name,
         model,
         target,

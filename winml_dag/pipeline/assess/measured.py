@@ -11,8 +11,8 @@ from winml_dag.stages.evaluate import METRICS
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.compare import Agreement
-    from winml_dag.pipeline.finished.evaluation import EvaluationPlan
-    from winml_dag.pipeline.finished.measurement import Measurement
+    from winml_dag.pipeline.assess.eval import EvaluationPlan
+    from winml_dag.pipeline.assess.measurement import Measurement
     from winml_dag.stages.evaluate.certainty import Difference, Estimate
 
 # Of a report on one output, how often something is the same.

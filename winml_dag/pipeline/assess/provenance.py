@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
+from winml_dag.pipeline.assess.verification import FileCheck, check_file, load_manifest
 from winml_dag.pipeline.documents import Stage
-from winml_dag.pipeline.finished.verification import FileCheck, check_file, load_manifest
 from winml_dag.pipeline.layout import MANIFEST
 
 

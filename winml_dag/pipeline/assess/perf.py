@@ -16,9 +16,9 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
 from winml_dag.onnxmodel.precision import precision_of
-from winml_dag.pipeline.finished.host import Host
-from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
-from winml_dag.pipeline.finished.subject import Subject, measured_on, options_on
+from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, options_on
+from winml_dag.pipeline.assess.host import Host
+from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.recipe.assessment import Perf
 from winml_dag.stages import kinds
@@ -70,47 +70,47 @@ class PerfPlan:
     """
 
     measurement: MeasurementGraph
-    subject: Subject
+    built: BuiltModel
     precision: str
     target: Target
     baseline: OnnxFile | None
     draws: bool
 
 
-def plan_perf(subject: Subject, request: PerfRequest, host: Host, fingerprints: Fingerprints) -> PerfPlan:
-    """The measurement of *subject* on *host* that *request* means.
+def plan_perf(built: BuiltModel, request: PerfRequest, host: Host, fingerprints: Fingerprints) -> PerfPlan:
+    """The measurement of *built* on *host* that *request* means.
 
     Raises:
         UsageError: for a target that is not installed or that the model cannot run on, for options that it does not
             know, and for a batch that the model does not take.
         InputError: for a baseline or data that is missing.
     """
-    target = measured_on(subject, request.ep, request.device)
+    target = measured_on(built, request.ep, request.device)
     require_installed(target)
-    baseline = _baseline(subject, request, target)
+    baseline = _baseline(built, request, target)
     config = PerfConfig(
-        _fields(subject, request),
-        RunTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
+        _fields(built, request),
+        RunTarget(target.ep.name, target.device, options_on(built, target, request.options)),
         host.identity(device=target.device),
     )
-    model, data = subject.model.source(), _data(request.input_data)
+    model, data = built.model.source(), _data(request.input_data)
     baseline_source = None if baseline is None else baseline.source()
     inputs = {"model": model, "baseline": baseline_source, "data": data}
     measures = measuring_node(PERF, config_json(config), inputs, target, fingerprints)
-    precision = subject.precision or precision_of(read_model(subject.model.path)).name
+    precision = built.precision or precision_of(read_model(built.model.path)).name
     draws = request.draws and distribution_version("matplotlib") is not None
-    nodes = [measures, *([_drawing(measures, _title(subject, precision, target))] if draws else [])]
+    nodes = [measures, *([_drawing(measures, _title(built, precision, target))] if draws else [])]
     # Remembered by where it runs, too: another provider differs in so much that nobody wants to read it.
-    scope = f"perf {subject.model.path.resolve()}\n{target.ep.alias} {target.device}"
+    scope = f"perf {built.model.path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), fingerprints, scope)
-    return PerfPlan(planned, subject, precision, target, baseline, draws)
+    return PerfPlan(planned, built, precision, target, baseline, draws)
 
 
 def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObject:
     """Everything that was measured, of what, with what, and where it was put."""
     return {
         "success": True,
-        "model": str(plan.subject.model.path),
+        "model": str(plan.built.model.path),
         "precision": plan.precision or None,
         "measured": done.told,
         "made_at": done.made_at,
@@ -123,26 +123,26 @@ def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObj
     }
 
 
-def _fields(subject: Subject, request: PerfRequest) -> PerfFields:
-    model, perf = subject.model, request.perf
+def _fields(built: BuiltModel, request: PerfRequest) -> PerfFields:
+    model, perf = built.model, request.perf
     _refuse_batch(model, perf.batch_size)
     return PerfFields(
         warmup=perf.warmup,
         iterations=perf.iterations or (_ITERATIONS if perf.duration is None else None),
         duration=perf.duration,
         threads=perf.threads,
-        batch_size=_built_batch(subject) if perf.batch_size is None else perf.batch_size,
+        batch_size=_built_batch(built) if perf.batch_size is None else perf.batch_size,
         sizes=_sizes(model, request),
         seed=perf.seed if request.input_data is None else None,
         loads=perf.loads,
     )
 
 
-def _built_batch(subject: Subject) -> int | None:
-    """The batch that the build of *subject* fixed; None for one sample, and where its inputs are not of that batch."""
-    section = subject.settings.get("export")
+def _built_batch(built: BuiltModel) -> int | None:
+    """The batch that the build of *built* fixed; None for one sample, and where its inputs are not of that batch."""
+    section = built.settings.get("export")
     size = section.get("batch_size") if isinstance(section, Mapping) else None
-    fits = all(spec.shape[:1] == (size,) for spec in subject.model.summary.inputs)
+    fits = all(spec.shape[:1] == (size,) for spec in built.model.summary.inputs)
     return size if isinstance(size, int) and fits and size != 1 else None
 
 
@@ -180,11 +180,11 @@ def _refuse_batch(model: OnnxFile, wanted: int | None) -> None:
             )
 
 
-def _baseline(subject: Subject, request: PerfRequest, target: Target) -> OnnxFile | None:
+def _baseline(built: BuiltModel, request: PerfRequest, target: Target) -> OnnxFile | None:
     if not request.has_baseline:
         return None
     if request.baseline is None:
-        return subject.uncompiled
+        return built.uncompiled
     baseline = OnnxFile.at(request.baseline)
     made_for = {context.source for context in baseline.summary.ep_context} - {"", target.ep.name}
     if baseline.kind == kinds.COMPILED_MODEL and made_for:
@@ -211,8 +211,8 @@ def _drawing(measures: Node, title: str) -> Node:
     )
 
 
-def _title(subject: Subject, precision: str, target: Target) -> str:
-    path = subject.model.path
+def _title(built: BuiltModel, precision: str, target: Target) -> str:
+    path = built.model.path
     # Of all folders' models, most have one name.
     named = f"{path.resolve().parent.name}/{path.name}"
     return f"{named} ({precision or 'precision unknown'}) on {target.ep.name} ({target.device})"

@@ -11,28 +11,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.config import config_json
-from winml_dag.engine.events import Observer, StageResult
+from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.toolchain import versions
-from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.availability import require_installed, resolve_target
+from winml_dag.ep.options import complete_options
 from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, Target, find_ep
-from winml_dag.ep.support.case import Level, case_of_json
+from winml_dag.ep.support.case import Case, Level, Verdict, case_json, case_of_json
 from winml_dag.ep.support.table import table_files
 from winml_dag.errors import UsageError
+from winml_dag.pipeline.assess.builtmodel import BuiltModel
+from winml_dag.pipeline.assess.measurement import (
+    Measurement,
+    MeasurementGraph,
+    carry_out,
+    measuring_node,
+    plan_measurement,
+)
 from winml_dag.pipeline.autoconf import support_of
-from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, plan_measurement
-from winml_dag.pipeline.finished.subject import Subject
 from winml_dag.pipeline.inputshapes import RequestedShapes
 from winml_dag.pipeline.layout import NORMALIZED
 from winml_dag.pipeline.normalization import Normalization, normalization_for
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
-from winml_dag.pipeline.probing import probe
 from winml_dag.pipeline.sections import operators_by_default
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, Learned, QuantizedTo
 from winml_dag.stages.normalize import NORMALIZE
+from winml_dag.stages.probe import PROBE, ProbeConfig, ProbeFields
+from winml_dag.stages.target import RunTarget
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
 
@@ -67,7 +75,7 @@ class AnalysisPlan:
     """
 
     measurement: MeasurementGraph
-    subject: Subject
+    built: BuiltModel
     targets: tuple[Target, ...]
     request: AnalysisRequest
     notices: tuple[str, ...] = ()
@@ -90,20 +98,20 @@ class TargetAnalysis:
         return isinstance(nodes, Mapping) and not any(count for level, count in nodes.items() if level != "supported")
 
 
-def plan_analysis(subject: Subject, request: AnalysisRequest, fingerprints: Fingerprints) -> AnalysisPlan:
-    """The analysis of *subject* that *request* means.
+def plan_analysis(built: BuiltModel, request: AnalysisRequest, fingerprints: Fingerprints) -> AnalysisPlan:
+    """The analysis of *built* that *request* means.
 
     Raises:
         UsageError: for a target that there is not, for a precision that it does not run, and for sizes that the model
             cannot have or the target needs.
     """
-    targets = tuple(_targets(subject, request))
-    model = subject.model.source()
+    targets = tuple(_targets(built, request))
+    model = built.model.source()
     nodes, sources, notices = list[Node](), [model], list[str]()
     for target in targets:
         config = _config(request, target)
         judged = model.name
-        found = _normalization(subject, request, target, config)
+        found = _normalization(built, request, target, config)
         if found.config is not None:
             node = Node(
                 id=_id(NORMALIZE, target),
@@ -136,23 +144,23 @@ def plan_analysis(subject: Subject, request: AnalysisRequest, fingerprints: Fing
                 toolchain=versions(ANALYZE.packages),
             )
         )
-    scope = f"analyze {subject.model.path.resolve()}"
+    scope = f"analyze {built.model.path.resolve()}"
     planned = plan_measurement(nodes, sources, fingerprints, scope)
-    return AnalysisPlan(planned, subject, targets, request, tuple(dict.fromkeys(notices)))
+    return AnalysisPlan(planned, built, targets, request, tuple(dict.fromkeys(notices)))
 
 
 def _id(stage: Stage, target: Target) -> str:
     return f"{stage.name}.{target.ep.alias}_{target.device}"
 
 
-def _normalization(subject: Subject, request: AnalysisRequest, target: Target, config: AnalyzeConfig) -> Normalization:
+def _normalization(built: BuiltModel, request: AnalysisRequest, target: Target, config: AnalyzeConfig) -> Normalization:
     """What a build for *target* would do to the model before anything else; its shapes as they are where only the model
     is looked at.
     """
     if request.lint_only and request.shapes.is_empty:
         return Normalization()
     return normalization_for(
-        subject.model,
+        built.model,
         request.shapes,
         Target(CPU, "cpu") if request.lint_only else target,
         compiles=False,
@@ -173,11 +181,11 @@ def _measured() -> str:
     return f"There are tables for: {names or 'nothing'}."
 
 
-def _targets(subject: Subject, request: AnalysisRequest) -> Iterator[Target]:
+def _targets(built: BuiltModel, request: AnalysisRequest) -> Iterator[Target]:
     ep = None if request.ep in (None, AUTO) else request.ep
     device = None if request.device in (None, AUTO) else request.device
     if ALL not in (ep, device):
-        yield subject.target if ep is None and device is None else resolve_target(ep, device)
+        yield built.target if ep is None and device is None else resolve_target(ep, device)
         return
     named = None if ep in (None, ALL) else find_ep(ep)
     found = [
@@ -246,7 +254,7 @@ def judged_model(plan: AnalysisPlan, done: Measurement, store: LocalStore, folde
     node_id = _id(NORMALIZE, plan.targets[0])
     made = next((result.record for result in done.results if result.node.id == node_id), None)
     if made is None:
-        return plan.subject.model.path
+        return plan.built.model.path
     store.fetch(made.outputs["model"], folder)
     return folder / NORMALIZED
 
@@ -279,7 +287,7 @@ def merged(plan: AnalysisPlan, analyses: Sequence[TargetAnalysis], made_at: str)
     return {
         **first,
         "analysis_timestamp": made_at,
-        "metadata": {**metadata, "model_path": plan.subject.model.path.name},
+        "metadata": {**metadata, "model_path": plan.built.model.path.name},
         "results": [result for each in analyses for result in _results(each)],
     }
 
@@ -301,3 +309,52 @@ def _results(analysis: TargetAnalysis) -> Iterable[JsonObject]:
     results = analysis.file["results"]
     assert isinstance(results, list)
     return results
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What came of trying cases. ``ran``: how many were tried now; the others were known."""
+
+    verdicts: Mapping[Case, Verdict]
+    ran: int
+
+
+def probe(
+    cases: Iterable[Case],
+    target: Target,
+    store: LocalStore,
+    *,
+    options: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
+) -> Probed:
+    """Try *cases* on *target*, one after the other, with the provider *options* given besides the target's own.
+
+    A case that ends the process of its provider, or that no model can be made of, is unknown with the reason, and the
+    others are tried all the same.
+
+    Raises:
+        UsageError: when *target* is not installed.
+        StoreError: when the cache cannot be used.
+        KeyboardInterrupt: after children have been ended.
+    """
+    require_installed(target)
+    wanted = list(dict.fromkeys(cases))
+    run_target = RunTarget(target.ep.name, target.device, complete_options(target, options or {}))
+    verdicts: dict[Case, Verdict] = {}
+    ran = 0
+    for case in wanted:
+        text = canonical_json(case_json(case))
+        config = config_json(ProbeConfig(ProbeFields(text), run_target))
+        node = measuring_node(PROBE, config, {}, target, store.fingerprints)
+        scope = f"probe {target.ep.alias} {target.device}\n{text}"
+        planned = plan_measurement([replace(node, id=PROBE.name)], [], store.fingerprints, scope)
+        (result,) = carry_out(planned, store, observer=observer).results
+        if result.record is None:
+            verdicts[case] = Verdict(Level.UNKNOWN, f"{case} was tried: {result.error}")
+        else:
+            metrics = result.record.metrics
+            verdicts[case] = Verdict(
+                Level(str(metrics["verdict"])), str(metrics["reason"]), bool(metrics["compiled"]), bool(metrics["ran"])
+            )
+        ran += result.status is Status.RAN
+    return Probed(verdicts, ran)

@@ -16,17 +16,17 @@ from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.precision import precision_of
-from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
-from winml_dag.pipeline.finished.measurement import MeasurementGraph, measuring_node, plan_measurement
-from winml_dag.pipeline.finished.subject import (
+from winml_dag.pipeline.assess.builtmodel import (
+    BuiltModel,
     StoredModel,
-    Subject,
     float_model,
     measured_on,
     options_on,
     processor_of,
     reference_at,
 )
+from winml_dag.pipeline.assess.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
 from winml_dag.pipeline.layout import RANGES, prefixed
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
 from winml_dag.recipe.assessment import Validate
@@ -75,53 +75,53 @@ class ValidationPlan:
     """A validation, ready to be carried out. ``reference``: what the model is held against; None where nothing is."""
 
     measurement: MeasurementGraph
-    subject: Subject
+    built: BuiltModel
     target: Target
     precision: str
     reference: OnnxFile | StoredModel | None
     bounds: Bounds
 
 
-def plan_validation(subject: Subject, request: ValidationRequest, store: LocalStore) -> ValidationPlan:
-    """The validation of *subject* that *request* means.
+def plan_validation(built: BuiltModel, request: ValidationRequest, store: LocalStore) -> ValidationPlan:
+    """The validation of *built* that *request* means.
 
     Raises:
         UsageError: for a target that is not installed or that the model cannot run on, and for bounds without a
             reference.
         InputError: for inputs, a tokenizer or a reference that is missing.
     """
-    target = measured_on(subject, request.ep, request.device)
+    target = measured_on(built, request.ep, request.device)
     require_installed(target)
-    reference = _reference(subject, request, target, store)
-    precision = _precision(subject, request, reference)
+    reference = _reference(built, request, target, store)
+    precision = _precision(built, request, reference)
     data = _data(request)
     kind = None if data is None else str(kind_of(data.files[0].name))
     # Arrays are inputs as they are.
     prepared = kind is not None and (request.model_id is not None or kind not in ("npz", "npy"))
-    processor = processor_of(subject, request.model_id, request.base, download=True) if prepared else None
-    fields = _fields(subject, request, precision, data, has_reference=reference is not None, in_half=target.ep != CPU)
-    columns = columns_of(Quant(), request.task or subject.task) if kind in TABLES else None
+    processor = processor_of(built, request.model_id, request.base, download=True) if prepared else None
+    fields = _fields(built, request, precision, data, has_reference=reference is not None, in_half=target.ep != CPU)
+    columns = columns_of(Quant(), request.task or built.task) if kind in TABLES else None
     config = ValidateConfig(
         fields,
-        RunTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
+        RunTarget(target.ep.name, target.device, options_on(built, target, request.options)),
         None if columns is None else Columns(columns),
     )
     inputs = {
-        "model": subject.model.source(),
+        "model": built.model.source(),
         "reference": None if reference is None else reference.source(),
         "input_data": data,
         "processor": processor,
-        "ranges": _ranges(subject) if fields.calibrated else None,
+        "ranges": _ranges(built) if fields.calibrated else None,
     }
     packages = packages_of(data, processor)
     node = measuring_node(VALIDATE, config_json(config), inputs, target, store.fingerprints, packages)
-    scope = f"validate {subject.model.path.resolve()}"
+    scope = f"validate {built.model.path.resolve()}"
     planned = plan_measurement([node], inputs.values(), store.fingerprints, scope)
-    return ValidationPlan(planned, subject, target, precision, reference, fields.bounds)
+    return ValidationPlan(planned, built, target, precision, reference, fields.bounds)
 
 
 def _reference(
-    subject: Subject, request: ValidationRequest, target: Target, store: LocalStore
+    built: BuiltModel, request: ValidationRequest, target: Target, store: LocalStore
 ) -> OnnxFile | StoredModel | None:
     """As the user says, else what the build made of the float model, else the model itself on the CPU: a provider that
     takes ONNX has to give what the CPU gives.
@@ -130,20 +130,20 @@ def _reference(
         return reference_at(request.reference)
     if not request.has_reference:
         return None
-    itself = subject.model
-    made = float_model(subject, store)
+    itself = built.model
+    made = float_model(built, store)
     if made is not None and made.path.resolve() != itself.path.resolve():
         return made
     return None if target.ep == CPU or itself.kind == kinds.COMPILED_MODEL else itself
 
 
-def _precision(subject: Subject, request: ValidationRequest, reference: OnnxFile | StoredModel | None) -> str:
+def _precision(built: BuiltModel, request: ValidationRequest, reference: OnnxFile | StoredModel | None) -> str:
     """Whose bounds count: of a model that is held against itself, no precision's."""
     if request.precision is not None:
         return parse_precision(request.precision).name
-    if reference is not None and reference.path == subject.model.path:
+    if reference is not None and reference.path == built.model.path:
         return AS_IT_IS
-    return subject.precision or precision_of(read_model(subject.model.path)).name or AS_IT_IS
+    return built.precision or precision_of(read_model(built.model.path)).name or AS_IT_IS
 
 
 def _data(request: ValidationRequest) -> Source | None:
@@ -155,7 +155,7 @@ def _data(request: ValidationRequest) -> Source | None:
 
 
 def _fields(
-    subject: Subject,
+    built: BuiltModel,
     request: ValidationRequest,
     precision: str,
     data: Source | None,
@@ -163,11 +163,11 @@ def _fields(
     has_reference: bool,
     in_half: bool,
 ) -> ValidateFields:
-    section, task = request.section, request.task or subject.task
+    section, task = request.section, request.task or built.task
     bounds = Bounds(section.min_cosine, section.min_sqnr_db, section.max_abs_error, section.min_top1_agreement)
     if not has_reference and bounds != Bounds():
         raise UsageError(
-            f"There is nothing to hold {subject.model.path} against, so there is nothing to bound.",
+            f"There is nothing to hold {built.model.path} against, so there is nothing to bound.",
             advice="Give the model that it was made from as --reference, or leave the bounds out.",
         )
     bounds = bounds.completed(precision) if has_reference else bounds
@@ -179,23 +179,23 @@ def _fields(
         min_sqnr_db=bounds.min_sqnr_db,
         max_abs_error=bounds.max_abs_error,
         min_top1_agreement=bounds.min_top1_agreement,
-        calibrated=data is not None and _is_calibrated(subject),
+        calibrated=data is not None and _is_calibrated(built),
         rounding=rounding(precision, in_half=in_half) if has_reference else 0.0,
     )
 
 
-def _is_calibrated(subject: Subject) -> bool:
+def _is_calibrated(built: BuiltModel) -> bool:
     """Whether the model may have activation ranges: all but float models and what a build quantized without any."""
-    quant = subject.settings.get("quant")
+    quant = built.settings.get("quant")
     mode = quant.get("mode") if isinstance(quant, Mapping) else None
-    return subject.model.kind != kinds.FLOAT_MODEL and mode not in _WITHOUT_RANGES
+    return built.model.kind != kinds.FLOAT_MODEL and mode not in _WITHOUT_RANGES
 
 
-def _ranges(subject: Subject) -> Source | None:
+def _ranges(built: BuiltModel) -> Source | None:
     """The ranges that its build left beside the model, if it did."""
-    if subject.manifest is None:
+    if built.manifest is None:
         return None
-    name = prefixed(RANGES, subject.component)
-    if name not in {entry.name for entry in subject.manifest.files}:
+    name = prefixed(RANGES, built.component)
+    if name not in {entry.name for entry in built.manifest.files}:
         return None
-    return Source("activation ranges", kinds.RANGES, (SourceFile(RANGES, subject.folder / name),))
+    return Source("activation ranges", kinds.RANGES, (SourceFile(RANGES, built.folder / name),))

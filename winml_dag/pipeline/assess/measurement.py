@@ -9,35 +9,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.plan import foresee
 from winml_dag.engine.stage import Node, Source, Stage
-from winml_dag.engine.waves import look_ahead
 from winml_dag.ep.registry import Target
-from winml_dag.errors import StoreError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.epplace import ep_place
-from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.publish import OutputFile, prepare_folder, refuse_file
+from winml_dag.pipeline.run import BuildOptions, Driver, GraphJob
 from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
-from winml_dag.store.store import BlobDamaged
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
-
-# As for builds: what is damaged again after it was made anew is no matter of another try.
-_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -149,6 +141,47 @@ def plan_measurement(
     return MeasurementGraph(Graph.of(nodes, list(given.values())), digested, scope)
 
 
+class MeasurementJob(GraphJob[Measurement]):
+    """A measurement; all files that come out of it are put into *folder*. A stage that fails is in the result, not
+    raised; then the folder is as it was.
+    """
+
+    reports_shared_as_run = True
+
+    def __init__(
+        self,
+        planned: MeasurementGraph,
+        store: LocalStore,
+        label: str = "",
+        *,
+        folder: Path | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        super().__init__(label, planned.graph, planned.sources, planned.scope)
+        self._store = store
+        self._folder = folder
+        self._overwrite = overwrite
+
+    def refuse(self) -> None:
+        if self._folder is not None:  # before what may take long
+            refuse_file(self._folder)
+            prepare_folder(self._folder)
+
+    def finish(self, results: tuple[StageResult, ...], began: float) -> Measurement:
+        if any(result.record is None for result in results):
+            return Measurement(results, time.monotonic() - began)
+        files = tuple(sorted(file for result in results for file in _files(result)))
+        put = Materialised() if self._folder is None else self._put(files, self._folder)
+        return Measurement(results, time.monotonic() - began, files, put=put)
+
+    def _put(self, files: Sequence[FileEntry], folder: Path) -> Materialised:
+        read = (file.path for source in self.graph.sources.values() for file in source.files)
+        return OutputFile(folder, files[0].name, read, self._store, overwrite=self._overwrite).materialise(files)
+
+    def settle(self, done: Measurement, results: tuple[StageResult, ...]) -> Measurement:
+        return replace(done, note=settle_accounts(None, results, self._store))
+
+
 def carry_out(
     planned: MeasurementGraph,
     store: LocalStore,
@@ -160,82 +193,19 @@ def carry_out(
     observer: Observer | None = None,
     executor: Executor | None = None,
 ) -> Measurement:
-    """Measure, unless it is known; with *rebuild* in any case. All files that come out of it are put into *folder*.
-
-    A stage that fails is in the result, not raised; then the folder is as it was.
+    """Measure, unless it is known; with *rebuild* in any case. Stages run one at a time: nothing of ours beside what is
+    measured.
 
     Raises:
         UsageError: when a file of somebody else's is in the way in *folder*, and *overwrite* does not allow it.
         StoreError: when the cache or *folder* cannot be used.
         KeyboardInterrupt: after children have been ended.
     """
-    started = time.monotonic()
-    if folder is not None:  # before what may take long
-        refuse_file(folder)
-        prepare_folder(folder)
-    for attempt in range(_TRIES):
-        with ExitStack() as living:
-            try:
-                results = _run(planned, store, rebuild and attempt == 0, timeout_seconds, observer, executor, living)
-                if any(result.record is None for result in results):
-                    store.settle()
-                    note = settle_accounts(None, results, store)
-                    return Measurement(results, time.monotonic() - started, note=note)
-                files = tuple(sorted(file for result in results for file in _files(result)))
-                put = Materialised() if folder is None else _put(planned, files, folder, store, overwrite=overwrite)
-            except BlobDamaged:
-                continue  # it is in quarantine now, so its stage will be found wanting
-        store.settle()
-        note = settle_accounts(None, results, store)
-        return Measurement(results, time.monotonic() - started, files, note, put)
-    raise StoreError(
-        "What was measured is damaged in the cache again and again.",
-        advice="Check the disk, or choose another cache folder with --cache-dir.",
-    )
-
-
-def _run(
-    planned: MeasurementGraph,
-    store: LocalStore,
-    rebuild: bool,
-    timeout_seconds: float | None,
-    observer: Observer | None,
-    executor: Executor | None,
-    living: ExitStack,
-) -> tuple[StageResult, ...]:
-    """*living* closes what tells others that this run is alive."""
-    graph, scope = planned.graph, planned.scope
-    if not rebuild:
-        look_ahead(graph, planned.sources, store)
-    foreseen = foresee(graph, planned.sources, store, scope=scope, rebuild=rebuild)
-    if len(foreseen) == len(graph.nodes):
-        reuse_all(foreseen, store, scope, observer)
-        return foreseen
-    # Imported here: what is known is told without it.
-    from winml_dag.engine.schedule import RunOptions
-
-    scratch = living.enter_context(store.scratch.open())
-    options = RunOptions(scope, jobs=1, rebuild=rebuild)  # one at a time: nothing of ours beside what is measured
-    return run_graph(
-        graph,
-        planned.sources,
-        foreseen,
-        store,
-        scratch,
-        options,
-        observer=observer,
-        executor=executor,
-        timeout_seconds=timeout_seconds,
-    )
+    options = BuildOptions(rebuild=rebuild, stage_timeout_seconds=timeout_seconds)
+    job = MeasurementJob(planned, store, folder=folder, overwrite=overwrite)
+    return Driver(store, options, observer, executor).run_one(job)
 
 
 def _files(result: StageResult) -> tuple[FileEntry, ...]:
     assert result.record is not None
     return tuple(file for artifact in result.record.outputs.values() for file in artifact.files)
-
-
-def _put(
-    planned: MeasurementGraph, files: Sequence[FileEntry], folder: Path, store: LocalStore, *, overwrite: bool
-) -> Materialised:
-    read = (file.path for source in planned.graph.sources.values() for file in source.files)
-    return OutputFile(folder, files[0].name, read, store, overwrite=overwrite).materialise(files)

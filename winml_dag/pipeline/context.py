@@ -1,10 +1,11 @@
-"""What was asked for: a recipe, the options of one run, and the model that the two name."""
+"""What a build is resolved from: a recipe, the options of one run, and the model that the two name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Source, SourceFile
@@ -13,6 +14,7 @@ from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe
 from winml_dag.recipe.spelling import known_instead
@@ -20,9 +22,11 @@ from winml_dag.stages import kinds
 from winml_dag.stages.export.detect import model_type_of, task_of
 from winml_dag.stages.export.tasks import TASKS
 
+S = TypeVar("S", bound=Section)
+
 
 @dataclass(frozen=True)
-class Asked:
+class ResolveContext:
     """A recipe together with the options of this run: what all decisions are made from. ``base``: its folder."""
 
     recipe: Recipe
@@ -51,25 +55,30 @@ class Asked:
         return self.recipe.loader.trust_remote_code or self.overrides.trust_remote_code
 
 
-def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]] | None) -> Recipe:
-    """*recipe* with the fields of ``loader``, ``export``, ``optim`` and ``validate`` that this run asks for otherwise,
-    by section. Paths among them are absolute.
+def merged(kind: type[S], written: S | None, given: Mapping[str, JsonValue], name: str = "") -> S:
+    """The section *written*, which a recipe has as *name*, with the fields *given* in place of its own.
 
     Raises:
         RecipeError: for a field or value that is none.
     """
+    if written is not None and not given:
+        return written
+    return kind.from_dict({**(written or kind()).to_dict(), **given}, name)
+
+
+def with_settings(recipe: Recipe, overrides: Overrides) -> Recipe:
+    """*recipe* with the fields of its sections that this run asks for otherwise; those of ``quant`` and ``compile``
+    wait for the target. Raises as :func:`merged` does.
+    """
     update: dict[str, object] = {}
-    for name, given in (settings or {}).items():
-        if not given:
-            continue
-        if name == "optim":
-            update["optim"] = {**recipe.optim, **_flags(given)}
-        elif name == "loader":
-            update["loader"] = Loader.from_dict({**recipe.loader.to_dict(), **given})
-        elif name == "export":
-            update["export"] = Export.from_dict({**(recipe.export or Export()).to_dict(), **given})
-        else:
-            update["validation"] = Validate.from_dict({**recipe.validation.to_dict(), **given})
+    if given := overrides.section("loader"):
+        update["loader"] = merged(Loader, recipe.loader, given)
+    if given := overrides.section("export"):
+        update["export"] = merged(Export, recipe.export, given)
+    if given := overrides.section("optim"):
+        update["optim"] = {**recipe.optim, **_flags(given)}
+    if given := overrides.section("validate"):
+        update["validation"] = merged(Validate, recipe.validation, given)
     return recipe.model_copy(update=update) if update else recipe
 
 
@@ -106,41 +115,41 @@ class Model:
         return () if self.folder is None else self.folder.looked_at
 
 
-def find_model(asked: Asked, *, download: bool) -> Model:
-    """The model that *asked* names; *download* allows fetching it from the hub.
+def find_model(context: ResolveContext, *, download: bool) -> Model:
+    """The model that *context* names; *download* allows fetching it from the hub.
 
     Raises:
         UsageError, RecipeError: when none is named, or what is named contradicts itself.
         InputError: for a model that is missing or damaged.
     """
-    overrides, loader = asked.overrides, asked.recipe.loader
+    overrides, loader = context.overrides, context.recipe.loader
     if overrides.random_weights and (named := overrides.model or overrides.onnx) is not None:
         raise UsageError(f"--random-weights makes weights up, and {named} has its own.", advice="Give one of them.")
     if overrides.onnx is not None:
         if overrides.model is not None:
             raise UsageError("--model and --onnx name two models.", advice="Give one of them.")
-        return _onnx_model(asked, str(overrides.onnx), overrides.onnx)
+        return _onnx_model(context, str(overrides.onnx), overrides.onnx)
     # A path on the command line is relative to where the user stands, one in a recipe to the recipe.
-    base = Path.cwd() if overrides.model is not None else asked.base
-    name = overrides.model or loader.path or asked.recipe.model
-    if asked.random_weights is not None:
-        return _random_model(asked, name)
+    base = Path.cwd() if overrides.model is not None else context.base
+    name = overrides.model or loader.path or context.recipe.model
+    if context.random_weights is not None:
+        return _random_model(context, name)
     if name is not None and name.casefold().endswith(".onnx"):
-        return _onnx_model(asked, name, resolve_path(base, name))
+        return _onnx_model(context, name, resolve_path(base, name))
     if name is None and loader.user_script is not None:
         return Model(Path(loader.user_script).name, model_type=loader.model_type)
     if name is None:
         raise UsageError(
             "No model is named.", advice="Give -m/--model, --onnx, `model:` in the recipe, or loader.random_weights."
         )
-    if asked.recipe.export is None:
+    if context.recipe.export is None:
         raise RecipeError(f"export is null, which means that the model is ONNX already, but {name!r} is no .onnx file.")
     folder = find_model_folder(name, base, loader.revision, download=download)
     return Model(name, folder=folder, model_type=loader.model_type or model_type_of(folder.config))
 
 
-def _onnx_model(asked: Asked, name: str, path: Path) -> Model:
-    if other := sorted({*(asked.overrides.settings or {}).get("export", {})} - {*OF_ONNX}):
+def _onnx_model(context: ResolveContext, name: str, path: Path) -> Model:
+    if other := sorted({*context.overrides.section("export")} - {*OF_ONNX}):
         raise UsageError(
             f"{name} is ONNX already, so nothing is exported, and export.{other[0]} could change nothing.",
             advice="Leave it out, or give the PyTorch model. The sizes of inputs can be given.",
@@ -148,13 +157,13 @@ def _onnx_model(asked: Asked, name: str, path: Path) -> Model:
     return Model(name, onnx=OnnxFile.at(path))
 
 
-def _random_model(asked: Asked, named: str | None) -> Model:
+def _random_model(context: ResolveContext, named: str | None) -> Model:
     """*named*: the model that the recipe names, which is not read and gives the result no name."""
     is_onnx = named is not None and named.casefold().endswith(".onnx")
-    if asked.recipe.export is None or is_onnx:
+    if context.recipe.export is None or is_onnx:
         why = f"{named} is ONNX" if is_onnx else "export is null, which means that the model is ONNX"
         raise RecipeError(f"{why} already, but random weights are for a model that is exported.")
-    model_type = asked.recipe.loader.model_type
+    model_type = context.recipe.loader.model_type
     if model_type is None:
         raise RecipeError(
             "Random weights need loader.model_type, which says what architecture to make.",
@@ -163,17 +172,17 @@ def _random_model(asked: Asked, named: str | None) -> Model:
     return Model(f"{model_type} with random weights", model_type=model_type)
 
 
-def user_script(asked: Asked, model: Model) -> Source | None:
+def user_script(context: ResolveContext, model: Model) -> Source | None:
     """The Python file that makes the model, if the recipe names one.
 
     Raises:
         InputError: when it is not there.
         RecipeError: when there is nothing for it to make.
     """
-    written = asked.recipe.loader.user_script
+    written = context.recipe.loader.user_script
     if written is None:
         return None
-    path = resolve_path(asked.base, written)
+    path = resolve_path(context.base, written)
     if model.onnx is not None:
         raise RecipeError(
             f"loader.user_script is {written!r}, but the model is ONNX already, so nothing is to be made."
@@ -185,16 +194,16 @@ def user_script(asked: Asked, model: Model) -> Source | None:
     return Source("user script", kinds.USER_SCRIPT, (SourceFile(path.name, path),))
 
 
-def task_for(asked: Asked, model: Model) -> str | None:
+def task_for(context: ResolveContext, model: Model) -> str | None:
     """What *model* is for, as it was asked for, else as it says itself; None for one that is ONNX already.
 
     Raises:
         RecipeError: when nobody says.
     """
-    task = asked.task or model.task
-    if task is None and asked.recipe.loader.model_class is not None and model.onnx is None:
-        task = task_of({"architectures": [asked.recipe.loader.model_class]})
-    if task is None and asked.recipe.loader.module_path is not None:
+    task = context.task or model.task
+    if task is None and context.recipe.loader.model_class is not None and model.onnx is None:
+        task = task_of({"architectures": [context.recipe.loader.model_class]})
+    if task is None and context.recipe.loader.module_path is not None:
         return _BARE  # which class has the module around it says no more than this
     if task is None and model.onnx is None:
         raise RecipeError(

@@ -1,0 +1,466 @@
+"""Graphs brought up to date, one or several at once: what is known is reused, the rest runs, and what came of each is
+put in place as soon as it is done. All that is built or measured is carried out here.
+
+What several graphs share runs once. Each keeps what it has alone: its folder, its records by name, and its result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+
+from winml_dag import TOOL_ID
+from winml_dag.engine import reason
+from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult, Status
+from winml_dag.engine.fileaccess import FileAccess
+from winml_dag.engine.plan import foresee, remembered_name
+from winml_dag.engine.reason import Reason
+from winml_dag.engine.waves import look_ahead
+from winml_dag.errors import StoreError, WinmlDagError
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.local import LocalStore
+from winml_dag.store.store import BlobDamaged
+
+if TYPE_CHECKING:
+    from winml_dag.engine.eta import Eta
+    from winml_dag.engine.execute import Executor
+    from winml_dag.engine.graph import Graph
+    from winml_dag.engine.inplace import InPlace
+    from winml_dag.engine.merge import Merged
+    from winml_dag.engine.stage import Node
+    from winml_dag.pipeline.cluster.cluster import Cluster
+
+T = TypeVar("T")
+
+# A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to go about it, none of which changes a byte of the result.
+
+    ``access``: how stages of the recipe's own get at files. ``link``: files that are put into the output folder are
+    read-only hard links into the cache, not copies. ``overwrite``: what is put may take the place of somebody else's
+    file. ``memory_bytes``: what the stages that run at the same time may take; None: what this
+    machine has, less a reserve. ``cluster``: other machines that stages run on.
+    """
+
+    jobs: int = 1
+    keep_going: bool = False
+    rebuild: bool = False
+    stage_timeout_seconds: float | None = None
+    link: bool = False
+    access: FileAccess = FileAccess.FREE
+    overwrite: bool = False
+    memory_bytes: int | None = None
+    cluster: Cluster | None = None
+
+
+class GraphJob(Generic[T]):
+    """A graph to bring up to date, and what is done with what comes of it.
+
+    Attributes:
+        label: what it is called among others; empty for one that is alone.
+        known: its sources by content.
+        scope: what its results are remembered under.
+        reports_shared_as_run: whether what ran once for several is told of as run by each, not by the first alone.
+    """
+
+    reports_shared_as_run = False
+
+    def __init__(self, label: str, graph: Graph, known: Mapping[str, Artifact], scope: str) -> None:
+        self.label = label
+        self.graph = graph
+        self.known = known
+        self.scope = scope
+
+    @property
+    def in_place(self) -> InPlace | None:
+        """How its stages work in a folder of the user's. Such a graph runs by itself: one run has one folder."""
+        return None
+
+    def refuse(self) -> None:
+        """Raise WinmlDagError where it is clear already that the result cannot be put in place."""
+
+    def begin(self, foreseen: Sequence[StageResult]) -> None:
+        """*foreseen* are reused, up to the first stage that has to run. Raises as :meth:`refuse` does."""
+
+    def needed_files(self, _results: Sequence[StageResult]) -> Iterable[FileEntry]:
+        """Of a graph that is reused as a whole, what is worth being fetched together with what others need."""
+        return ()
+
+    def finish(self, results: tuple[StageResult, ...], began: float) -> T:
+        """Put in place what came of it, and tell. *began*: of ``time.monotonic``.
+
+        Raises:
+            BlobDamaged: when a file cannot be fetched; its stage has to run again.
+            WinmlDagError: when it cannot be put in place.
+        """
+        raise NotImplementedError
+
+    def settle(self, done: T, _results: tuple[StageResult, ...]) -> T:
+        """*done* with what there is to tell of the end, when nothing of this run is needed in the cache any more."""
+        return done
+
+    def again(self) -> GraphJob[T]:
+        """What to carry out after a blob was found damaged."""
+        return self
+
+
+# What became of a job; None for one that was not begun because another had failed.
+Ended: TypeAlias = "T | WinmlDagError | None"
+
+
+def _nobody(_label: str, _ended: object) -> None:
+    """Who is told of nothing."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Who carries out jobs. ``foretold`` is given what tells how long it will take, whenever something runs."""
+
+    store: LocalStore
+    options: BuildOptions = BuildOptions()
+    observer: Observer | None = None
+    executor: Executor | None = None
+    foretold: Callable[[Eta], None] | None = None
+
+    def run(self, jobs: Sequence[GraphJob[T]], done: Callable[[str, Ended[T]], None] = _nobody) -> tuple[Ended[T], ...]:
+        """What became of each of *jobs*, whose labels differ; *done* is told of each, by its label, at its end.
+
+        One that fails keeps no other from going on, as long as the options say so.
+
+        Raises:
+            KeyboardInterrupt: after children have been ended; what was put in place by then stays.
+        """
+        return _Run(self, jobs, done).run()
+
+    def run_one(self, job: GraphJob[T]) -> T:
+        """What became of *job*. Raises what :meth:`run` gives in its place."""
+        (ended,) = self.run([job])
+        if isinstance(ended, WinmlDagError):
+            raise ended
+        assert ended is not None
+        return ended
+
+
+@dataclass
+class _Running(Generic[T]):
+    """A job whose stages run among those of others. ``waits``: nodes of the common graph that have no result yet."""
+
+    place: int
+    job: GraphJob[T]
+    began: float
+    waits: set[str]
+    results: dict[str, StageResult] = field(default_factory=dict)
+
+
+class _Run(Generic[T]):
+    """One run of several jobs."""
+
+    def __init__(self, driver: Driver, jobs: Sequence[GraphJob[T]], done: Callable[[str, Ended[T]], None]) -> None:
+        self._driver = driver
+        self._store = driver.store
+        self._options = driver.options
+        self._observer = driver.observer or Silent()
+        self._jobs = jobs
+        self._done = done
+        self._ended: dict[int, Ended[T]] = {}
+        self._has_failed = False
+        # Those to settle, and those that are carried out alone, both after the others.
+        self._finished: dict[int, tuple[T, tuple[StageResult, ...]]] = {}
+        self._alone: list[int] = []
+
+    def run(self) -> tuple[Ended[T], ...]:
+        if len(self._jobs) == 1:
+            self._alone.append(0)
+        else:
+            self._run_several()
+        for place in self._alone:
+            if self._has_failed and not self._options.keep_going:
+                self._end(place, None)
+            else:
+                self._run_alone(place)
+        return tuple(self._ended[place] for place in range(len(self._jobs)))
+
+    def _run_several(self) -> None:
+        from winml_dag.engine.merge import Part, merge
+
+        if self._store.asks_behind and not self._options.rebuild:
+            whole = merge([Part(job.label, job.graph, job.known) for job in self._jobs])
+            look_ahead(whole.graph, whole.sources, self._store)
+        reused: dict[int, tuple[float, tuple[StageResult, ...]]] = {}
+        together: list[int] = []
+        for place, job in enumerate(self._jobs):
+            if any(node.folder is not None for node in job.graph.nodes):
+                self._alone.append(place)
+                continue
+            began = time.monotonic()
+            try:
+                job.refuse()
+                foreseen = self._foreseen(job, rebuild=self._options.rebuild)
+            except WinmlDagError as error:
+                self._end(place, error)
+                continue
+            if len(foreseen) == len(job.graph.nodes):
+                reused[place] = (began, foreseen)
+            else:
+                together.append(place)
+        if self._store.asks_behind:
+            needed = [self._jobs[place].needed_files(results) for place, (_, results) in reused.items()]
+            self._store.bring([file for files in needed for file in files])
+        for place, (began, results) in reused.items():
+            self._finish(place, results, began, is_reused=True)
+        if together:
+            common = merge([Part(job.label, job.graph, job.known) for job in map(self._jobs.__getitem__, together)])
+            self._run_together(together, common)
+        self._store.settle()
+        # After the run, while which nothing of what it made would make room.
+        for place, (value, of_job) in self._finished.items():
+            self._ended[place] = self._jobs[place].settle(value, of_job)
+
+    def _foreseen(self, job: GraphJob[T], *, rebuild: bool) -> tuple[StageResult, ...]:
+        foreseen = foresee(job.graph, job.known, self._store, scope=job.scope, rebuild=rebuild)
+        job.begin(foreseen)
+        return foreseen
+
+    def _run_together(self, places: Sequence[int], common: Merged) -> None:
+        began = time.monotonic()
+        running = [
+            _Running(place, self._jobs[place], began, set(ids.values()))
+            for place, ids in zip(places, common.ids, strict=True)
+        ]
+        remembered = {
+            node_id: [remembered_name(running[at].job.scope, running[at].job.graph.node(own)) for at, own in readers]
+            for node_id, readers in common.readers().items()
+        }
+        observer = _Shared(self._observer, common, running, self._finish_running)
+        with self._store.scratch.open() as scratch:
+            self._execute(
+                common.graph,
+                common.sources,
+                scratch,
+                observer,
+                rebuild=self._options.rebuild,
+                remembered=remembered,
+                order=common.order,
+            )
+
+    def _finish_running(self, running: _Running[T]) -> None:
+        results = tuple(running.results[node.id] for node in running.job.graph.nodes)
+        self._finish(running.place, results, running.began)
+
+    def _finish(self, place: int, results: tuple[StageResult, ...], began: float, *, is_reused: bool = False) -> None:
+        try:
+            if is_reused:
+                _reuse_all(results, self._store, self._jobs[place].scope, self._labelled(place))
+            value = self._jobs[place].finish(results, began)
+        except BlobDamaged:
+            # It is in quarantine now, so the stage that made it will be found wanting.
+            self._alone.append(place)
+        except WinmlDagError as error:
+            self._end(place, error)
+        else:
+            self._finished[place] = (value, results)
+            self._end(place, value, results)
+
+    def _run_alone(self, place: int) -> None:
+        job, rebuild, began = self._jobs[place], self._options.rebuild, time.monotonic()
+        try:
+            for _ in range(_TRIES):
+                job.refuse()
+                # What a run holds in the cache, it holds until the files are where their user finds them.
+                with ExitStack() as living:
+                    try:
+                        results = self._results(job, rebuild, self._labelled(place), living)
+                        value = job.finish(results, began)
+                    except BlobDamaged:
+                        # Its stage will be found wanting, if only in the whole of the graph.
+                        job, rebuild = job.again(), False
+                        continue
+                self._store.settle()
+                self._end(place, job.settle(value, results), results)
+                return
+            raise StoreError(
+                "What was made is damaged in the cache again and again.",
+                advice="Check the disk, or choose another cache folder with --cache-dir.",
+            )
+        except WinmlDagError as error:
+            # What ran has its result all the same, and is never offered again: the next run finds it here.
+            self._store.settle()
+            self._end(place, error)
+
+    def _results(
+        self, job: GraphJob[T], rebuild: bool, observer: Observer, living: ExitStack
+    ) -> tuple[StageResult, ...]:
+        """*living* closes what tells others that this run is alive."""
+        if not rebuild:
+            look_ahead(job.graph, job.known, self._store)
+        foreseen = self._foreseen(job, rebuild=rebuild)
+        if len(foreseen) == len(job.graph.nodes):
+            _reuse_all(foreseen, self._store, job.scope, observer)
+            return foreseen
+        scratch = living.enter_context(self._store.scratch.open())
+        return self._execute(
+            job.graph,
+            job.known,
+            scratch,
+            observer,
+            rebuild=rebuild,
+            scope=job.scope,
+            foreseen=foreseen,
+            in_place=job.in_place,
+        )
+
+    def _execute(
+        self,
+        graph: Graph,
+        known: Mapping[str, Artifact],
+        scratch: Path,
+        observer: Observer,
+        *,
+        rebuild: bool,
+        scope: str = "",
+        foreseen: Sequence[StageResult] = (),
+        remembered: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        order: Mapping[str, int] = MappingProxyType({}),
+        in_place: InPlace | None = None,
+    ) -> tuple[StageResult, ...]:
+        """Run what is not *foreseen* to be reused, in the folder *scratch* of this run's own; one result for each node.
+        With a cluster, what can leave this machine runs there.
+
+        Raises:
+            BlobDamaged: for one that a stage outside of this graph put out.
+            KeyboardInterrupt: after everything that ran has been ended.
+        """
+        # Imported here: what runs processes and threads takes 30 ms to import, and most builds have nothing to run.
+        from winml_dag.engine.execute import LocalExecutor
+        from winml_dag.engine.run import Runner
+        from winml_dag.engine.runs import LocalRuns
+        from winml_dag.engine.schedule import RunOptions, Scheduler
+
+        options, store, timeout = self._options, self._store, self._options.stage_timeout_seconds
+        runner = Runner(
+            graph,
+            store,
+            self._driver.executor or LocalExecutor(),
+            store.fingerprints,
+            scratch=scratch,
+            failures=store.failures,
+            made_by=TOOL_ID,
+            rebuild=rebuild,
+            timeout_seconds=timeout,
+            in_place=in_place,
+            access=options.access,
+        )
+        if options.cluster is None:
+            runs, admission = LocalRuns(runner, options.jobs), None
+        else:
+            runs = options.cluster.runs(runner, graph, store, scratch, timeout_seconds=timeout, rebuild=rebuild)
+            admission = options.cluster.admission
+        run = RunOptions(scope, options.jobs, options.keep_going, rebuild, remembered, order, options.memory_bytes)
+        return Scheduler(
+            graph,
+            known,
+            store,
+            runs,
+            run,
+            observer,
+            foreseen=foreseen,
+            foretold=self._driver.foretold,
+            admission=admission,
+        ).run()
+
+    def _labelled(self, place: int) -> Observer:
+        label = self._jobs[place].label
+        return _Labelled(self._observer, label) if label else self._observer
+
+    def _end(self, place: int, ended: Ended[T], results: Iterable[StageResult] = ()) -> None:
+        is_whole = not any(result.status in (Status.FAILED, Status.SKIPPED) for result in results)
+        self._has_failed |= isinstance(ended, WinmlDagError) or not is_whole
+        self._ended[place] = ended
+        self._done(self._jobs[place].label, ended)
+
+
+def _reuse_all(foreseen: Sequence[StageResult], store: LocalStore, scope: str, observer: Observer) -> None:
+    """Note that all of a graph is reused. No scratch folder, no threads, no process."""
+    store.used(result.cache_key for result in foreseen if result.cache_key)
+    with store.together(()):
+        for result in foreseen:
+            if result.cache_key and result.reason.kind != "up to date":
+                store.remember(remembered_name(scope, result.node), result.cache_key)
+    for result in foreseen:
+        observer.finished(result)
+
+
+class _Shared(PassingOn, Generic[T]):
+    """Tells *observer* of the common graph, and *finished* of each job when the last of its stages has a result."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        common: Merged,
+        running: Sequence[_Running[T]],
+        finished: Callable[[_Running[T]], None],
+    ) -> None:
+        super().__init__(observer)
+        self._readers = common.readers()
+        self._running = running
+        self._job_finished = finished
+        self._begun: set[int] = set()
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
+        for at, _ in self._readers[node.id]:
+            if at not in self._begun:
+                self._begun.add(at)
+                self._running[at].began = time.monotonic()
+        super().started(node, reason, estimate_seconds, progress)
+
+    def finished(self, result: StageResult) -> None:
+        super().finished(result)
+        node_id = result.node.id
+        # One that has been put in place is not looked at again, when a stage is decided anew for another that reads it.
+        waiting = [(self._running[at], own) for at, own in self._readers[node_id] if self._running[at].waits]
+        for number, (running, own) in enumerate(waiting):
+            made_here = number == 0 or running.job.reports_shared_as_run
+            running.results[own] = _as_seen_from(running.job.graph.node(own), result, made_here=made_here)
+        for running, _ in waiting:
+            if node_id in running.waits:
+                running.waits.remove(node_id)
+                if not running.waits:
+                    self._job_finished(running)
+
+
+def _as_seen_from(node: Node, result: StageResult, *, made_here: bool) -> StageResult:
+    """*result* as that of *node* of one job. What ran once for several is told of as run by the first: the others
+    found it, as they would have done one after the other; and its time is the first one's, also when it failed.
+    """
+    if not made_here and result.status is Status.FAILED:
+        return replace(result, node=node, elapsed_seconds=0.0)
+    if made_here or result.status is not Status.RAN or result.record is None:
+        return replace(result, node=node)
+    why = reason.found(result.record)
+    return StageResult(node, Status.REUSED, why, result.cache_key, result.record)
+
+
+class _Labelled(PassingOn):
+    """Tells *observer* of a job that is carried out alone, as one of several."""
+
+    def __init__(self, observer: Observer, label: str) -> None:
+        super().__init__(observer)
+        self._label = label
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
+        super().started(self._labelled(node), reason, estimate_seconds, progress)
+
+    def finished(self, result: StageResult) -> None:
+        super().finished(replace(result, node=self._labelled(result.node)))
+
+    def _labelled(self, node: Node) -> Node:
+        return replace(node, id=f"{self._label}/{node.id}")
