@@ -18,9 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
-from winml_dag.pipeline.finished.provenance import provenance_of
-from winml_dag.pipeline.finished.subject import find_subject
-from winml_dag.pipeline.finished.verification import verify
+from winml_dag.pipeline.assess.subject import find_subject
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.described import Inspected, described_json, described_lines
@@ -28,6 +26,8 @@ from winml_dag.cli.main import run
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.onnxmodel.description import describe_model
+from winml_dag.pipeline.assess.provenance import provenance_of
+from winml_dag.pipeline.assess.verification import verify
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
