@@ -19,7 +19,6 @@ from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.store.local import LocalStore
-from winml_dag.store.location import default_cache_dir
 from winml_dag.store.remote.settings import Mode
 
 # Arguments of builds and sweeps that say how to go about it; all others say what to build.
@@ -178,7 +177,7 @@ def on_cluster(options: BuildOptions, arguments: CommonArguments, remote: Remote
     from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
 
     cache_dir = arguments.get("cache_dir")
-    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    folder = remote.store_folder(None if cache_dir is None else Path(cache_dir))
     meant = ClusterOptions(scheduler, 1, (), options.jobs, options.memory_bytes)
     with open_cluster(meant, folder, remote, lambda _: None) as cluster:
         yield replace(options, cluster=cluster)

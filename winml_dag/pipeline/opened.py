@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.location import default_cache_dir
+from winml_dag.store.location import MARKER, default_cache_dir, store_folder
 
 if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
@@ -55,17 +55,16 @@ def open_store(
         return LocalStore(folder)
     if restricted:
         tell(restricted)
-    from winml_dag.pipeline.adoption import adopt_at_first
-
-    store = store_with(folder, settings, tell, watcher)
-    adopt_at_first(store, tell)
-    return store
+    return store_with(folder, settings, tell, watcher)
 
 
 def store_with(
     folder: Path, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None = None
 ) -> SharedStore:
-    """The store in *folder* with the remotes of *settings* behind it. Raises as :func:`open_store` does."""
+    """The store with the remotes of *settings* behind it, in the cache folder *folder*, or within that where it was
+    made without a remote. Raises as :func:`open_store` does.
+    """
+    from winml_dag.store.limit import inherit_limit
     from winml_dag.store.remote.trust import check_keys
     from winml_dag.store.remote.urls import parts_of
     from winml_dag.store.shared import SharedStore
@@ -75,7 +74,16 @@ def store_with(
         parts_of(level.url)
     check_keys(settings)
     told = None if watcher is None else watcher.waits
-    return SharedStore(folder, lambda store: _remotes(store, settings, tell, watcher), told)
+    folder = store_folder(folder, "sha256")
+    is_added = not (folder / MARKER).exists() and (folder.parent / MARKER).exists()
+    store = SharedStore(folder, lambda store: _remotes(store, settings, tell, watcher), told)
+    if is_added:
+        inherit_limit(folder)
+        tell(
+            f"The cache in {folder.parent} was made without a remote and has other digests. It stays as it is, for "
+            f"builds without one; with a remote the cache is {folder}, which begins empty."
+        )
+    return store
 
 
 def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:

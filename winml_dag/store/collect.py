@@ -23,7 +23,7 @@ from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.changetime import change_time_ns
-from winml_dag.store.files import in_words, partial_beside, remove_file, shared_inode
+from winml_dag.store.files import in_words, partial_beside, remove_file
 from winml_dag.store.held import FOLDER as STANDING
 from winml_dag.store.held import held_by_standing
 from winml_dag.store.leftovers import leftovers
@@ -88,13 +88,10 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """A blob as it was found. ``size``: its part of the room that it takes, when it has several names; ``inode`` then
-    is what they have in common, else 0.
-    """
+    """A blob as it was found."""
 
     path: Path
     size: int
-    inode: int
     changed_ns: int
     accessed_ns: int
     in_use: bool
@@ -167,21 +164,15 @@ def _look(store: LocalStore, now_ns: int, own: Path | None) -> _Survey:
     # When nobody lives, a time that is far ahead is nobody's use, but of a clock that was wrong.
     end_ns = now_ns + _AHEAD_NS if began_ns is None else None
     horizon_ns = now_ns if began_ns is None else min(now_ns, began_ns)
-    found = {}
+    blobs = {}
     for blob in store.blobs.all():
         with suppress(FileNotFoundError):
             if blob.digest:
-                found[blob.digest] = blob.path, blob.path.lstat()
-    names = Counter(shared_inode(status) for _, status in found.values())
-    blobs = {}
-    for digest, (path, status) in found.items():
-        with suppress(FileNotFoundError):
-            changed_ns = change_time_ns(path, status)
-            touched_ns = max(changed_ns, status.st_atime_ns)
-            in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
-            inode = shared_inode(status)
-            shared = names[inode] if inode else 1
-            blobs[digest] = _Bytes(path, status.st_size // shared, inode, changed_ns, status.st_atime_ns, in_use)
+                status = blob.path.lstat()
+                changed_ns = change_time_ns(blob.path, status)
+                touched_ns = max(changed_ns, status.st_atime_ns)
+                in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
+                blobs[blob.digest] = _Bytes(blob.path, status.st_size, changed_ns, status.st_atime_ns, in_use)
     held = held_by_standing(store.folder / STANDING)
     records = tuple(_kept(store, record, held.get(record.cache_key, 0), now_ns) for record in _records(store))
     return _Survey(now_ns, horizon_ns, records, blobs)
@@ -272,13 +263,8 @@ def _remove(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limits)
     # A record that was used in the meantime is back, with all that it needs.
     gone = {record.key: record for record in gone.values() if not store.records.path(record.key).exists()}
     needed = {digest for record in survey.records if record.key not in gone for digest in record.digests}
-    removed: list[_Bytes] = []
-    # To remove one name of a file changes the times of its others.
-    touched: set[int] = set()
-    for blob in (survey.blobs[digest] for digest in choice.blobs if digest not in needed):
-        if _remove_blob(blob, touched=blob.inode in touched):
-            removed.append(blob)
-            touched.update([blob.inode] if blob.inode else ())
+    unneeded = (survey.blobs[digest] for digest in choice.blobs if digest not in needed)
+    removed = [blob for blob in unneeded if _remove_blob(blob)]
     _forget_names(store, gone)
     rest = [one for one in leftovers(store, _old_ns(survey, limits), gone) if one.remove()]
     store.locks.remove_free()
@@ -325,13 +311,12 @@ def _remove_record(store: LocalStore, record: _Kept) -> bool:
     return True
 
 
-def _remove_blob(blob: _Bytes, *, touched: bool) -> bool:
-    """False when the blob was stored again, or read, since it was looked at. *touched*: by us, through another name."""
+def _remove_blob(blob: _Bytes) -> bool:
+    """False when the blob was stored again, or read, since it was looked at."""
     aside = partial_beside(blob.path)
     try:
         status = blob.path.lstat()
-        changed_ns = blob.changed_ns if touched else change_time_ns(blob.path, status)
-        if (changed_ns, status.st_atime_ns) != (blob.changed_ns, blob.accessed_ns):
+        if (change_time_ns(blob.path, status), status.st_atime_ns) != (blob.changed_ns, blob.accessed_ns):
             return False
         blob.path.rename(aside)
         # The change time is that of the rename now; whoever stores a blob again sets the access time with it.
@@ -349,8 +334,7 @@ def _remove_blob(blob: _Bytes, *, touched: bool) -> bool:
 
 
 def _forget_names(store: LocalStore, keys: Collection[str]) -> None:
-    """Forget what was built last under a name, or was adopted, where that has gone."""
-    store.index.remove("adopted", keys)
+    """Forget what was built last under a name where that has gone."""
     latest = store.index.read("latest", store.index.names("latest"))
     if dead := [name for name, key in latest.items() if key in keys]:
         store.index.remove("latest", dead)

@@ -17,8 +17,6 @@ from winml_dag.store.rows import Rows
 from winml_dag.store.signature import signature_of
 
 _ATTEMPTS = 3
-# No file has changed then, so what is remembered with it is measured again.
-_NEVER_NS = -1
 
 
 def _signature(path: Path) -> Signature:
@@ -81,11 +79,9 @@ class Fingerprints:
                 if digest is None:
                     began_ns = time.time_ns()
                     found, digest = _measure(path, found, function)
-                    *others, changed_ns = found
-                    # One that may change again without showing it is measured each time; that such bytes were there
-                    # is kept all the same, for who adopts a cache.
-                    settled_ns = changed_ns if changed_ns <= began_ns - SETTLED_NS else _NEVER_NS
-                    fresh[row_name] = [*others, settled_ns, digest]
+                    # One that may change again without showing it is measured each time.
+                    if found[3] <= began_ns - SETTLED_NS:
+                        fresh[row_name] = [*found, digest]
             except OSError as error:
                 raise InputError(f"{path} cannot be read: {error.strerror}.") from error
             was_read(path, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,6 +56,12 @@ def set_limit(folder: Path, text: str) -> int | None:
         else:
             write_whole(folder / _FILE, f"{text.strip()}\n".encode())
     return limit
+
+
+def inherit_limit(folder: Path) -> None:
+    """Keep the store in *folder* to the size that was set for the cache folder that it lies in."""
+    with suppress(OSError):
+        shutil.copyfile(folder.parent / _FILE, folder / _FILE)
 
 
 def keep_to_limit(store: LocalStore) -> Collected | None:

@@ -16,6 +16,7 @@ from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import DigestFunction
 from winml_dag.store.files import PARTIAL, in_words, partial_beside
 from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.location import FORMAT, MARKER, function_of
 from winml_dag.store.locks import Locks, never
 from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
@@ -70,16 +71,13 @@ class Expected:
         self._here.pop(name, None)
 
 
-FORMAT = "1"
-# There when what was made without a remote has been adopted.
-ADOPTED = "adopted"
-
-
 class LocalStore(NothingBehind):
-    """A store in *folder*, made if need be; *function* digests what is new. See ``Store`` for the shared methods.
+    """A store in *folder*, made if need be. *function*: its digest function, by default xxh3-128 for one that is made,
+    and else the one that it has. See ``Store`` for the shared methods.
 
     Attributes:
         folder: absolute.
+        function: that of all digests in it.
         failures: where runs leave the logs of stages that failed.
         changes: where builds keep the journals of changes of output folders.
         fingerprints: digests of the user's files.
@@ -87,16 +85,16 @@ class LocalStore(NothingBehind):
         incoming: where blobs lie that are on their way here from a remote.
 
     Raises:
-        StoreError: when the folder is something else than a store, of an unknown format, or cannot be written.
+        StoreError: when the folder is something else than a store, of an unknown format or another function, or cannot
+            be written.
     """
 
-    def __init__(self, folder: Path, *, function: DigestFunction = "xxh3-128") -> None:
+    def __init__(self, folder: Path, *, function: DigestFunction | None = None) -> None:
         # Imported here, with SQLite and diskcache: 20 ms that nobody pays who only asks for the default folder.
         from winml_dag.store.index import Index
 
         self.folder = folder.absolute()
-        _begin(self.folder)
-        self.function = function
+        self.function = _begin(self.folder, function)
         self.quarantine = self.folder / "quarantine"
         self.failures = self.folder / "failures"
         self.changes = self.folder / "changes"
@@ -104,7 +102,7 @@ class LocalStore(NothingBehind):
         self.index = Index(self.folder / "index", self.quarantine, self.locks)
         self.records = Records(self.folder / "records", self.index)
         self.blobs = Blobs(self.folder / "blobs", self.quarantine)
-        self.fingerprints = Fingerprints(self.index, function)
+        self.fingerprints = Fingerprints(self.index, self.function)
         self._expected = Expected((), self._latest)
         self.scratch = Scratch(self.folder / "scratch", self.locks)
         self.incoming = self.folder / "incoming"
@@ -112,13 +110,12 @@ class LocalStore(NothingBehind):
     def record(self, key: str) -> Record | None:
         with in_words(f"Cannot read the record of {key}"):
             found = self.records.read(key)
-            return None if found is None else self._own(found)
+            return found if found is not None and has_only(found, self.function) else None
 
     def records_of(self, stage: str, most: int) -> list[Record]:
         with in_words(f"Cannot read the records of {stage}"):
             found = self.records.newest_of(stage, most)
-        # Those with digests of another function differ in every input from all that is asked for here.
-        return [record for record in found if _has_only(record, self.function)] or found
+        return [record for record in found if has_only(record, self.function)]
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         with in_words("Cannot look for blobs"):
@@ -190,30 +187,8 @@ class LocalStore(NothingBehind):
         keys = {name: key for name, key in self.index.read("latest", names).items() if isinstance(key, str)}
         with in_words("Cannot read records"):
             found = self.records.read_many(list(dict.fromkeys(keys.values())))
-            records = {key: own for key, record in found.items() if (own := self._own(record)) is not None}
+            records = {key: record for key, record in found.items() if has_only(record, self.function)}
         return {name: records[key] for name, key in keys.items() if key in records}
-
-    def _own(self, record: Record) -> Record | None:
-        """*record* with digests of our function, that of which all keys here are made.
-
-        A stage that reads no file has one key with every function, and whoever made its record may have used another.
-        None when its bytes are not here, so that they cannot be digested anew.
-        """
-        if _has_only(record, self.function):
-            return record
-        from winml_dag.store.twins import twins_of
-
-        try:
-            twins = twins_of(self.blobs, self.index, record.files(), self.function)
-        except OSError:  # of a cache that may only be read, for one
-            twins = None
-        if twins is None:
-            return None
-        outputs = {
-            slot: Artifact.of(replace(file, digest=twins[file.digest]) for file in artifact.files)
-            for slot, artifact in record.outputs.items()
-        }
-        return replace(record, outputs=outputs)
 
     def remember(self, name: str, key: str) -> None:
         self._expected.forget(name)
@@ -239,8 +214,10 @@ class LocalStore(NothingBehind):
         self.index.close()
 
 
-def _has_only(record: Record, function: DigestFunction) -> bool:
-    """Whether all files of *record* have digests of *function*. Asked of each record that is read, so spelled out."""
+def has_only(record: Record, function: DigestFunction) -> bool:
+    """Whether all files of *record* have digests of *function*: a store that was made before stores had one function
+    may have others, and so may a remote. Asked of each record that is read, so spelled out.
+    """
     for artifact in record.outputs.values():
         for file in artifact.files:
             if not file.digest.startswith(function):
@@ -258,9 +235,11 @@ def _place(file: FileEntry, folder: Path) -> str:
     return target
 
 
-def _begin(folder: Path) -> None:
-    """Check that *folder* is a store of the format we know, or make it one; many processes may do so at once."""
-    marker = folder / "FORMAT"
+def _begin(folder: Path, function: DigestFunction | None) -> DigestFunction:
+    """Check that *folder* is a store of the format that we know and of *function*, or make it one; many processes may
+    do so at once. Returns its function.
+    """
+    marker = folder / MARKER
     with in_words(f"Cannot use {folder} as the cache"):
         folder.mkdir(parents=True, exist_ok=True)
         # The marker is the first thing that a store gets, so somebody else's files cannot be those of a store that
@@ -272,19 +251,26 @@ def _begin(folder: Path) -> None:
                     f"{folder} is not empty and is not a cache: it has {', '.join(sorted(foreign)[:3])}.",
                     advice="Choose an empty or a new folder.",
                 )
-            _mark(marker)
-        number = read_text(marker, errors="replace").strip()
-    if number != FORMAT:
+            _mark(marker, function)
+        text = read_text(marker, errors="replace").strip()
+    found = function_of(folder)
+    if found is None:
         raise StoreError(
-            f"The cache in {folder} has format {number[:20]!r}, and this version knows {FORMAT} only.",
+            f"The cache in {folder} has format {text[:20]!r}, and this version knows {FORMAT} only.",
             advice="Use the winml_dag that made it, or choose another folder with --cache-dir or WINML_DAG_CACHE_DIR.",
         )
+    if function not in (None, found):
+        raise StoreError(
+            f"The cache in {folder} has digests of {found}, and {function} is needed here.",
+            advice="Choose another folder with --cache-dir or WINML_DAG_CACHE_DIR.",
+        )
+    return found
 
 
-def _mark(marker: Path) -> None:
+def _mark(marker: Path, function: DigestFunction | None) -> None:
     partial = partial_beside(marker)
     with open(partial, "w", encoding="utf-8") as opened:
-        opened.write(f"{FORMAT}\n")
+        opened.write(f"{FORMAT}\n" if function in (None, "xxh3-128") else f"{FORMAT} {function}\n")
         # The one file that is flushed, once in a store's life: empty after a power cut, it would condemn all the rest.
         opened.flush()
         os.fsync(opened.fileno())

@@ -7,7 +7,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from winml_dag.canonical import JsonValue
 
-Namespace: TypeAlias = Literal["record", "fingerprint", "latest", "adopted"]
+Namespace: TypeAlias = Literal["record", "fingerprint", "latest"]
 
 
 class Rows(Protocol):

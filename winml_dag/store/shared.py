@@ -8,14 +8,13 @@ fetched counts as missing for the rest of it: the stage that made it runs again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.local import LocalStore
+from winml_dag.store.local import LocalStore, has_only
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged
 
@@ -58,7 +57,7 @@ class SharedStore(LocalStore):
 
     def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:
         found = {
-            **{key: own for key, record in self.records.read_many(list(keys)).items() if (own := self._own(record))},
+            **{k: record for k, record in self.records.read_many(list(keys)).items() if has_only(record, "sha256")},
             **{key: self._unkept[key] for key in keys if key in self._unkept},
         }
         found.update(self._from_remotes([key for key in keys if key not in found and key not in self._nowhere]))
@@ -104,15 +103,6 @@ class SharedStore(LocalStore):
         """Begin to put *record*, whose blobs are here, where we may write."""
         self._remotes.offer(record)
 
-    def together(self, names: Sequence[str]) -> AbstractContextManager[None]:
-        return super().together([adopted_name(name) for name in names])
-
-    def latest(self, name: str) -> Record | None:
-        return super().latest(adopted_name(name))
-
-    def remember(self, name: str, key: str) -> None:
-        super().remember(adopted_name(name), key)
-
     def settle(self, told: Callable[[int, int], None] | None = None) -> None:
         self._remotes.settle(told or self._told)
 
@@ -131,7 +121,7 @@ class SharedStore(LocalStore):
         """The records of *keys* that a remote has, kept here from now on."""
         if not keys:
             return {}
-        found = {key: record for key, record in self._remotes.records(keys).items() if is_shareable(record)}
+        found = {key: record for key, record in self._remotes.records(keys).items() if has_only(record, "sha256")}
         self._nowhere.update(key for key in keys if key not in found)
         with self.index.holding_back():
             for key, record in found.items():
@@ -155,13 +145,3 @@ class SharedStore(LocalStore):
                     raise
                 replaced.add(digest)
                 self.bring([error.file])
-
-
-def adopted_name(name: str) -> str:
-    """The name under which results with sha256 digests are remembered; those made without a remote have others."""
-    return _PREFIX + name
-
-
-def is_shareable(record: Record) -> bool:
-    """Whether all digests are collision-proof."""
-    return all(file.digest.startswith(_PREFIX) for file in record.files())

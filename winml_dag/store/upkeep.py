@@ -10,9 +10,9 @@ from pathlib import Path
 from winml_dag.errors import Interrupted, StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, Blob
-from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree, shared_inode
+from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
 from winml_dag.store.leftovers import abandoned
-from winml_dag.store.local import ADOPTED, LocalStore
+from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
 from winml_dag.store.tally import note_size
 
@@ -87,7 +87,7 @@ def info(store: LocalStore) -> StoreInfo:
         return StoreInfo(
             records=len(records),
             blobs=len(blobs),
-            unique_bytes=_room(blobs),
+            unique_bytes=sum(status.st_size for status in blobs),
             apparent_bytes=sum(file.size for record in records for file in record.files()),
             index_bytes=bytes_below(store.folder / "index"),
             scratch_bytes=bytes_below(store.scratch.folder),
@@ -194,7 +194,6 @@ def clear(store: LocalStore) -> Cleared:
         store.index.clear()
         for folder in (store.blobs.folder, store.incoming, store.scratch.folder, store.quarantine, store.failures):
             remove_tree(folder)
-        (store.folder / ADOPTED).unlink(missing_ok=True)
         note_size(store.folder, 0)
         return Cleared(held.records, held.blobs, freed)
 
@@ -222,12 +221,6 @@ def _has_stamp(blob: Blob) -> bool:
         return blob.path.lstat().st_mtime_ns == STAMP_NS
     except FileNotFoundError:
         return False
-
-
-def _room(blobs: Sequence[os.stat_result]) -> int:
-    """The bytes that *blobs* take: one that has a name for each of two digests takes them once."""
-    by_inode = {inode: status.st_size for status in blobs if (inode := shared_inode(status))}
-    return sum(by_inode.values()) + sum(status.st_size for status in blobs if not shared_inode(status))
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -34,6 +34,7 @@ def info(cache_dir: Path | None, format_: str) -> int:
     from winml_dag.store import upkeep
     from winml_dag.store.catalog import entries
     from winml_dag.store.limit import configured_limit, limit_text
+    from winml_dag.store.location import stores_beside
     from winml_dag.store.quantities import size_text
     from winml_dag.store.statistics import read_statistics
 
@@ -60,6 +61,8 @@ def info(cache_dir: Path | None, format_: str) -> int:
         )
         return 0
     echo(f"cache folder   {store.folder}")
+    for other in stores_beside(store.folder):
+        echo(f"besides        {other}  (with other digests, for builds with a remote or without; see --cache-dir)")
     echo(f"records        {found.records}")
     echo(f"blobs          {found.blobs}")
     echo(f"unique bytes   {size_text(found.unique_bytes)}")
