@@ -20,7 +20,7 @@ from winml_dag.store.record import Record
 from winml_dag.store.records import check_key
 from winml_dag.store.rows import Namespace
 from winml_dag.store.sealed import seal, unseal
-from winml_dag.store.store import BlobDamaged, NothingBehind
+from winml_dag.store.store import BlobDamaged
 
 
 class MemoryRows:
@@ -42,7 +42,7 @@ class MemoryRows:
         return [name for found, _, name in keys if found == namespace]
 
 
-class MemoryStore(NothingBehind):
+class MemoryStore:
     """A store that ends with the process. See ``Store`` for the methods.
 
     Attributes:
@@ -50,6 +50,8 @@ class MemoryStore(NothingBehind):
         blobs: bytes by digest. Change them to see what damage does.
         quarantine: digests of blobs found damaged.
     """
+
+    asks_behind = False
 
     def __init__(self, *, function: DigestFunction = "xxh3-128") -> None:
         self.calls: list[tuple[str, str]] = []
@@ -64,6 +66,15 @@ class MemoryStore(NothingBehind):
     def record(self, key: str) -> Record | None:
         self.calls.append(("record", key))
         return self._record(key)
+
+    def came_from_behind(self, key: str) -> bool:  # noqa: ARG002
+        return False
+
+    def far(self, files: Iterable[FileEntry]) -> Sequence[FileEntry]:  # noqa: ARG002
+        return ()
+
+    def bring(self, files: Iterable[FileEntry]) -> None:
+        pass
 
     def records_of(self, stage: str, most: int) -> list[Record]:
         self.calls.append(("records_of", stage))

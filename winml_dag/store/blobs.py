@@ -30,7 +30,6 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.clone import clone_and_digest
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
 from winml_dag.store.files import files_below, in_words, is_executable, make_executable, partial_in, remove_file
-from winml_dag.store.store import BlobDamaged
 
 # 2001-09-09 01:46:40 UTC: no file of today has it by chance, and being even it survives file systems that count in
 # steps of two seconds.
@@ -39,6 +38,17 @@ STAMP_NS = 1_000_000_000 * 10**9
 _GONE = "missing"
 _DAMAGED = "damaged"
 _OTHER_SIZE = "of another size than its record says"
+
+
+class BlobDamaged(StoreError):
+    """A blob's bytes no longer match its digest, or it has gone. It is in quarantine: the stage that made it can run
+    again.
+    """
+
+    def __init__(self, file: FileEntry, what: str) -> None:
+        super().__init__(f"{file.name} in the cache is {what} ({file.digest}).", advice="Build again to make it anew.")
+        self.file = file
+        self.what = what
 
 
 @dataclass(frozen=True)

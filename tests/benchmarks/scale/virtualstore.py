@@ -1,6 +1,6 @@
 """The store of a simulation: records in memory here, and beside them those that a remote has; blobs are names only.
 
-It asks a remote as `SharedStore` does: for a record that is not here, once in a run; for the blobs of a record, once
+It asks a remote as `Store` does: for a record that is not here, once in a run; for the blobs of a record, once
 for each; all that it knows beforehand that it will need, side by side.
 """
 

@@ -17,13 +17,12 @@ from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
-from winml_dag.store.shared import SharedStore
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.store import BlobDamaged, Store
 
 FILES = {"model.onnx": b"graph", "model.onnx.data": b"weights" * 1000}
 TRUST = Trust((SigningKey("team", b"k" * 32),), Maker("winml_dag 0.1.0", host="Linux x86_64"))
 
-Machine = Callable[[str], SharedStore]
+Machine = Callable[[str], Store]
 Fill = Callable[[Mapping[str, bytes]], Path]
 
 
@@ -36,14 +35,14 @@ def remote() -> MemoryRemote:
 def machine(tmp_path: Path, remote: MemoryRemote) -> Machine:
     """A store of a machine of its own before the one remote."""
 
-    def machine(name: str) -> SharedStore:
+    def machine(name: str) -> Store:
         level = Tier(remote, LevelSettings("memory://", Mode.READ_WRITE))
 
         def behind(store: LocalStore) -> Remotes:
             scratch = store.folder / "transfers"
             return Remotes([level], store.blobs, TRUST, scratch=scratch, tell=lambda _: None)
 
-        return SharedStore(tmp_path / name, behind)
+        return Store(tmp_path / name, behind)
 
     return machine
 

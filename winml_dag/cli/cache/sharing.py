@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.store.record import Record
     from winml_dag.store.remote.traffic import Traffic
-    from winml_dag.store.shared import SharedStore
+    from winml_dag.store.store import Store
 
 _recipes_option = click.option(
     "-c", "--config", "recipes", type=RECIPE, multiple=True, help="What a build of this recipe needs; again for more."
@@ -89,11 +89,9 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
         return _code(traffic)
 
 
-def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> SharedStore:
-    from winml_dag.store.shared import SharedStore
-
+def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> Store:
     store = opened(options["cache_dir"] or default_cache_dir(), remote)
-    if not isinstance(store, SharedStore):
+    if not store.asks_behind:
         raise UsageError(
             "There is no remote.", advice="Name one with --remote, WINML_DAG_REMOTE, or in a winml_dag.toml."
         )
@@ -112,7 +110,7 @@ def _refuse_unwritable(remote: RemoteOptions) -> None:
 
 
 def _chosen(
-    store: SharedStore, keys: tuple[str, ...], recipes: tuple[Path, ...], remote: RemoteOptions
+    store: Store, keys: tuple[str, ...], recipes: tuple[Path, ...], remote: RemoteOptions
 ) -> Mapping[str, Record]:
     """The records of this machine that are meant."""
     from winml_dag.store.catalog import find
@@ -126,7 +124,7 @@ def _chosen(
     return {record.cache_key: record for record in found if has_only(record, "sha256")}
 
 
-def _known(store: SharedStore, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
+def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
     """The records that a build of *recipes* would reuse, and how many stages it would run."""
     from winml_dag.cli.several import planned_each, refuse_if_all_the_same
     from winml_dag.engine.admission import Capacity
@@ -147,7 +145,7 @@ def _known(store: SharedStore, recipes: tuple[Path, ...], remote: RemoteOptions)
     return records, foreseen.to_run
 
 
-def _with_log_that_is_here(store: SharedStore, record: Record) -> Record:
+def _with_log_that_is_here(store: Store, record: Record) -> Record:
     """A log that stayed where its stage ran keeps its record from going no further."""
     if record.log is None or not store.far([record.log]):
         return record
