@@ -11,7 +11,7 @@ import pytest
 from engine_samples import TEXT, Bench, join, node
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_store import MemoryStore
+from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.admission import Capacity
@@ -37,7 +37,7 @@ class Pairs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = MemoryStore()
+        self.store = NotedStore()
         self._runs = 0
 
     def run(self, pairs: Sequence[int], declared: int, *, jobs: int, salt: int = 0) -> Mapping[str, StageResult]:
@@ -130,8 +130,8 @@ def record(stage: str, seconds: float, peak: int | None, read: int, salt: int = 
     return Record(f"{salt:064x}", made.config_hash, made, {}, metrics, seconds, input_files={"in": artifact.to_json()})
 
 
-def stored(*records: Record) -> MemoryStore:
-    store = MemoryStore()
+def stored(*records: Record) -> NotedStore:
+    store = NotedStore()
     for each in records:
         store.publish(each, {})
     return store

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_samples import Bench, StatStore, join, node, properties
+from engine_samples import Bench, join, node, properties
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_executor import MemoryExecutor
+from memory_store import NotedStore
 
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
@@ -49,7 +50,7 @@ class Parts:
     """The drawn graphs as real ones, each with source files of its own."""
 
     def __init__(self, folder: Path, drawn: Sequence[Drawn]) -> None:
-        self.bench = Bench(folder, StatStore())
+        self.bench = Bench(folder, NotedStore())
         self.parts = [self._part(f"b{place}", each) for place, each in enumerate(drawn)]
 
     def _part(self, label: str, drawn: Drawn) -> Part:
@@ -68,7 +69,7 @@ class Parts:
         """What each node of a part gives when nothing else is there."""
         part = self.parts[place]
         nodes: list[Node] = list(part.graph.nodes)
-        bench = Bench(self.bench.folder / part.label, StatStore())
+        bench = Bench(self.bench.folder / part.label, NotedStore())
         ran = bench.run(nodes, part.graph.sources.values())
         return {each.id: bench.text(ran.file(each.id)) for each in nodes}
 

@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from engine_samples import Bench, StatStore, join, node
+from engine_samples import Bench, join, node
+from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_bytes
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged
 
@@ -38,7 +40,7 @@ def writing(node_id: str, texts: list[str]) -> Callable[[Node, Workspace], JsonO
 def test_a_lost_intermediate_is_made_again_and_nothing_behind_it(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     first = bench.run(line(), [weights])
-    del bench.store.blobs[first.file("quantize").digest]
+    bench.store.lose(first.file("quantize"))
     again = bench.run(line(), [weights])
     assert again.calls == ["quantize"]
     assert again.reason("quantize") == "missing or damaged in the cache: quantize-out.txt"
@@ -111,7 +113,7 @@ def test_what_has_failed_is_not_tried_again_when_its_input_is_made_again(bench: 
     assert again.of(Status.FAILED) == ["bad"]
 
 
-class MeetingStore(StatStore):
+class MeetingStore(NotedStore):
     """Lets nobody fetch an artifact before as many ask for it as were announced."""
 
     def __init__(self) -> None:
@@ -146,7 +148,7 @@ def test_two_that_meet_the_same_rot_at_once_both_get_it_made_again(tmp_path: Pat
     assert sorted(again.calls) == ["export", "reader0", "reader1"]
 
 
-class VanishingStore(StatStore):
+class VanishingStore(NotedStore):
     """What was stored first cannot be fetched. All but one learn so only when it has been made again."""
 
     def __init__(self) -> None:
@@ -166,7 +168,7 @@ class VanishingStore(StatStore):
         if self.vanished in artifact.files and self.waiting:
             self.waiting -= 1
             if self._first.acquire(blocking=False):
-                del self.blobs[self.vanished.digest]
+                self.lose(self.vanished)
             else:
                 assert self._made_again.wait(PATIENCE)
             raise BlobDamaged(self.vanished, "missing")
@@ -187,7 +189,7 @@ def test_many_that_learn_late_of_one_loss_are_no_sign_of_a_broken_disk(tmp_path:
     assert sorted(again.calls) == ["export", *(f"reader{number}" for number in range(6))]
 
 
-class RottingStore(StatStore):
+class RottingStore(NotedStore):
     """A broken disk: what *stage* puts out is damaged as soon as it is stored."""
 
     def __init__(self, stage: str) -> None:
@@ -234,8 +236,8 @@ def test_results_speak_of_one_and_the_same_graph_after_something_was_made_again_
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
         if node.id == "early" and not rotten:
-            rotten.extend(digest for digest, data in bench.store.blobs.items() if data == b"new")
-            bench.store.blobs[rotten[0]] = b"nEw"
+            rotten.append(digest_bytes(b"new"))
+            bench.store.rot(FileEntry("new", rotten[0], 3))
         return write(node, workspace)
 
     ran = bench.run(nodes(1), work=work)

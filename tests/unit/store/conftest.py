@@ -1,4 +1,4 @@
-"""A store in a temporary folder, its in-memory twin, and short ways to put something in."""
+"""A store in a temporary folder, and short ways to put something in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from collect_samples import DAY
 from collect_samples import key as key_of
-from memory_store import MemoryStore
 from store_samples import KEY
 
 from winml_dag.store.local import LocalStore
@@ -21,16 +20,6 @@ Publish = Callable[..., Record]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LocalStore]:
-    store = LocalStore(tmp_path / "cache")
-    yield store
-    store.close()
-
-
-@pytest.fixture(params=["local", "memory"])
-def twin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalStore | MemoryStore]:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
     store = LocalStore(tmp_path / "cache")
     yield store
     store.close()
@@ -66,7 +55,7 @@ def fill(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
 def publish(new_record: Callable[[str], Record], fill: Callable[[Mapping[str, bytes]], Path]) -> Publish:
     """Publish one output slot, ``model``, with these files."""
 
-    def publish(store: LocalStore | MemoryStore, files: Mapping[str, bytes], key: str = KEY) -> Record:
+    def publish(store: LocalStore, files: Mapping[str, bytes], key: str = KEY) -> Record:
         return store.publish(new_record(key), {"model": fill(files)})
 
     return publish
