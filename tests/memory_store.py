@@ -10,8 +10,8 @@ from pathlib import Path
 from winml_dag.canonical import JsonValue
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import DigestFunction
+from winml_dag.store.index import Namespace
 from winml_dag.store.record import Record
-from winml_dag.store.rows import Namespace
 from winml_dag.store.store import Store
 
 # Where folders are quickest to make: none of this has to outlive the tests.
@@ -60,13 +60,14 @@ class NotedStore(Store):
         self.calls.extend(("used", key) for key in asked)
         super().used(asked)
 
-    def latest(self, name: str) -> Record | None:
-        self.calls.append(("latest", name))
-        return super().latest(name)
+    def latest(self, names: Iterable[str]) -> dict[str, Record]:
+        asked = list(names)
+        self.calls.extend(("latest", name) for name in asked)
+        return super().latest(asked)
 
-    def remember(self, name: str, key: str) -> None:
-        self.calls.append(("remember", name))
-        super().remember(name, key)
+    def remember(self, keys: Mapping[str, str]) -> None:
+        self.calls.extend(("remember", name) for name in keys)
+        super().remember(keys)
 
     def bytes_of(self, file: FileEntry) -> bytes:
         return self.blobs.path(file.digest).read_bytes()

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import InputError, StoreError
@@ -13,8 +14,10 @@ from winml_dag.readlog import Signature, was_read
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.changetime import SETTLED_NS
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
-from winml_dag.store.rows import Rows
 from winml_dag.store.signature import signature_of
+
+if TYPE_CHECKING:
+    from winml_dag.store.index import Index
 
 _ATTEMPTS = 3
 
@@ -37,9 +40,9 @@ def _digest_in(row: JsonValue, found: Signature, function: DigestFunction) -> st
 
 
 class Fingerprints:
-    """Digests of files, by *function*, remembered in *rows*."""
+    """Digests of files, by *function*, remembered in *rows*: of the index."""
 
-    def __init__(self, rows: Rows, function: DigestFunction = "xxh3-128") -> None:
+    def __init__(self, rows: Index, function: DigestFunction = "xxh3-128") -> None:
         self._rows = rows
         self._function = function
 

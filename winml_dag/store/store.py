@@ -9,11 +9,11 @@ fetched counts as missing for the rest of it: the stage that made it runs again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.smallfiles import read_text
@@ -33,48 +33,6 @@ from winml_dag.store.scratch import Scratch
 if TYPE_CHECKING:
     from winml_dag.store.remote.remotes import Remotes
     from winml_dag.store.remote.traffic import Traffic
-
-# Records that will be asked for soon, by name: read some hundreds at a time, each kept until it is asked for.
-
-
-# So many rows are one statement, and so many records little memory.
-_AT_ONCE = 500
-
-Read: TypeAlias = Callable[[Sequence[str]], Mapping[str, Record]]
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was read for a name; *record* None when there is nothing."""
-
-    record: Record | None
-
-
-class Expected:
-    """Reads with *read* what belongs to *names*, which are asked for in about this order."""
-
-    def __init__(self, names: Sequence[str], read: Read) -> None:
-        self._names = names
-        self._read = read
-        self._places = {name: place for place, name in enumerate(names)}
-        self._here: dict[str, Record | None] = {}
-
-    def take(self, name: str) -> Found | None:
-        """What was read for *name*, once; None when it is not expected."""
-        place = self._places.pop(name, None)
-        if place is None:
-            return None
-        if name not in self._here:
-            start = place - place % _AT_ONCE
-            names = [other for other in self._names[start : start + _AT_ONCE] if other in self._places or other == name]
-            records = self._read(names)
-            self._here.update((other, records.get(other)) for other in names)
-        return Found(self._here.pop(name))
-
-    def forget(self, name: str) -> None:
-        """What was read for *name* is no longer so."""
-        self._places.pop(name, None)
-        self._here.pop(name, None)
 
 
 class Store:
@@ -121,7 +79,6 @@ class Store:
         self.records = Records(self.folder / "records", self.index)
         self.blobs = Blobs(self.folder / "blobs", self.quarantine)
         self.fingerprints = Fingerprints(self.index, self.function)
-        self._expected = Expected((), self._latest)
         self.scratch = Scratch(self.folder / "scratch", self.locks)
         self.incoming = self.folder / "incoming"
         self._told = told
@@ -279,34 +236,22 @@ class Store:
         """
         return self.locks.hold_key(check_key(key), gives_up)
 
-    @contextmanager
-    def together(self, names: Sequence[str]) -> Iterator[None]:
-        """For the block, :meth:`latest` will be asked for *names*, in about this order, and much will be remembered:
-        many are read and written at once. What is remembered may be lost when the process is killed.
+    def latest(self, names: Iterable[str]) -> dict[str, Record]:
+        """The record last made or reused under each of *names* that has one: what a reason compares with, what an
+        estimate is taken from.
         """
-        before, self._expected = self._expected, Expected(names, self._latest)
-        try:
-            with self.index.holding_back():
-                yield
-        finally:
-            self._expected = before
-
-    def latest(self, name: str) -> Record | None:
-        """The record last made or reused under *name*: what a reason compares with, what an estimate is taken from."""
-        found = self._expected.take(name)
-        return self._latest([name]).get(name) if found is None else found.record
-
-    def _latest(self, names: Sequence[str]) -> dict[str, Record]:
         keys = {name: key for name, key in self.index.read("latest", names).items() if isinstance(key, str)}
         with in_words("Cannot read records"):
             found = self.records.read_many(list(dict.fromkeys(keys.values())))
-            records = {key: record for key, record in found.items() if has_only(record, self.function)}
+        records = {key: record for key, record in found.items() if has_only(record, self.function)}
         return {name: records[key] for name, key in keys.items() if key in records}
 
-    def remember(self, name: str, key: str) -> None:
-        """Make *key* the latest under *name*."""
-        self._expected.forget(name)
-        self.index.write("latest", {name: key})
+    def remember(self, keys: Mapping[str, str]) -> None:
+        """Make each of *keys* the latest under its name. Asked for now and then in a run and at its end, rather than
+        for each result: what a killed process has not said costs time and no results.
+        """
+        self.index.write("latest", keys)
+        self.records.flush()
 
     def settle(self, told: Callable[[int, int], None] | None = None) -> None:
         """Wait until all that is on its way to other machines is there or given up; *told* gets bytes that have gone
@@ -330,6 +275,7 @@ class Store:
         """Give up what is on its way, and let go of the index; the store may be used again, which opens it anew."""
         if self._remotes is not None:
             self._remotes.close()
+        self.records.flush()
         self.index.close()
 
     def _from_remotes(self, keys: Collection[str]) -> dict[str, Record]:
@@ -340,12 +286,11 @@ class Store:
         answered = self._remotes.records(wanted)
         found = {key: record for key, record in answered.items() if has_only(record, self.function)}
         self._nowhere.update(key for key in wanted if key not in found)
-        with self.index.holding_back():
-            for key, record in found.items():
-                try:
-                    self.records.write(record)
-                except (OSError, StoreError):
-                    self._unkept[key] = record
+        for key, record in found.items():
+            try:
+                self.records.write(record)
+            except (OSError, StoreError):
+                self._unkept[key] = record
         self._arrived.update(found)
         return found
 

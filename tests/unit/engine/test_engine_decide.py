@@ -40,14 +40,14 @@ def keep(store: NotedStore, tmp_path: Path) -> Keep:
         folder.mkdir()
         (folder / "quantized.onnx").write_text("weights")
         record = Record(key, config_hash(made.config), made, {}, elapsed_seconds=12.5, made_at="2030-01-01")
-        store.remember(name, key)
+        store.remember({name: key})
         return store.publish(record, {"model": folder})
 
     return keep
 
 
 def run_reason(store: NotedStore, made: Ingredients, name: str = "here") -> str:
-    decision = decide(store.latest(name), made, store)
+    decision = decide(store.latest([name]).get(name), made, store)
     assert isinstance(decision, Run)
     assert decision.key == cache_key(made)
     return str(decision.reason)
@@ -59,7 +59,7 @@ def test_what_was_never_built_runs(store: NotedStore) -> None:
 
 def test_what_stands_under_its_name_is_up_to_date(store: NotedStore, keep: Keep) -> None:
     record = keep()
-    decision = decide(store.latest("here"), MADE, store)
+    decision = decide(store.latest(["here"]).get("here"), MADE, store)
     assert isinstance(decision, Reuse)
     assert decision.record == record
     assert decision.reason.kind == "up to date"
@@ -67,7 +67,7 @@ def test_what_stands_under_its_name_is_up_to_date(store: NotedStore, keep: Keep)
 
 def test_what_another_build_made_is_found(store: NotedStore, keep: Keep) -> None:
     keep(name="elsewhere")
-    decision = decide(store.latest("here"), MADE, store)
+    decision = decide(store.latest(["here"]).get("here"), MADE, store)
     assert isinstance(decision, Reuse)
     assert str(decision.reason) == "found in the cache, made 2030-01-01"
 
@@ -75,7 +75,7 @@ def test_what_another_build_made_is_found(store: NotedStore, keep: Keep) -> None
 def test_going_back_to_earlier_settings_finds_the_earlier_result(store: NotedStore, keep: Keep) -> None:
     keep()
     keep(replace(MADE, config={"quant": {"samples": 20}}))
-    decision = decide(store.latest("here"), MADE, store)
+    decision = decide(store.latest(["here"]).get("here"), MADE, store)
     assert isinstance(decision, Reuse)
     assert decision.reason.kind == "found"
 
@@ -139,16 +139,16 @@ def test_a_lost_blob_is_named(store: NotedStore, keep: Keep) -> None:
 
 def test_rebuild_runs_what_is_up_to_date(store: NotedStore, keep: Keep) -> None:
     keep()
-    decision = decide(store.latest("here"), MADE, store, rebuild=True)
+    decision = decide(store.latest(["here"]).get("here"), MADE, store, rebuild=True)
     assert isinstance(decision, Run)
     assert str(decision.reason) == "--rebuild was given"
 
 
 def test_the_estimate_is_what_the_last_run_under_this_name_took(store: NotedStore, keep: Keep) -> None:
-    assert isinstance(first := decide(store.latest("here"), MADE, store), Run)
+    assert isinstance(first := decide(store.latest(["here"]).get("here"), MADE, store), Run)
     assert first.estimate_seconds is None
     keep()
-    assert isinstance(again := decide(store.latest("here"), replace(MADE, version=2), store), Run)
+    assert isinstance(again := decide(store.latest(["here"]).get("here"), replace(MADE, version=2), store), Run)
     assert again.estimate_seconds == 12.5
 
 

@@ -17,7 +17,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
-from winml_dag.engine.expectations import UNKNOWN_SECONDS, Expectations, expected_work, remembered, repeats
+from winml_dag.engine.expectations import UNKNOWN_SECONDS, Expectations, expected_work, repeats
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.machine import container_limits, memory_for_runs, physical_memory_bytes
@@ -192,7 +192,7 @@ def test_rounds_that_change_nothing_take_no_time() -> None:
     assert repeats(graph) == {"optimize.1", "analyze.1"}
     store = stored()
     names = {node.id: node.id for node in nodes}
-    work = expected_work(graph, names, remembered(store, names), Expectations(store, SHARED))
+    work = expected_work(graph, names, store.latest(names), Expectations(store, SHARED))
     assert sum(work.seconds.values()) == 3 * UNKNOWN_SECONDS
 
 

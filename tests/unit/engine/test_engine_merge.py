@@ -126,7 +126,7 @@ def test_each_part_of_a_merged_run_is_up_to_date_on_its_own_afterwards(drawn: li
             assert {str(result.reason) for result in again} == {"up to date"}
             assert all(result.status is Status.REUSED for result in again)
             names = [remembered_name(part.label, each) for each in part.graph.nodes]
-            assert all(parts.bench.store.latest(name) is not None for name in names)
+            assert all(parts.bench.store.latest([name]).get(name) is not None for name in names)
 
 
 def test_nodes_keep_the_label_of_the_first_part_that_has_them(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def keep(store: LocalStore) -> Keep:
     def keep(made_at: str = "2030-01-01T10:00:00+00:00", *, model: Artifact = MODEL, **changes: object) -> Record:
         made = replace(WANTED, inputs={"model": model.digest}, **changes)  # type: ignore[arg-type]
         record = Record(cache_key(made), config_hash(made.config), made, {}, made_at=made_at, made_by="me")
-        return store.publish(replace(record, input_files={"model": model.to_json()}), {})
+        kept = store.publish(replace(record, input_files={"model": model.to_json()}), {})
+        store.records.flush()
+        return kept
 
     return keep
 

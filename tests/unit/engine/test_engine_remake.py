@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_samples import Bench, join, node
+from engine_samples import Bench, Notes, join, node
 from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.events import Status
+from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -155,14 +156,8 @@ class VanishingStore(NotedStore):
         super().__init__()
         self.vanished: FileEntry | None = None
         self.waiting = 0
-        self._made_again = threading.Event()
+        self.made_again = threading.Event()
         self._first = threading.Lock()
-
-    def remember(self, name: str, key: str) -> None:
-        super().remember(name, key)
-        # The scheduler knows of it then, and hears of nothing else before it has settled it.
-        if name.endswith("export") and self._first.locked():
-            self._made_again.set()
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         if self.vanished in artifact.files and self.waiting:
@@ -170,9 +165,21 @@ class VanishingStore(NotedStore):
             if self._first.acquire(blocking=False):
                 self.lose(self.vanished)
             else:
-                assert self._made_again.wait(PATIENCE)
+                assert self.made_again.wait(PATIENCE)
             raise BlobDamaged(self.vanished, "missing")
         super().fetch(artifact, folder)
+
+
+@dataclass
+class Settled(Notes):
+    """Tells when the scheduler has settled that *export* ran."""
+
+    made_again: threading.Event = field(default_factory=threading.Event)
+
+    def finished(self, result: StageResult) -> None:
+        if result.node.id == "export" and result.status is Status.RAN:
+            self.made_again.set()
+        super().finished(result)
 
 
 def test_many_that_learn_late_of_one_loss_are_no_sign_of_a_broken_disk(tmp_path: Path) -> None:
@@ -184,7 +191,7 @@ def test_many_that_learn_late_of_one_loss_are_no_sign_of_a_broken_disk(tmp_path:
 
     store.vanished = bench.run(nodes(0)).file("export")
     store.waiting = 6
-    again = bench.run(nodes(1), jobs=7)
+    again = bench.run(nodes(1), jobs=7, notes=Settled(made_again=store.made_again))
     assert again.of(Status.FAILED) == []
     assert sorted(again.calls) == ["export", *(f"reader{number}" for number in range(6))]
 

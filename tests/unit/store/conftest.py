@@ -53,10 +53,12 @@ def fill(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
 
 @pytest.fixture
 def publish(new_record: Callable[[str], Record], fill: Callable[[Mapping[str, bytes]], Path]) -> Publish:
-    """Publish one output slot, ``model``, with these files."""
+    """Publish one output slot, ``model``, with these files, as a run that ends."""
 
     def publish(store: LocalStore, files: Mapping[str, bytes], key: str = KEY) -> Record:
-        return store.publish(new_record(key), {"model": fill(files)})
+        record = store.publish(new_record(key), {"model": fill(files)})
+        store.records.flush()
+        return record
 
     return publish
 
@@ -69,6 +71,7 @@ def put(store: LocalStore, fill: Callable[..., Path]) -> Callable[..., Record]:
         made = Ingredients("export", 1, {}, {}, {})
         files = {f"file{place}": some for place, some in enumerate(data)}
         record = store.publish(Record(key_of(number), "c", made, {}), {"out": fill(files)})
+        store.records.flush()
         path = store.records.path(record.cache_key)
         used = path.stat().st_mtime - days * DAY
         os.utime(path, (used, used))

@@ -95,7 +95,7 @@ def test_many_processes_may_begin_one_store_at_once(tmp_path) -> None:
     code = (
         "import sys; from pathlib import Path; from winml_dag.store.local import LocalStore;"
         "print('ready', flush=True); sys.stdin.readline();"
-        "store = LocalStore(Path(sys.argv[1])); store.remember('name', 'k' * 64)"
+        "store = LocalStore(Path(sys.argv[1])); store.remember({'name': 'k' * 64})"
     )
     processes = [
         subprocess.Popen(

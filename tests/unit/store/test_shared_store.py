@@ -163,16 +163,16 @@ def test_a_record_with_other_digests_is_not_found_where_a_cache_had_both(
     """A stage that reads no file has one key with every function."""
     alone = LocalStore(tmp_path / "here")
     made = alone.publish(new_record(KEY), {"model": fill(FILES)})
-    alone.remember("export", KEY)
+    alone.remember({"export": KEY})
     alone.close()
     (tmp_path / "here" / "blobs" / "sha256").mkdir()
     here = machine("here")
     assert here.record(KEY) is None
     assert here.look_up([KEY]) == {}
-    assert here.latest("export") is None
+    assert here.latest(["export"]).get("export") is None
     assert here.records_of(made.ingredients.stage, 5) == []
     here.publish(new_record(KEY), {"model": fill(FILES)})
-    assert here.latest("export") is not None
+    assert here.latest(["export"]).get("export") is not None
     here.close()
 
 

@@ -111,7 +111,7 @@ def test_published_files_are_moved_not_copied(store, new_record, fill) -> None:
 
 def test_an_unknown_key_or_name_has_no_record(store) -> None:
     assert store.record(KEY) is None
-    assert store.latest("export of resnet") is None
+    assert store.latest(["export of resnet"]).get("export of resnet") is None
 
 
 def test_the_records_of_a_stage_are_found_those_that_came_last_first(store, new_record) -> None:
@@ -127,9 +127,9 @@ def test_the_records_of_a_stage_are_found_those_that_came_last_first(store, new_
 def test_the_latest_under_a_name_is_the_one_remembered_last(store, publish) -> None:
     publish(store, FILES)
     other = publish(store, {"model.onnx": b"other"}, OTHER_KEY)
-    store.remember("résnet / export", KEY)
-    store.remember("résnet / export", OTHER_KEY)
-    assert store.latest("résnet / export") == other
+    store.remember({"résnet / export": KEY})
+    store.remember({"résnet / export": OTHER_KEY})
+    assert store.latest(["résnet / export"]).get("résnet / export") == other
 
 
 def test_a_damaged_blob_is_missing_and_running_again_heals_it(store, publish, tmp_path) -> None:
