@@ -22,11 +22,10 @@ from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Damaged, Runner, RunOutcome
 from winml_dag.engine.stage import Node
-from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import in_words, is_executable
 from winml_dag.store.locks import never
-from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
 

@@ -63,10 +63,10 @@ def store_with(
     """The store with the remotes of *settings* behind it, in the cache folder *folder*, or within that where it was
     made without a remote. Raises as :func:`open_store` does.
     """
-    from winml_dag.store.limit import inherit_limit
     from winml_dag.store.remote.trust import check_keys
     from winml_dag.store.remote.urls import parts_of
     from winml_dag.store.store import Store
+    from winml_dag.store.usage import inherit_limit
 
     # Before keys: who has misspelled an address needs none.
     for level in settings.levels:

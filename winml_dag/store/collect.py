@@ -24,11 +24,9 @@ from pathlib import Path
 from winml_dag.errors import StoreError
 from winml_dag.store.changetime import change_time_ns
 from winml_dag.store.files import in_words, partial_beside, remove_file
-from winml_dag.store.held import FOLDER as STANDING
-from winml_dag.store.held import held_by_standing
-from winml_dag.store.leftovers import leftovers
-from winml_dag.store.local import LocalStore
+from winml_dag.store.garbage import STANDING, held_by_standing, leftovers
 from winml_dag.store.record import Record
+from winml_dag.store.store import Store
 from winml_dag.store.tally import note_size
 
 _LOCK = "collect"
@@ -122,7 +120,7 @@ class _Choice:
     blobs_in_use: int = 0
 
 
-def collect(store: LocalStore, limits: Limits, *, dry_run: bool = False, wait: bool = True) -> Collected | None:
+def collect(store: Store, limits: Limits, *, dry_run: bool = False, wait: bool = True) -> Collected | None:
     """Remove what *limits* leave no room for, blobs that no record needs, and what was left lying.
 
     One collection runs at a time; None without *wait*, when another runs already.
@@ -158,7 +156,7 @@ def _file_time(folder: Path) -> int:
     return probe.stat().st_mtime_ns
 
 
-def _look(store: LocalStore, now_ns: int, own: Path | None) -> _Survey:
+def _look(store: Store, now_ns: int, own: Path | None) -> _Survey:
     # Asked before anything is looked at: who begins later uses nothing that is older than this moment.
     began_ns = store.scratch.oldest_began(own)
     # When nobody lives, a time that is far ahead is nobody's use, but of a clock that was wrong.
@@ -178,7 +176,7 @@ def _look(store: LocalStore, now_ns: int, own: Path | None) -> _Survey:
     return _Survey(now_ns, horizon_ns, records, blobs)
 
 
-def _records(store: LocalStore) -> Iterator[Record]:
+def _records(store: Store) -> Iterator[Record]:
     """Every record. One that is damaged counts as absent, but one that may not be read keeps us from going on: what it
     needs would seem to be needed by nobody.
     """
@@ -190,7 +188,7 @@ def _records(store: LocalStore) -> Iterator[Record]:
     yield from found.values()
 
 
-def _kept(store: LocalStore, record: Record, held_ns: int, now_ns: int) -> _Kept:
+def _kept(store: Store, record: Record, held_ns: int, now_ns: int) -> _Kept:
     key = record.cache_key
     path = store.records.path(key)
     used_ns = store.records.last_used_ns(key)
@@ -245,7 +243,7 @@ def _old_ns(survey: _Survey, limits: Limits) -> int:
     return survey.now_ns - int(seconds * 10**9)
 
 
-def _foreseen(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
+def _foreseen(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
     rest = list(leftovers(store, _old_ns(survey, limits), {record.key for record in choice.records}))
     return Collected(
         records=len(choice.records),
@@ -258,7 +256,7 @@ def _foreseen(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limit
     )
 
 
-def _remove(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
+def _remove(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
     gone = _remove_records(store, choice.records)
     # A record that was used in the meantime is back, with all that it needs.
     gone = {record.key: record for record in gone.values() if not store.records.path(record.key).exists()}
@@ -280,7 +278,7 @@ def _remove(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limits)
     )
 
 
-def _remove_records(store: LocalStore, records: Iterable[_Kept]) -> dict[str, _Kept]:
+def _remove_records(store: Store, records: Iterable[_Kept]) -> dict[str, _Kept]:
     gone = {}
     rest = iter(records)
     while batch := list(islice(rest, _ROWS_AT_ONCE)):
@@ -290,7 +288,7 @@ def _remove_records(store: LocalStore, records: Iterable[_Kept]) -> dict[str, _K
     return gone
 
 
-def _remove_record(store: LocalStore, record: _Kept) -> bool:
+def _remove_record(store: Store, record: _Kept) -> bool:
     """False when the record was used since it was looked at."""
     path = store.records.path(record.key)
     if store.records.last_used_ns(record.key) > record.file_used_ns:
@@ -333,7 +331,7 @@ def _remove_blob(blob: _Bytes) -> bool:
     return True
 
 
-def _forget_names(store: LocalStore, keys: Collection[str]) -> None:
+def _forget_names(store: Store, keys: Collection[str]) -> None:
     """Forget what was built last under a name where that has gone."""
     latest = store.index.read("latest", store.index.names("latest"))
     if dead := [name for name, key in latest.items() if key in keys]:

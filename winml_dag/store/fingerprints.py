@@ -12,9 +12,8 @@ from winml_dag.canonical import JsonValue
 from winml_dag.errors import InputError, StoreError
 from winml_dag.readlog import Signature, was_read
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.changetime import SETTLED_NS
+from winml_dag.store.changetime import SETTLED_NS, signature_of
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
-from winml_dag.store.signature import signature_of
 
 if TYPE_CHECKING:
     from winml_dag.store.index import Index

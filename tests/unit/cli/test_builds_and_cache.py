@@ -22,7 +22,7 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.collect import Limits, collect
 from winml_dag.store.local import LocalStore
-from winml_dag.store.statistics import Statistics, read_statistics
+from winml_dag.store.usage import Statistics, read_statistics
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from winml_dag.pipeline.opened import let_go, open_store
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.local import LocalStore
 from winml_dag.store.remote import http, transfer
-from winml_dag.store.statistics import read_statistics
+from winml_dag.store.usage import read_statistics
 
 KEY = "a" * 64
 

@@ -16,9 +16,9 @@ from winml_dag.store.collect import Collected, Limits
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.records import Records
-from winml_dag.store.statistics import read_statistics
 from winml_dag.store.tally import note_build
 from winml_dag.store.upkeep import verify
+from winml_dag.store.usage import read_statistics
 
 NOW = 1_700_000_000
 

@@ -113,9 +113,9 @@ def _chosen(
     store: Store, keys: tuple[str, ...], recipes: tuple[Path, ...], remote: RemoteOptions
 ) -> Mapping[str, Record]:
     """The records of this machine that are meant."""
-    from winml_dag.store.catalog import find
     from winml_dag.store.files import in_words
     from winml_dag.store.local import has_only
+    from winml_dag.store.upkeep import find
 
     if recipes:
         return _known(store, recipes, remote)[0]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from winml_dag.readlog import Signature
-from winml_dag.store.signature import INODE_MASK
+from winml_dag.store.changetime import INODE_MASK
 
 # Size, time of modification, inode, time of change: see ``changetime`` for what the last one is for.
 PER_PATH = 4
@@ -21,7 +21,7 @@ _ABSENT = (0, 0, 0, 0)
 _CHANGED = 3
 
 if sys.platform == "win32":
-    from winml_dag.store.signature import signature_from
+    from winml_dag.store.changetime import signature_from
 
     def look(paths: Iterable[str]) -> array[int]:
         """``PER_PATH`` numbers for each path: zeros for one that is not there."""
