@@ -168,11 +168,11 @@ class Store:
             found = {slot: output_files(slot, folder) for slot, folder in folders.items()}
             outputs = {
                 # Not Artifact.of: their names have been looked at.
-                slot: Artifact(tuple(sorted(self.blobs.adopt(file.place, self.function, file.name) for file in files)))
+                slot: Artifact(tuple(sorted(self.blobs.ingest(file.place, self.function, file.name) for file in files)))
                 for slot, files in found.items()
             }
             # A copy: whoever waits for the stage still wants to read its log where it was.
-            kept = None if log is None or not os.stat(log).st_size else self.blobs.adopt_copy(log, self.function)  # noqa: PTH116
+            kept = None if log is None or not os.stat(log).st_size else self.blobs.ingest_copy(log, self.function)  # noqa: PTH116
             record = replace(record, outputs=outputs, log=kept)
             self.records.write(record)
         self._arrived.discard(record.cache_key)

@@ -113,7 +113,7 @@ def verify(store: Store) -> VerifyReport:
                     foreign.append(blob.path.relative_to(store.folder).as_posix())
                 continue
             had_stamp = _has_stamp(blob)
-            if store.blobs.is_sound(blob.digest):
+            if store.blobs.is_intact(blob.digest):
                 sound += 1
                 if not had_stamp and _has_stamp(blob):
                     restamped.append(blob.digest)
@@ -214,7 +214,7 @@ def _checked_record(store: Store, key: str) -> Record | None:
             store.records.write(record)
         return record
     except (OSError, StoreError):
-        store.blobs.set_aside(store.records.path(key))
+        store.blobs.quarantine(store.records.path(key))
         store.records.remove(key)
         return None
 
