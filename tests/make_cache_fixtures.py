@@ -90,7 +90,7 @@ def indexed(store: Path) -> Path:
     """The database of *store*, filled from its records, in one file."""
     opened = LocalStore(store)
     for record in opened.records.all():
-        opened.remember(f"out\n{record.ingredients.stage}", record.cache_key)
+        opened.remember({f"out\n{record.ingredients.stage}": record.cache_key})
     opened.close()
     database = store / "index" / "cache.db"
     with contextlib.closing(sqlite3.connect(database)) as connection:

@@ -55,7 +55,7 @@ def peak():
 file, folder = map(Path, sys.argv[1:])
 blobs = Blobs(folder / "blobs", folder / "quarantine")
 before = peak()
-entry = blobs.adopt(file, "xxh3-128")
+entry = blobs.ingest(file, "xxh3-128")
 blobs.fetch(entry, file)
 print(peak() - before)
 """
@@ -199,7 +199,7 @@ def small_files(folder: Path, number: int, rounds: int) -> dict[str, float]:
         taken["plain_write_rename"].append(timed(lambda work=work, datas=datas: write_and_rename(work, datas)))
         entries: list[Artifact] = []
         taken["adopt"].append(
-            timed(lambda: entries.extend(Artifact((blobs.adopt(path, "xxh3-128"),)) for path in made))  # noqa: B023
+            timed(lambda: entries.extend(Artifact((blobs.ingest(path, "xxh3-128"),)) for path in made))  # noqa: B023
         )
         taken["fetch"].append(
             timed(lambda: [blobs.fetch(one.files[0], work / "fetched" / one.files[0].name) for one in entries])  # noqa: B023

@@ -148,8 +148,8 @@ def test_what_is_built_with_and_without_a_remote_stands_side_by_side(team: Team,
     with_remote = ("--remote", server.url, "--remote-mode", "read-write")
     command = ("build", "-c", "recipe.yaml", "-o", "out-both")
     assert len(machine.ran()) == 4
-    assert machine.ran(*with_remote) == []
-    assert "Adopted 4 records of this cache" in machine.messages
+    assert len(machine.ran(*with_remote)) == 4
+    assert "which begins empty" in machine.messages
     # Each time the manifest is written for the other digests; after that either is seen at a glance.
     for arguments in (command, (*command, *with_remote)):
         machine.run(*arguments)

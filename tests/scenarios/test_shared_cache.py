@@ -142,19 +142,25 @@ def test_what_ended_well_is_shared_when_a_build_fails(team: Team) -> None:
     assert set(STAGES) - set(planned.ran) == {"optimize", "analyze", "calibrate", "quantize", "compile"}
 
 
-def test_a_cache_that_was_used_alone_is_adopted_and_nothing_runs(team: Team) -> None:
+def test_a_cache_that_was_used_alone_gets_another_beside_it_for_builds_with_a_remote(team: Team) -> None:
     alone = team.machine("alone", shares=False)
     assert alone.made().ran == STAGES
     before = alone.files()
-    shutil.rmtree(team.remote)
     shared = team.machine("alone")
     result = shared.made()
     assert result.ran == []
-    assert "Adopted 7 records of this cache" in result.messages
+    assert f"with a remote the cache is {shared.cache / 'sha256'}, which begins empty" in result.messages
     assert shared.files() == before
-    assert {result.reason(stage) for stage in STAGES} == {"up to date"}
-    assert "Adopted" not in shared.made().messages
+    again = shared.made()
+    assert again.ran == []
+    assert "begins empty" not in again.messages
     assert team.machine("alone", shares=False).made().ran == []
+
+
+def test_a_cache_that_was_shared_is_found_without_the_remote(team: Team) -> None:
+    shutil.rmtree(team.remote)
+    assert team.machine("once").made().ran == STAGES
+    assert team.machine("once", shares=False).made().ran == []
 
 
 def test_records_without_their_blobs_are_no_damage(team: Team) -> None:

@@ -19,7 +19,6 @@ from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.store.local import LocalStore
-from winml_dag.store.location import default_cache_dir
 from winml_dag.store.remote.settings import Mode
 
 # Arguments of builds and sweeps that say how to go about it; all others say what to build.
@@ -183,7 +182,7 @@ def driver_of(
         overwrite=arguments.get("overwrite", False),
     )
     cache_dir = arguments.get("cache_dir")
-    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    folder = remote.store_folder(None if cache_dir is None else Path(cache_dir))
     with ExitStack() as open_until:
         if (scheduler := arguments.get("scheduler")) is not None:
             # Imported here: builds on this machine need none of it.

@@ -31,10 +31,10 @@ def command(
     own, also what these put beside it.
     """
     from winml_dag.pipeline.clean import clean
+    from winml_dag.pipeline.remoteoptions import RemoteOptions
     from winml_dag.store.local import LocalStore
-    from winml_dag.store.location import default_cache_dir
 
-    cache = cache_dir or default_cache_dir()
+    cache = RemoteOptions(folder=recipe and recipe.parent).store_folder(cache_dir)
     folder = _folder(recipe, output_dir, cache)
     done = clean(folder, LocalStore(cache), recipe=recipe, dry_run=dry_run)
     if format_ == "json":

@@ -17,7 +17,6 @@ from winml_dag.cli.plaintext import errors_as_object, print_object
 from winml_dag.cli.remotes import remote_options
 from winml_dag.errors import StageError
 from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -53,14 +52,15 @@ class How(Output):
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> How:
         """Of the *options* of a call, by the names of the command's parameters."""
+        remote = remote_options(options, options.get("recipe"))
         return cls(
             verbose=options["verbose"],
             quiet=options["quiet"],
             as_json=options["format_"] == "json",
             overwrite=options["overwrite"],
             rebuild=options["rebuild"],
-            cache_dir=options["cache_dir"] or default_cache_dir(),
-            remote=remote_options(options, options.get("recipe")),
+            cache_dir=remote.store_folder(options["cache_dir"]),
+            remote=remote,
         )
 
 

@@ -15,7 +15,6 @@ from winml_dag.cli.parameters import ADDRESS, CATALOG, FILE, RECIPE, TEXT, Addre
 from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import opened, remote_options
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
@@ -190,8 +189,8 @@ def request_from(
         "compile": COMPILE.taken(options),
         "validate": VALIDATION.taken(options),
     }
-    cache_dir = options.pop("cache_dir") or default_cache_dir()
     remote = remote_options(options, first or options["recipe"])
+    cache_dir = remote.store_folder(options.pop("cache_dir"))
     del options["remote"], options["remote_mode"]
     request = Request(
         recipe=options.pop("recipe"),

@@ -56,21 +56,5 @@ class Transfers:
         return True
 
 
-class Reading:
-    """Told how much of a cache has been read, while it is adopted."""
-
-    def __init__(self, say: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._say = say or _say
-        self._clock = clock
-        self._due = clock() + _SECONDS_TO_FIRST_LINE
-
-    def told(self, read: int, everything: int) -> None:
-        if self._clock() >= self._due:
-            from winml_dag.store.quantities import size_text
-
-            self._due = self._clock() + _SECONDS_BETWEEN_LINES
-            self._say(f"{size_text(read)} of {size_text(everything)} read")
-
-
 def _say(line: str) -> None:
     echo(line, err=True)

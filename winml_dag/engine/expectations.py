@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -135,17 +135,10 @@ def repeats(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def remembered(store: Store, names: Iterable[str]) -> dict[str, Record | None]:
-    """What is remembered under each of *names*."""
-    asked = list(names)
-    with store.together(asked):
-        return {name: store.latest(name) for name in asked}
-
-
 def expected_work(
     graph: Graph,
     names: Mapping[str, str],
-    lasts: Mapping[str, Record | None],
+    lasts: Mapping[str, Record],
     expectations: Expectations,
 ) -> Work:
     """What each node would take if it ran; *names*: by id, what its result is remembered under, as *lasts*."""
@@ -154,7 +147,7 @@ def expected_work(
     stage_of: dict[str, str] = {}
     never_seen: set[str] = set()
     for node in graph.nodes:
-        last = lasts[names[node.id]]
+        last = lasts.get(names[node.id])
         seconds[node.id] = 0.0 if node.id in free else expectations.seconds(node, last)
         if last is None:
             stage_of[node.id] = node.stage.name

@@ -30,20 +30,20 @@ def explained(
     near = NearRecords(store)
     roots: dict[str, tuple[str, ...]] = {}
     results = []
+    lasts = store.latest([remembered_name(scope, node) for node in graph.nodes])
     for result in planned:
         node, why = result.node, result.reason
+        last = lasts.get(remembered_name(scope, node))
         if result.status is Status.REUSED and result.record is not None:
             known.settle(node, result.record)
         elif why.kind == "waits":
             roots[node.id] = _roots(why.names, roots)
-            last = store.latest(remembered_name(scope, node))
             changes = () if last is None else _changes_so_far(node, known, last)
             why = reason.waits(why.names, changes, roots[node.id])
         elif why.kind in ("first build", "changed"):
-            last = store.latest(remembered_name(scope, node))
             why = _compared(node, why, known, near, last)
         if may_be_as_before(result):
-            known.assume(node, store.latest(remembered_name(scope, node)))
+            known.assume(node, last)
         results.append(replace(result, reason=why))
     return tuple(results)
 

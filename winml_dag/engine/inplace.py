@@ -22,12 +22,11 @@ from winml_dag.names import parents
 from winml_dag.readlog import Signature
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below, LinkOnTheWay
-from winml_dag.store.changetime import SETTLED_NS
+from winml_dag.store.changetime import SETTLED_NS, signature_of
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import PARTIAL, in_plain_words, in_words, partial_name
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
-from winml_dag.store.signature import signature_of
 from winml_dag.store.store import BlobDamaged, RunStore
 
 # Up to here hashing costs less than looking a fingerprint up.

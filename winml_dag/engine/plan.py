@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from winml_dag.engine import reason
@@ -13,7 +13,11 @@ from winml_dag.engine.known import Known
 from winml_dag.engine.stage import Node
 from winml_dag.engine.waves import look_ahead
 from winml_dag.store.artifact import Artifact
+from winml_dag.store.record import Record
 from winml_dag.store.store import Store
+
+# As many as the store reads in one statement.
+_AT_ONCE = 500
 
 
 def remembered_name(scope: str, node: Node) -> str:
@@ -35,15 +39,15 @@ def plan_graph(
     known = Known.at_start(graph, sources)
     assumed: dict[str, tuple[str, ...]] = {}
     results: list[StageResult] = []
-    with store.together([remembered_name(scope, node) for node in graph.nodes]):
-        for node in graph.nodes:
-            result = _planned(node, known, store, scope, rebuild)
-            makers = [name for maker in graph.needs(node) for name in assumed.get(maker.id, ())]
-            assumes = tuple(dict.fromkeys(makers)) if result.cache_key else ()
-            results.append(replace(result, assumes=assumes))
-            last = store.latest(remembered_name(scope, node)) if may_be_as_before(result) else None
-            goes_on = may_be_as_before(result) and known.assume(node, last)
-            assumed[node.id] = (*assumes, node.id) if goes_on else assumes
+    lasts = _lasts(graph.nodes, store, scope)
+    for node in graph.nodes:
+        last = lasts.get(remembered_name(scope, node))
+        result = _planned(node, known, store, last, rebuild)
+        makers = [name for maker in graph.needs(node) for name in assumed.get(maker.id, ())]
+        assumes = tuple(dict.fromkeys(makers)) if result.cache_key else ()
+        results.append(replace(result, assumes=assumes))
+        goes_on = may_be_as_before(result) and known.assume(node, last)
+        assumed[node.id] = (*assumes, node.id) if goes_on else assumes
     return tuple(results)
 
 
@@ -58,24 +62,29 @@ def foresee(
     """What :func:`plan_graph` says, up to the first node that would run: as many results as nodes if none would."""
     known = Known.at_start(graph, sources)
     results: list[StageResult] = []
-    with store.together([remembered_name(scope, node) for node in graph.nodes]):
-        for node in graph.nodes:
-            result = _planned(node, known, store, scope, rebuild)
+    # Some at a time: whatever lies behind the first that runs is not asked for.
+    for start in range(0, len(graph.nodes), _AT_ONCE):
+        some = graph.nodes[start : start + _AT_ONCE]
+        lasts = _lasts(some, store, scope)
+        for node in some:
+            result = _planned(node, known, store, lasts.get(remembered_name(scope, node)), rebuild)
             if result.status is not Status.REUSED:
-                break
+                return tuple(results)
             results.append(result)
     return tuple(results)
 
 
-def _planned(node: Node, known: Known, store: Store, scope: str, rebuild: bool) -> StageResult:
-    name = remembered_name(scope, node)
+def _lasts(nodes: Iterable[Node], store: Store, scope: str) -> Mapping[str, Record]:
+    return store.latest([remembered_name(scope, node) for node in nodes])
+
+
+def _planned(node: Node, known: Known, store: Store, last: Record | None, rebuild: bool) -> StageResult:
     ingredients = known.ingredients(node)
     if ingredients is None:
-        last = store.latest(name)
         estimate = None if last is None else last.elapsed_seconds
         why = reason.REBUILD if rebuild else reason.waits(known.unknown_needs(node))
         return StageResult(node, Status.RAN, why, elapsed_seconds=estimate)
-    decision = decide(store.latest(name), ingredients, store, inputs=known.inputs_and_sources(node), rebuild=rebuild)
+    decision = decide(last, ingredients, store, inputs=known.inputs_and_sources(node), rebuild=rebuild)
     if isinstance(decision, Reuse):
         known.settle(node, decision.record)
         if (refused := refusal(node, decision.record)) is not None:

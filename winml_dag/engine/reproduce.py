@@ -22,13 +22,12 @@ from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Damaged, Runner, RunOutcome
 from winml_dag.engine.stage import Node
-from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import in_words, is_executable
 from winml_dag.store.locks import never
-from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
-from winml_dag.store.store import RunStore
+from winml_dag.store.store import Store
 
 # Threads that run stages again, each of which waits for the process of one: nothing is decided between them.
 
@@ -73,14 +72,14 @@ class Rerun:
     outcome: StageResult | Damaged
 
 
-class Witness:
+class Witness(Store):
     """A store that stores nothing: it reads from *store*, and compares what is published with *records*.
 
     Outputs that are not those of the record are moved to a folder below *folder*; :meth:`kept` says which.
     """
 
-    def __init__(self, store: RunStore, records: Iterable[Record], folder: Path) -> None:
-        self._store = store
+    def __init__(self, store: Store, records: Iterable[Record], folder: Path) -> None:
+        self.__dict__.update(vars(store))
         self._records = {record.cache_key: record for record in records}
         self._folder = folder
         self._kept: dict[tuple[str, str, str], Path] = {}
@@ -92,9 +91,6 @@ class Witness:
 
     def record(self, key: str) -> Record | None:  # noqa: ARG002 - nothing counts as known: it is to be made again
         return None
-
-    def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
-        return self._store.missing(files)
 
     def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:  # noqa: ARG002
         """Return *record* with the outputs that lie in *folders*. Raises StoreError as a store does."""
@@ -116,15 +112,6 @@ class Witness:
                     for file in files:
                         file.path.unlink()
         return replace(record, outputs=outputs)
-
-    def far(self, files: Iterable[FileEntry]) -> Sequence[FileEntry]:
-        return self._store.far(files)
-
-    def bring(self, files: Iterable[FileEntry]) -> None:
-        self._store.bring(files)
-
-    def fetch(self, artifact: Artifact, folder: Path) -> None:
-        self._store.fetch(artifact, folder)
 
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:  # noqa: ARG002
         """Nothing to hold: nothing is written under *key*, so several may run it at once, a build among them."""

@@ -10,6 +10,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 from winml_dag.engine import reason
 from winml_dag.engine.admission import Admission, Capacity, Ticket
@@ -17,7 +18,7 @@ from winml_dag.engine.decide import Reuse, Run, decide, refusal
 from winml_dag.engine.dispatch import Dispatch
 from winml_dag.engine.eta import Eta, chains
 from winml_dag.engine.events import Observer, Silent, StageResult, Status
-from winml_dag.engine.expectations import Expectations, expected_work, remembered
+from winml_dag.engine.expectations import Expectations, expected_work
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
@@ -34,6 +35,8 @@ from winml_dag.store.store import BlobDamaged, Store
 
 # A stage whose output is damaged again each time it is made anew means a broken disk, not a lost blob.
 _MOST_REMAKES = 3
+# Telling the store of each result of thousands would take longer than many of them.
+_SECONDS_BETWEEN_WRITES = 0.5
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,10 @@ class Scheduler:
         self._admission = admission or Admission(Capacity.of_this_machine(options.jobs, options.memory_bytes))
         self._expectations = Expectations(store, self._admission.capacity)
         self._to_run: Dispatch[tuple[Node, Run]] = Dispatch(self._admission, options.order, {})
-        # What is remembered by name, as far as it has been read ahead and not been asked for.
-        self._lasts: dict[str, Record | None] = {}
+        # By name, the record that was remembered last, and what the store has yet to be told of that.
+        self._lasts: dict[str, Record] = {}
+        self._fresh: dict[str, str] = {}
+        self._told_at = monotonic()
         self._foretold = foretold
         self._eta: Eta | None = None
         # By id, what each run holds; None when its place is free already, and what became of it not known yet.
@@ -122,16 +127,19 @@ class Scheduler:
             KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
         """
         names = {node.id: self._options.names(node)[0] for node in self._graph.nodes}
+        self._lasts.update(self._store.latest(names.values()))
         self._foretell(names)
-        with self._store.together(list(names.values())), self._runs:
-            self._loop()
+        try:
+            with self._runs:
+                self._loop()
+        finally:
+            self._store.remember(self._fresh)
         return tuple(self._results[node.id] for node in self._graph.nodes)
 
     def _foretell(self, names: Mapping[str, str]) -> None:
         """Find out which chains are long. In one place that matters only to who asks how long it will take."""
         if self._admission.capacity.places == 1 and self._foretold is None:
             return
-        self._lasts = remembered(self._store, names.values())
         work = expected_work(self._graph, names, self._lasts, self._expectations)
         self._to_run = Dispatch(self._admission, self._options.order, chains(self._graph, work.seconds))
         self._eta = Eta(work, self._admission, self._runs.now)
@@ -218,7 +226,7 @@ class Scheduler:
             self._undecided.discard(node.id)
             name = self._options.names(node)[0]
             inputs = self._known.inputs_and_sources(node)
-            last = self._lasts.pop(name) if name in self._lasts else self._store.latest(name)
+            last = self._lasts.get(name)
             decision = decide(last, ingredients, self._store, inputs=inputs, rebuild=self._options.rebuild)
             if isinstance(decision, Run) and decision.key in self._made:
                 decision = decide(last, ingredients, self._store, inputs=inputs)
@@ -228,6 +236,10 @@ class Scheduler:
                 self._want(node, decision)
         self._store.used(self._reused)
         self._reused.clear()
+        if monotonic() - self._told_at > _SECONDS_BETWEEN_WRITES:
+            self._store.remember(self._fresh)
+            self._fresh.clear()
+            self._told_at = monotonic()
 
     def _look_up(self, candidates: Iterable[Node]) -> None:
         """Have what may lie on other machines looked for at once, before it is asked for one by one."""
@@ -270,7 +282,7 @@ class Scheduler:
 
     def _remember(self, names: Iterable[str], record: Record) -> None:
         for name in names:
-            self._store.remember(name, record.cache_key)
+            self._lasts[name], self._fresh[name] = record, record.cache_key
 
     def _undecide(self, nodes: Iterable[Node]) -> None:
         for node in nodes:

@@ -19,7 +19,7 @@ from winml_dag.engine.stage import Source
 from winml_dag.errors import InputError
 from winml_dag.readlog import Signature
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.signature import signature_from, signature_of
+from winml_dag.store.changetime import signature_from, signature_of
 
 # Linux follows no more links than that in one path.
 _MOST_LINKS = 40

@@ -53,8 +53,8 @@ def _size(record: Record) -> int:
 
 def _kept_to_limit(store: LocalStore) -> str:
     # Imported here: nothing of it is needed by a build that runs nothing.
-    from winml_dag.store.limit import keep_to_limit, limit_text
     from winml_dag.store.quantities import counted, size_text
+    from winml_dag.store.usage import keep_to_limit, limit_text
 
     try:
         done = keep_to_limit(store)

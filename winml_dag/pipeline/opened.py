@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.location import default_cache_dir
+from winml_dag.store.location import MARKER, default_cache_dir, store_folder
 
 if TYPE_CHECKING:
-    from winml_dag.store.local import LocalStore
     from winml_dag.store.remote.remotes import Remotes
     from winml_dag.store.remote.settings import RemoteSettings
-    from winml_dag.store.shared import SharedStore
+    from winml_dag.store.store import Store
 
 _LOG = logging.getLogger("winml_dag")
 
@@ -36,7 +35,7 @@ def open_store(
     *,
     tell: Callable[[str], None] = _LOG.warning,
     watcher: Watcher | None = None,
-) -> LocalStore:
+) -> Store:
     """The store in *cache_dir*, by default the user's; with a remote, all that is asked of it is asked of that too.
     *tell* gets a sentence when a remote is left alone, or something of it is not believed; *watcher* is told how far
     blobs are.
@@ -45,37 +44,45 @@ def open_store(
         UsageError: for a configuration that means nothing, and for a remote that needs an extra which is not installed.
         StoreError: for a folder that is no store.
     """
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
     folder = default_cache_dir() if cache_dir is None else cache_dir
     if not remote.is_configured and remote.mode is None:
-        return LocalStore(folder)
+        return Store(folder)
     settings, restricted = settled_remotes(remote)
     if settings is None:
-        return LocalStore(folder)
+        return Store(folder)
     if restricted:
         tell(restricted)
-    from winml_dag.pipeline.adoption import adopt_at_first
-
-    store = store_with(folder, settings, tell, watcher)
-    adopt_at_first(store, tell)
-    return store
+    return store_with(folder, settings, tell, watcher)
 
 
 def store_with(
     folder: Path, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None = None
-) -> SharedStore:
-    """The store in *folder* with the remotes of *settings* behind it. Raises as :func:`open_store` does."""
+) -> Store:
+    """The store with the remotes of *settings* behind it, in the cache folder *folder*, or within that where it was
+    made without a remote. Raises as :func:`open_store` does.
+    """
     from winml_dag.store.remote.trust import check_keys
     from winml_dag.store.remote.urls import parts_of
-    from winml_dag.store.shared import SharedStore
+    from winml_dag.store.store import Store
+    from winml_dag.store.usage import inherit_limit
 
     # Before keys: who has misspelled an address needs none.
     for level in settings.levels:
         parts_of(level.url)
     check_keys(settings)
     told = None if watcher is None else watcher.waits
-    return SharedStore(folder, lambda store: _remotes(store, settings, tell, watcher), told)
+    folder = store_folder(folder, "sha256")
+    is_added = not (folder / MARKER).exists() and (folder.parent / MARKER).exists()
+    store = Store(folder, lambda store: _remotes(store, settings, tell, watcher), told)
+    if is_added:
+        inherit_limit(folder)
+        tell(
+            f"The cache in {folder.parent} was made without a remote and has other digests. It stays as it is, for "
+            f"builds without one; with a remote the cache is {folder}, which begins empty."
+        )
+    return store
 
 
 def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
@@ -89,7 +96,7 @@ def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
     return (None, "") if configured is None else allowed(configured, os.environ)
 
 
-def let_go(store: LocalStore) -> None:
+def let_go(store: Store) -> None:
     """What has to be done when *store* is not used any more: what went is noted in its statistics, and what is still
     underway is given up.
     """
@@ -99,9 +106,7 @@ def let_go(store: LocalStore) -> None:
     store.close()
 
 
-def _remotes(
-    store: LocalStore, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None
-) -> Remotes:
+def _remotes(store: Store, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None) -> Remotes:
     from winml_dag import TOOL_ID
     from winml_dag.engine.keys import cache_key
     from winml_dag.pipeline.cirun import ci_run

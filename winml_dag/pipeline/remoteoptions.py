@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from winml_dag.ep.configuration import config_file
+from winml_dag.store.location import default_cache_dir, store_folder
 
 REMOTE_VARIABLE = "WINML_DAG_REMOTE"
 MODE_VARIABLE = "WINML_DAG_REMOTE_MODE"
@@ -49,6 +50,11 @@ class RemoteOptions:
             return True
         files = (self.project_file, config_file())
         return any(path is not None and names_remotes(path) for path in files)
+
+    def store_folder(self, cache_dir: Path | None) -> Path:
+        """The folder of the store that builds use, in the cache folder *cache_dir*, by default the user's."""
+        folder = default_cache_dir() if cache_dir is None else cache_dir
+        return store_folder(folder, "sha256") if self.is_configured else folder
 
     @cached_property
     def project_file(self) -> Path | None:

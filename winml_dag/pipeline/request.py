@@ -102,9 +102,6 @@ class Request:
                 "save_ranges": None if self.save_ranges is None else str(self.save_ranges),
                 "also": [str(path) for path in self.also],
                 "current_folder": os.getcwd(),  # noqa: PTH109 - one of the paths that are compared as texts
-                # With a remote all digests, and so all keys, are others: what stands is remembered apart from what
-                # stands without one. Which remote it is changes nothing of a plan.
-                **({"digests": "sha256"} if self.remote.is_configured else {}),
                 **({"final_only": True} if self.final_only else {}),
             }
         )

@@ -391,10 +391,8 @@ class _Run(Generic[T]):
 def _reuse_all(foreseen: Sequence[StageResult], store: LocalStore, scope: str, observer: Observer) -> None:
     """Note that all of a graph is reused. No scratch folder, no threads, no process."""
     store.used(result.cache_key for result in foreseen if result.cache_key)
-    with store.together(()):
-        for result in foreseen:
-            if result.cache_key and result.reason.kind != "up to date":
-                store.remember(remembered_name(scope, result.node), result.cache_key)
+    found = (result for result in foreseen if result.reason.kind != "up to date")
+    store.remember({remembered_name(scope, result.node): result.cache_key for result in found if result.cache_key})
     for result in foreseen:
         observer.finished(result)
 

@@ -34,7 +34,7 @@ from winml_dag.pipeline.environment import Environment, short_hash
 from winml_dag.readlog import Signature
 from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_text
 from winml_dag.store import changetime
-from winml_dag.store.signature import INODE_MASK, signature_from
+from winml_dag.store.changetime import INODE_MASK, signature_from
 from winml_dag.store.tally import note_build
 
 # --- What one stat says of each path. Thousands are looked at in each build, so this is one flat array that is compared

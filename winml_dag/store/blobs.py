@@ -30,7 +30,6 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.clone import clone_and_digest
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
 from winml_dag.store.files import files_below, in_words, is_executable, make_executable, partial_in, remove_file
-from winml_dag.store.store import BlobDamaged
 
 # 2001-09-09 01:46:40 UTC: no file of today has it by chance, and being even it survives file systems that count in
 # steps of two seconds.
@@ -39,6 +38,17 @@ STAMP_NS = 1_000_000_000 * 10**9
 _GONE = "missing"
 _DAMAGED = "damaged"
 _OTHER_SIZE = "of another size than its record says"
+
+
+class BlobDamaged(StoreError):
+    """A blob's bytes no longer match its digest, or it has gone. It is in quarantine: the stage that made it can run
+    again.
+    """
+
+    def __init__(self, file: FileEntry, what: str) -> None:
+        super().__init__(f"{file.name} in the cache is {what} ({file.digest}).", advice="Build again to make it anew.")
+        self.file = file
+        self.what = what
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Blobs:
         function, digits = split_digest(digest)
         return f"{self._root}/{function}/{digits[:2]}/{digits[2:]}"
 
-    def adopt(self, path: Path | str, function: DigestFunction, name: str | None = None) -> FileEntry:
+    def ingest(self, path: Path | str, function: DigestFunction, name: str | None = None) -> FileEntry:
         """Move the file at *path* into the store and return its digest and size, under *name* or its own.
 
         Idempotent: when the bytes are here already, and are found sound by reading them, *path* is only removed, and
@@ -92,13 +102,13 @@ class Blobs:
         executable = is_executable(before) and not is_executable(status)
         return FileEntry(os.path.basename(path) if name is None else name, digest, status.st_size, executable)
 
-    def adopt_copy(self, path: Path, function: DigestFunction) -> FileEntry:
-        """Store a copy of the file at *path*, which stays. Raises as :meth:`adopt` does."""
+    def ingest_copy(self, path: Path, function: DigestFunction) -> FileEntry:
+        """Store a copy of the file at *path*, which stays. Raises as :meth:`ingest` does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = partial_in(self._root)
         clone_and_digest(path, partial, function)
         try:
-            return self.adopt(partial, function, path.name)
+            return self.ingest(partial, function, path.name)
         except BaseException:
             with suppress(OSError):
                 remove_file(partial)
@@ -133,13 +143,13 @@ class Blobs:
         blob = self._path(file.digest)
         if not _is_regular(blob):
             # A link or a folder under a blob's name may lead anywhere: not even read.
-            self.set_aside(Path(blob))
+            self.quarantine(Path(blob))
             raise BlobDamaged(file, _GONE)
         partial = partial_in(os.path.dirname(target))
         try:
             digest, size = clone_and_digest(blob, partial, split_digest(file.digest)[0])
             if digest != file.digest:
-                self.set_aside(Path(blob))
+                self.quarantine(Path(blob))
                 raise BlobDamaged(file, _DAMAGED)
             if size != file.size:
                 raise BlobDamaged(file, _OTHER_SIZE)
@@ -163,7 +173,7 @@ class Blobs:
         Raises:
             BlobDamaged: when the blob has gone or is not what it should be; it is in quarantine then.
         """
-        if not (self.is_sound(file.digest) if check else self._is_here(file)):
+        if not (self.is_intact(file.digest) if check else self._is_here(file)):
             raise BlobDamaged(file, _DAMAGED)
         if file.executable:
             return False
@@ -184,12 +194,12 @@ class Blobs:
                 os.unlink(partial)
         return True
 
-    def is_sound(self, digest: str) -> bool:
+    def is_intact(self, digest: str) -> bool:
         """Read the whole blob; one that is not what its digest says is moved to quarantine."""
         blob = self._path(digest)
         try:
             if not _is_regular(blob) or digest_file(blob, split_digest(digest)[0]) != digest:
-                self.set_aside(Path(blob))
+                self.quarantine(Path(blob))
                 return False
             if os.lstat(blob).st_mtime_ns == STAMP_NS:
                 return True
@@ -201,9 +211,9 @@ class Blobs:
             # Sound, but another user's: it cannot be stamped, so it is hashed each time.
             return os.access(blob, os.R_OK)
         # Hashed before the stamp, lest a process killed in between blesses a damaged blob; and after it, as ever.
-        return self.is_sound(digest)
+        return self.is_intact(digest)
 
-    def set_aside(self, blob: Path) -> None:
+    def quarantine(self, blob: Path) -> None:
         """Move whatever is at *blob* to the quarantine, for a person to look at; nothing there is ever read again.
 
         What cannot be moved stays, and each reader finds it damaged: on Windows while another process reads it, or
@@ -235,18 +245,18 @@ class Blobs:
             return True
         with in_words(f"Cannot check a blob of {file.name}"):
             # A record that names another size than a sound blob has is not to be trusted, but the blob is.
-            return self.is_sound(file.digest) and os.lstat(blob).st_size == file.size
+            return self.is_intact(file.digest) and os.lstat(blob).st_size == file.size
 
     def _move_in(self, path: str, digest: str) -> None:
         blob = self._path(digest)
-        if os.path.lexists(blob) and self.is_sound(digest) and _keep(blob):
+        if os.path.lexists(blob) and self.is_intact(digest) and _keep(blob):
             remove_file(path)
             return
         try:
             _rename_into(path, blob)
         except PermissionError:
             # Windows replaces no read-only file: another process stored the same bytes a moment ago.
-            if not (os.path.lexists(blob) and self.is_sound(digest)):
+            if not (os.path.lexists(blob) and self.is_intact(digest)):
                 raise
             remove_file(path)
         except OSError as error:

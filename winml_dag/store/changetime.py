@@ -1,10 +1,15 @@
-"""When a file last changed in any way, which nobody can set back: what betrays an edit that kept size and time."""
+"""What one ``stat`` tells of a file, and when it last changed in any way: nobody can set that back, so it betrays an
+edit that kept size and time.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
+
+from winml_dag.readlog import Signature
 
 # What is read less than this after it changed is not remembered: a write just after could get the very same time. 2 s
 # is the coarsest step of a file system in use (FAT); others count in milliseconds.
@@ -92,3 +97,25 @@ def has_settled(path: Path, at_ns: int) -> bool:
         return path.parent == path or has_settled(path.parent, at_ns)
     except OSError:
         return False
+
+
+# What 64 bits with a sign can hold: inodes of some file systems use all of them.
+INODE_MASK = (1 << 63) - 1
+
+
+def signature_of(path: str | os.PathLike[str]) -> Signature | None:
+    """Size, time of modification, inode and time of change (see ``changetime``) of the file; None for what is none.
+
+    No device number: it differs from one mount to the next. The path is only where to look, so it is not resolved,
+    which would cost a system call for each of its parts: the file that it leads to has its inode here.
+
+    Raises:
+        OSError: when there is nothing, or it cannot be looked at.
+    """
+    status = os.stat(path)  # noqa: PTH116 - for thousands of small files
+    return signature_from(path, status) if stat.S_ISREG(status.st_mode) else None
+
+
+def signature_from(path: str | os.PathLike[str], status: os.stat_result) -> Signature:
+    """The same of a *status* that is known. Raises OSError on Windows, where that does not tell of changes."""
+    return status.st_size, status.st_mtime_ns, status.st_ino & INODE_MASK, change_time_ns(path, status)

@@ -23,12 +23,10 @@ from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.changetime import change_time_ns
-from winml_dag.store.files import in_words, partial_beside, remove_file, shared_inode
-from winml_dag.store.held import FOLDER as STANDING
-from winml_dag.store.held import held_by_standing
-from winml_dag.store.leftovers import leftovers
-from winml_dag.store.local import LocalStore
+from winml_dag.store.files import in_words, partial_beside, remove_file
+from winml_dag.store.garbage import STANDING, held_by_standing, leftovers
 from winml_dag.store.record import Record
+from winml_dag.store.store import Store
 from winml_dag.store.tally import note_size
 
 _LOCK = "collect"
@@ -88,13 +86,10 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """A blob as it was found. ``size``: its part of the room that it takes, when it has several names; ``inode`` then
-    is what they have in common, else 0.
-    """
+    """A blob as it was found."""
 
     path: Path
     size: int
-    inode: int
     changed_ns: int
     accessed_ns: int
     in_use: bool
@@ -125,7 +120,7 @@ class _Choice:
     blobs_in_use: int = 0
 
 
-def collect(store: LocalStore, limits: Limits, *, dry_run: bool = False, wait: bool = True) -> Collected | None:
+def collect(store: Store, limits: Limits, *, dry_run: bool = False, wait: bool = True) -> Collected | None:
     """Remove what *limits* leave no room for, blobs that no record needs, and what was left lying.
 
     One collection runs at a time; None without *wait*, when another runs already.
@@ -161,33 +156,27 @@ def _file_time(folder: Path) -> int:
     return probe.stat().st_mtime_ns
 
 
-def _look(store: LocalStore, now_ns: int, own: Path | None) -> _Survey:
+def _look(store: Store, now_ns: int, own: Path | None) -> _Survey:
     # Asked before anything is looked at: who begins later uses nothing that is older than this moment.
     began_ns = store.scratch.oldest_began(own)
     # When nobody lives, a time that is far ahead is nobody's use, but of a clock that was wrong.
     end_ns = now_ns + _AHEAD_NS if began_ns is None else None
     horizon_ns = now_ns if began_ns is None else min(now_ns, began_ns)
-    found = {}
+    blobs = {}
     for blob in store.blobs.all():
         with suppress(FileNotFoundError):
             if blob.digest:
-                found[blob.digest] = blob.path, blob.path.lstat()
-    names = Counter(shared_inode(status) for _, status in found.values())
-    blobs = {}
-    for digest, (path, status) in found.items():
-        with suppress(FileNotFoundError):
-            changed_ns = change_time_ns(path, status)
-            touched_ns = max(changed_ns, status.st_atime_ns)
-            in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
-            inode = shared_inode(status)
-            shared = names[inode] if inode else 1
-            blobs[digest] = _Bytes(path, status.st_size // shared, inode, changed_ns, status.st_atime_ns, in_use)
+                status = blob.path.lstat()
+                changed_ns = change_time_ns(blob.path, status)
+                touched_ns = max(changed_ns, status.st_atime_ns)
+                in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
+                blobs[blob.digest] = _Bytes(blob.path, status.st_size, changed_ns, status.st_atime_ns, in_use)
     held = held_by_standing(store.folder / STANDING)
     records = tuple(_kept(store, record, held.get(record.cache_key, 0), now_ns) for record in _records(store))
     return _Survey(now_ns, horizon_ns, records, blobs)
 
 
-def _records(store: LocalStore) -> Iterator[Record]:
+def _records(store: Store) -> Iterator[Record]:
     """Every record. One that is damaged counts as absent, but one that may not be read keeps us from going on: what it
     needs would seem to be needed by nobody.
     """
@@ -199,7 +188,7 @@ def _records(store: LocalStore) -> Iterator[Record]:
     yield from found.values()
 
 
-def _kept(store: LocalStore, record: Record, held_ns: int, now_ns: int) -> _Kept:
+def _kept(store: Store, record: Record, held_ns: int, now_ns: int) -> _Kept:
     key = record.cache_key
     path = store.records.path(key)
     used_ns = store.records.last_used_ns(key)
@@ -254,7 +243,7 @@ def _old_ns(survey: _Survey, limits: Limits) -> int:
     return survey.now_ns - int(seconds * 10**9)
 
 
-def _foreseen(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
+def _foreseen(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
     rest = list(leftovers(store, _old_ns(survey, limits), {record.key for record in choice.records}))
     return Collected(
         records=len(choice.records),
@@ -267,18 +256,13 @@ def _foreseen(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limit
     )
 
 
-def _remove(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
+def _remove(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
     gone = _remove_records(store, choice.records)
     # A record that was used in the meantime is back, with all that it needs.
     gone = {record.key: record for record in gone.values() if not store.records.path(record.key).exists()}
     needed = {digest for record in survey.records if record.key not in gone for digest in record.digests}
-    removed: list[_Bytes] = []
-    # To remove one name of a file changes the times of its others.
-    touched: set[int] = set()
-    for blob in (survey.blobs[digest] for digest in choice.blobs if digest not in needed):
-        if _remove_blob(blob, touched=blob.inode in touched):
-            removed.append(blob)
-            touched.update([blob.inode] if blob.inode else ())
+    unneeded = (survey.blobs[digest] for digest in choice.blobs if digest not in needed)
+    removed = [blob for blob in unneeded if _remove_blob(blob)]
     _forget_names(store, gone)
     rest = [one for one in leftovers(store, _old_ns(survey, limits), gone) if one.remove()]
     store.locks.remove_free()
@@ -294,7 +278,7 @@ def _remove(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limits)
     )
 
 
-def _remove_records(store: LocalStore, records: Iterable[_Kept]) -> dict[str, _Kept]:
+def _remove_records(store: Store, records: Iterable[_Kept]) -> dict[str, _Kept]:
     gone = {}
     rest = iter(records)
     while batch := list(islice(rest, _ROWS_AT_ONCE)):
@@ -304,7 +288,7 @@ def _remove_records(store: LocalStore, records: Iterable[_Kept]) -> dict[str, _K
     return gone
 
 
-def _remove_record(store: LocalStore, record: _Kept) -> bool:
+def _remove_record(store: Store, record: _Kept) -> bool:
     """False when the record was used since it was looked at."""
     path = store.records.path(record.key)
     if store.records.last_used_ns(record.key) > record.file_used_ns:
@@ -325,13 +309,12 @@ def _remove_record(store: LocalStore, record: _Kept) -> bool:
     return True
 
 
-def _remove_blob(blob: _Bytes, *, touched: bool) -> bool:
-    """False when the blob was stored again, or read, since it was looked at. *touched*: by us, through another name."""
+def _remove_blob(blob: _Bytes) -> bool:
+    """False when the blob was stored again, or read, since it was looked at."""
     aside = partial_beside(blob.path)
     try:
         status = blob.path.lstat()
-        changed_ns = blob.changed_ns if touched else change_time_ns(blob.path, status)
-        if (changed_ns, status.st_atime_ns) != (blob.changed_ns, blob.accessed_ns):
+        if (change_time_ns(blob.path, status), status.st_atime_ns) != (blob.changed_ns, blob.accessed_ns):
             return False
         blob.path.rename(aside)
         # The change time is that of the rename now; whoever stores a blob again sets the access time with it.
@@ -348,9 +331,8 @@ def _remove_blob(blob: _Bytes, *, touched: bool) -> bool:
     return True
 
 
-def _forget_names(store: LocalStore, keys: Collection[str]) -> None:
-    """Forget what was built last under a name, or was adopted, where that has gone."""
-    store.index.remove("adopted", keys)
+def _forget_names(store: Store, keys: Collection[str]) -> None:
+    """Forget what was built last under a name where that has gone."""
     latest = store.index.read("latest", store.index.names("latest"))
     if dead := [name for name, key in latest.items() if key in keys]:
         store.index.remove("latest", dead)

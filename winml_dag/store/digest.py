@@ -1,12 +1,14 @@
-"""Digests of bytes and files, written with their function: ``xxh3-128:<32 hex>`` or ``sha256:<64 hex>``.
+"""Digests of bytes and files, written with their function: ``xxh3-128:<32 hex>`` or ``sha256:<64 hex>``; and JSON text
+with a checksum.
 
 xxh3-128 for what stays on one machine (so fast that hashing is never what one waits for), sha256 for what others may
-write; both can live in one store because a digest says which it is.
+write.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import BinaryIO, Literal, TypeAlias, cast
 
 import xxhash
 
+from winml_dag.canonical import JsonValue
 from winml_dag.errors import StoreError
 from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES, Hash, has_spare_processor, hash_in_chunks, write_all
 from winml_dag.store.files import open_to_read, read_rest
@@ -92,3 +95,32 @@ def _hash_by_one(source: BinaryIO, size: int, hasher: Hash, target: BinaryIO | N
         hasher.update(chunk)
         if target is not None:
             write_all(target, chunk)
+
+
+_HEAD = len('["0123456789abcdef",')
+
+
+def with_checksum(name: str, body: str) -> str:
+    """``["<16 hex>",<body>]``: canonical JSON with a checksum over it and the *name* that it is kept under.
+
+    One flipped bit in a database or a file can leave perfectly good JSON, with a wrong digest, size or name in it; and
+    a row or a file may end up under another's name. This protects from damage, not from malice: whoever can write the
+    text can write the checksum.
+    """
+    return f'["{_checksum(name, body)}",{body}]'
+
+
+def checked(name: str, text: str) -> JsonValue:
+    """The value of a text that :func:`with_checksum` has made. Raises ValueError for any other text or name."""
+    body = text[_HEAD:-1]
+    if text != with_checksum(name, body):
+        raise ValueError(f"{name} does not match its checksum.")
+    try:
+        return cast(JsonValue, json.loads(body))
+    except RecursionError:
+        raise ValueError(f"{name} is nested too deeply.") from None
+
+
+def _checksum(name: str, body: str) -> str:
+    # "surrogatepass": damaged text must come out as a wrong checksum, not as an encoding error.
+    return xxhash.xxh3_64_hexdigest(f"{name}\n{body}".encode("utf-8", "surrogatepass"))

@@ -221,13 +221,6 @@ def name_below(folder: Path | str, path: str) -> str:
     return name if os.sep == "/" else name.replace(os.sep, "/")
 
 
-def shared_inode(status: os.stat_result) -> int:
-    """What the names of a file that has several have in common; 0 for one with one name, and where systems that know no
-    such number have none. Of one device.
-    """
-    return status.st_ino if status.st_nlink > 1 else 0
-
-
 def bytes_below(folder: Path) -> int:
     """The sizes of all files below *folder*, together."""
     total = 0

@@ -6,19 +6,19 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import InputError, StoreError
 from winml_dag.readlog import Signature, was_read
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.changetime import SETTLED_NS
+from winml_dag.store.changetime import SETTLED_NS, signature_of
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
-from winml_dag.store.rows import Rows
-from winml_dag.store.signature import signature_of
+
+if TYPE_CHECKING:
+    from winml_dag.store.index import Index
 
 _ATTEMPTS = 3
-# No file has changed then, so what is remembered with it is measured again.
-_NEVER_NS = -1
 
 
 def _signature(path: Path) -> Signature:
@@ -39,9 +39,9 @@ def _digest_in(row: JsonValue, found: Signature, function: DigestFunction) -> st
 
 
 class Fingerprints:
-    """Digests of files, by *function*, remembered in *rows*."""
+    """Digests of files, by *function*, remembered in *rows*: of the index."""
 
-    def __init__(self, rows: Rows, function: DigestFunction = "xxh3-128") -> None:
+    def __init__(self, rows: Index, function: DigestFunction = "xxh3-128") -> None:
         self._rows = rows
         self._function = function
 
@@ -81,11 +81,9 @@ class Fingerprints:
                 if digest is None:
                     began_ns = time.time_ns()
                     found, digest = _measure(path, found, function)
-                    *others, changed_ns = found
-                    # One that may change again without showing it is measured each time; that such bytes were there
-                    # is kept all the same, for who adopts a cache.
-                    settled_ns = changed_ns if changed_ns <= began_ns - SETTLED_NS else _NEVER_NS
-                    fresh[row_name] = [*others, settled_ns, digest]
+                    # One that may change again without showing it is measured each time.
+                    if found[3] <= began_ns - SETTLED_NS:
+                        fresh[row_name] = [*found, digest]
             except OSError as error:
                 raise InputError(f"{path} cannot be read: {error.strerror}.") from error
             was_read(path, found)

@@ -1,9 +1,14 @@
 """The index: what is small and looked up often, in one SQLite database (diskcache).
 
-Only JSON text with a checksum goes in and comes out (see ``textdisk`` and ``sealed``). It holds nothing that cannot be
-had otherwise: records also lie beside the blobs, fingerprints are measured again. So a damaged database is moved to
-quarantine and a fresh one begun, with a warning and no failed build. And where it cannot be used at all, on a full disk
-or in a cache that may only be read, the rest goes on without it: nothing is found in it, and what it is given is lost.
+Only JSON text with a checksum goes in and comes out. It holds nothing that cannot be had otherwise: records also lie
+beside the blobs, fingerprints are measured again. So a damaged database is moved to quarantine and a fresh one begun,
+with a warning and no failed build. And where it cannot be used at all, on a full disk or in a cache that may only be
+read, the rest goes on without it: nothing is found in it, and what it is given is lost.
+
+diskcache unpickles whatever a row says is a pickle, so a database that somebody else wrote (a cache folder restored in
+CI is one) would run their code. Its own JSONDisk is no cure: it lets the base class fetch, and so unpickle, before it
+reads JSON. A row can also name a file to read, or to delete when the row goes, anywhere on the disk. Here rows are read
+and written by statements that know text and nothing else, many at once, which diskcache cannot.
 """
 
 from __future__ import annotations
@@ -13,27 +18,25 @@ import logging
 import os
 import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Literal, Never, TypeAlias, TypeVar, get_args
 
 import diskcache
+from diskcache.core import MODE_RAW
 
-from winml_dag.canonical import JsonValue
+from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
 from winml_dag.explanation import explanation
+from winml_dag.store.digest import checked, with_checksum
 from winml_dag.store.files import in_words
 from winml_dag.store.locks import Locks
-from winml_dag.store.rows import Namespace
-from winml_dag.store.sealed import seal, seal_text, unseal
-from winml_dag.store.textdisk import TextCache, TextDisk
 
 _LOGGER = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+Namespace: TypeAlias = Literal["record", "fingerprint", "latest"]
 
 BUSY_SECONDS = 60.0
 
@@ -58,18 +61,38 @@ _SETTINGS = {
 # SQLite's limit on parameters is 999 in older builds.
 _KEYS_AT_ONCE = 500
 
-# How long rows are held back, and how many, where they may be.
-_HOLD_SECONDS = 0.5
-_MOST_HELD = 2000
-
-# Text and tag.
-_Row = tuple[str, str | None]
-
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
 _FILES = tuple(diskcache.core.DBNAME + ending for ending in ("", "-wal", "-shm", "-journal"))
 _DISK = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
 _HINDRANCES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+_IS_TEXT = f"raw = 1 AND mode = {MODE_RAW} AND filename IS NULL AND typeof(key) = 'text' AND typeof(value) = 'text'"
+_UPSERT = (
+    "INSERT INTO Cache(key, raw, store_time, expire_time, access_time, access_count, tag, size, mode, filename, value)"
+    f" VALUES (?, 1, ?, NULL, ?, 0, ?, 0, {MODE_RAW}, NULL, ?) ON CONFLICT(key, raw) DO UPDATE SET"
+    " store_time = excluded.store_time, expire_time = NULL, access_time = excluded.access_time, access_count = 0,"
+    " tag = excluded.tag, size = 0, mode = excluded.mode, filename = NULL, value = excluded.value"
+)
+_SELECT = f"SELECT key, value FROM Cache WHERE {_IS_TEXT}"
+
+
+class TextOnlyError(ValueError):
+    """Somebody reads a row in another way than by our statements."""
+
+
+class TextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache is untyped
+    """Turns no row into a Python object, and removes no file."""
+
+    def get(self, key: object, raw: object) -> Never:  # noqa: ARG002
+        raise TextOnlyError("Keys of the index are not read by diskcache.")
+
+    def fetch(self, mode: object, filename: object, value: object, read: bool) -> Never:  # noqa: ARG002
+        raise TextOnlyError("Values of the index are not read by diskcache.")
+
+    def remove(self, file_path: object) -> None:
+        """Nothing: no row of ours has a file, so one that names a file must not get it deleted."""
 
 
 class Index:
@@ -85,81 +108,45 @@ class Index:
         self._quarantine = quarantine
         self._locks = locks
         self._busy_seconds = busy_seconds
-        self._opened: tuple[TextCache, object] | None = None
+        self._opened: tuple[diskcache.Cache, object] | None = None
         self._has_warned = False
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._held: dict[str, _Row] = {}
-        self._held_since = 0.0
 
     def read(self, namespace: Namespace, names: Iterable[str]) -> dict[str, JsonValue]:
+        """The values of those *names* that are here and undamaged."""
         keys = [f"{namespace}:{name}" for name in names]
         found: dict[str, JsonValue] = {}
-        if held := self._held:
-            found.update(_unsealed((key, held[key][0]) for key in keys if key in held))
-            keys = [key for key in keys if key not in held]
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             some = keys[start : start + _KEYS_AT_ONCE]
-            found.update(_unsealed(self._try(partial(_texts, some), dict[str, str]()).items()))
+            found.update(self._select(f"AND key IN ({','.join('?' * len(some))})", some))
         return found
 
     def newest_tagged(self, namespace: Namespace, tag: str, most: int) -> dict[str, JsonValue]:
         """Up to *most* values that were written with *tag*, by name, the last that came first."""
-        self.flush()
-        return dict(_unsealed(self._try(lambda cache: cache.newest_tagged(f"{namespace}:{tag}", most), [])))
+        return dict(self._select("AND tag = ? ORDER BY rowid DESC LIMIT ?", (f"{namespace}:{tag}", most)))
 
     def write(self, namespace: Namespace, values: Mapping[str, JsonValue], *, tag: str | None = None) -> None:
         """Keep *values* by name, all or none of them; *tag* is what they can be found by as well."""
-        column = None if tag is None else f"{namespace}:{tag}"
-        self._put({(key := f"{namespace}:{name}"): (seal(key, value), column) for name, value in values.items()})
+        self.write_texts(namespace, [(name, canonical_json(value), tag) for name, value in values.items()])
 
-    def write_text(self, namespace: Namespace, name: str, text: str, *, tag: str) -> None:
-        """Like :meth:`write`, for one value that is canonical JSON already."""
-        key = f"{namespace}:{name}"
-        self._put({key: (seal_text(key, text), f"{namespace}:{tag}")})
+    def write_texts(self, namespace: Namespace, rows: Iterable[tuple[str, str, str | None]]) -> None:
+        """Like :meth:`write`, for names with canonical JSON and tags: a third of the price of one after the other."""
+        now = time.time()
+        flat = [
+            (key := f"{namespace}:{name}", now, now, tag and f"{namespace}:{tag}", with_checksum(key, text))
+            for name, text, tag in rows
+        ]
 
-    @contextmanager
-    def holding_back(self) -> Iterator[None]:
-        """Within the block, what is written goes to the database now and then, many rows at a time, and at its end.
+        def put(cache: diskcache.Cache) -> None:
+            with cache.transact():
+                cache._con.executemany(_UPSERT, flat)
 
-        Whoever reads here sees it at once. A process that is killed loses what it held back, half a second's work,
-        which costs time but no results.
-        """
-        with self._lock:
-            self._holders += 1
-            self._held_since = time.monotonic()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._holders -= 1
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is held back."""
-        with self._lock:
-            held, self._held = self._held, {}
-            self._held_since = time.monotonic()
-        self._write(held)
-
-    def _put(self, rows: Mapping[str, _Row]) -> None:
-        with self._lock:
-            self._held.update(rows)
-            is_due = time.monotonic() - self._held_since > _HOLD_SECONDS or len(self._held) > _MOST_HELD
-            if self._holders and not is_due:
-                return
-        self.flush()
-
-    def _write(self, rows: Mapping[str, _Row]) -> None:
-        if rows:
-            flat = [(key, text, tag) for key, (text, tag) in rows.items()]
-            self._try(lambda cache: cache.put_texts(flat), None)
+        if flat:
+            self._try(put, None)
 
     def remove(self, namespace: Namespace, names: Iterable[str]) -> None:
         """Forget *names*; those that are not here are no error."""
-        self.flush()
 
-        def remove(cache: TextCache) -> None:
+        def remove(cache: diskcache.Cache) -> None:
             with cache.transact():
                 for name in names:
                     cache.delete(f"{namespace}:{name}")
@@ -168,7 +155,7 @@ class Index:
 
     def remove_damaged(self) -> None:
         """Forget the rows that reading takes for absent, because they are damaged or not ours."""
-        self._do(lambda cache: cache.remove_odd())
+        self._do(lambda cache: cache._sql(f"DELETE FROM Cache WHERE ({_IS_TEXT}) IS NOT 1"))
         for namespace in get_args(Namespace):
             names = self.names(namespace)
             if dead := set(names) - self.read(namespace, names).keys():
@@ -176,42 +163,44 @@ class Index:
 
     def names(self, namespace: Namespace) -> list[str]:
         """All names of *namespace*, in order."""
-        self.flush()
         # ";" follows ":" in the order of characters.
-        keys = self._try(lambda cache: _keys(namespace, cache), list[str]())
-        return [key.partition(":")[2] for key in keys]
+        rows = self._rows("AND key >= ? AND key < ? ORDER BY key", (f"{namespace}:", f"{namespace};"))
+        return [key.partition(":")[2] for key, _ in rows]
 
     def clear(self) -> None:
         """Forget everything."""
-        with self._lock:
-            self._held = {}
         self._do(lambda cache: cache.clear())
 
     def close(self) -> None:
-        """Write what is held back and close this thread's connection; the next use opens it again."""
-        try:
-            self.flush()
-        finally:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
+        """Close this thread's connection; the next use opens it again."""
         if self._opened is not None:
             self._opened[0].close()
             self._opened = None
 
-    def _try(self, work: Callable[[TextCache], _T], otherwise: _T) -> _T:
+    def _select(self, condition: str, values: Sequence[object]) -> Iterator[tuple[str, JsonValue]]:
+        """Name and value of the rows that meet *condition* and are undamaged."""
+        for key, text in self._rows(condition, values):
+            try:
+                yield key.partition(":")[2], checked(key, text)
+            except ValueError as error:
+                _LOGGER.warning("A row of the index is damaged and counts as absent: %s", error)
+
+    def _rows(self, condition: str, values: Sequence[object]) -> list[tuple[str, str]]:
+        return self._try(lambda cache: list(cache._sql(f"{_SELECT} {condition}", values)), [])
+
+    def _try(self, work: Callable[[diskcache.Cache], _T], otherwise: _T) -> _T:
         """What *work* returns, or *otherwise* where the index cannot be used."""
         try:
             return self._do(work)
         except _Hindered as error:
             # A connection that failed may go on failing when the reason has gone.
-            self._disconnect()
+            self.close()
             if not self._has_warned:
                 self._has_warned = True
                 _LOGGER.warning("%s Going on without it.", error.message)
             return otherwise
 
-    def _do(self, work: Callable[[TextCache], _T]) -> _T:
+    def _do(self, work: Callable[[diskcache.Cache], _T]) -> _T:
         """What *work* returns; on a damaged database a second time, with a fresh one."""
         for last in (False, True):
             seen = self._identity()
@@ -231,7 +220,7 @@ class Index:
             f"The index of the cache in {self._folder} is damaged: {damage}.", advice="Remove that folder."
         ) from damage
 
-    def _open(self) -> tuple[TextCache, object]:
+    def _open(self) -> tuple[diskcache.Cache, object]:
         """The open database and its identity."""
         if self._opened is None:
             try:
@@ -242,7 +231,7 @@ class Index:
                     raise _Hindered(error.message, advice=error.advice) from error
                 raise
             try:
-                cache = TextCache(str(self._folder), timeout=self._busy_seconds, disk=TextDisk, **_SETTINGS)
+                cache = diskcache.Cache(str(self._folder), timeout=self._busy_seconds, disk=TextDisk, **_SETTINGS)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 # diskcache takes settings from the database and sets them as attributes of its own: odd ones break it.
                 raise _Unusable(explanation(error)) from error
@@ -268,7 +257,7 @@ class Index:
         return any(os.path.lexists(path) and not path.is_file() for path in paths)
 
     def _begin_afresh(self, seen: object, damage: Exception) -> None:
-        self._disconnect()
+        self.close()
         with self._locks.hold("index"):
             # Another process may have found the same damage and begun afresh already.
             if self._identity() != seen:
@@ -319,22 +308,6 @@ class Index:
             ) from error
         if code in _DISK:
             raise _Hindered(f"{where} cannot be used: {cause}.") from error
-
-
-def _unsealed(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, JsonValue]]:
-    for key, text in rows:
-        try:
-            yield key.partition(":")[2], unseal(key, text)
-        except ValueError as error:
-            _LOGGER.warning("A row of the index is damaged and counts as absent: %s", error)
-
-
-def _keys(namespace: Namespace, cache: TextCache) -> list[str]:
-    return cache.keys_between(f"{namespace}:", f"{namespace};")
-
-
-def _texts(keys: list[str], cache: TextCache) -> dict[str, str]:
-    return cache.texts(keys)
 
 
 class _Hindered(StoreError):

@@ -1,14 +1,23 @@
-"""Where the cache folder is when nobody says: apart from the store, so that asking costs nothing."""
+"""Where the cache folder is when nobody says, and which store in it is meant: apart from the store, so that asking
+costs nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import UsageError
 
+if TYPE_CHECKING:
+    from winml_dag.store.digest import DigestFunction
+
 CACHE_DIR_VARIABLE = "WINML_DAG_CACHE_DIR"
+# What makes a folder a store: the number of its format, and its digest function if that is not xxh3-128.
+MARKER = "FORMAT"
+FORMAT = "1"
 
 
 def default_cache_dir() -> Path:
@@ -27,6 +36,34 @@ def default_cache_dir() -> Path:
         import platformdirs
 
         return platformdirs.user_cache_path("winml_dag", appauthor=False)
+
+
+def store_folder(cache_dir: Path, function: DigestFunction) -> Path:
+    """The folder of the store whose digests are of *function*: *cache_dir* itself, unless it was made with another one;
+    then a folder in it. A store has one function, so that all keys and digests in it go together.
+    """
+    return cache_dir if function_of(cache_dir) in (None, function) else cache_dir / function
+
+
+def function_of(folder: Path) -> DigestFunction | None:
+    """The digest function of the store in *folder*; None where there is no store that can be read."""
+    try:
+        words = (folder / MARKER).read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return None
+    if words[:1] != [FORMAT]:
+        return None
+    # Before the marker named functions, a store that was used with a remote had both.
+    is_shared = words[1:] == ["sha256"] or (not words[1:] and (folder / "blobs" / "sha256").is_dir())
+    return "sha256" if is_shared else "xxh3-128"
+
+
+def stores_beside(folder: Path) -> list[Path]:
+    """The other stores of the cache folder that has the store in *folder*."""
+    functions = ("xxh3-128", "sha256")
+    cache = folder.parent if folder.name in functions else folder
+    places = (cache, *(cache / function for function in functions))
+    return [place for place in places if place != folder and function_of(place) is not None]
 
 
 def _expanded(text: str) -> Path:

@@ -1,9 +1,9 @@
 """Records by key: one JSON file each, beside the blobs, and a copy in the index.
 
 The file is what counts, and its modification time is when the record was last used. It is written first, in one step,
-and costs about 0.15 ms, nothing against a stage; an index that was deleted or damaged is filled again from the files,
-record by record, as they are asked for. The index is there for who wants many at once. Both carry a checksum over key
-and content, so neither can pass on what was damaged.
+and costs about 0.15 ms, nothing against a stage. The index is there for who wants many at once, and its copies are
+written many at once. A copy that it lacks, because it was deleted or damaged or a process was killed, is written when
+the file is next read. Both carry a checksum over key and content, so neither can pass on what was damaged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +20,17 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
 from winml_dag.smallfiles import read_bytes
+from winml_dag.store.digest import checked, with_checksum
 from winml_dag.store.files import PARTIAL, files_below, write_whole
 from winml_dag.store.record import Record
-from winml_dag.store.sealed import seal, seal_text, unseal
 
 if TYPE_CHECKING:
     from winml_dag.store.index import Index
 
 _LOGGER = logging.getLogger(__name__)
 _SUFFIX = ".json"
+# So many rows are one statement, and so many records little memory.
+_MOST_PENDING = 500
 
 # At least eight, and no dot: such a name is no path, and none of the names that Windows gives to devices.
 _KEY = re.compile(r"[0-9a-z]{8,64}")
@@ -51,6 +54,9 @@ class Records:
         self.folder = folder
         self._index = index
         self._not_indexed: set[str] = set()
+        # What the index has yet to get: text and stage by key.
+        self._pending: dict[str, tuple[str, str]] = {}
+        self._lock = threading.Lock()
 
     def path(self, key: str) -> Path:
         return Path(self._path(key))
@@ -61,15 +67,17 @@ class Records:
     def read(self, key: str) -> Record | None:
         """The record of *key*, from the index, else from its file; None when neither has a sound one."""
         # The index is asked for a key once: who asks again waits for another process to write a file.
-        rows = {} if key in self._not_indexed else self._index.read("record", [check_key(key)])
+        rows = {} if key in self._not_indexed else self._rows([key])
         if not rows:
             self._not_indexed.add(key)
         return self._read(key, rows)
 
     def read_many(self, keys: Sequence[str]) -> dict[str, Record]:
         """Those of *keys* that can be read, with one look into the index for all."""
-        rows = self._index.read("record", map(check_key, keys))
-        return {key: record for key in keys if (record := self._read(key, rows)) is not None}
+        rows = self._rows(keys)
+        found = {key: record for key in keys if (record := self._read(key, rows)) is not None}
+        self.flush()
+        return found
 
     def all(self) -> list[Record]:
         """Every record that can be read, in order of key."""
@@ -77,8 +85,13 @@ class Records:
 
     def newest_of(self, stage: str, most: int) -> list[Record]:
         """Up to *most* records of *stage*, the newest first: those that the index has."""
+        self.flush()
         rows = self._index.newest_tagged("record", stage, most)
         return [record for key in rows if (record := self._read(key, rows)) is not None]
+
+    def _rows(self, keys: Iterable[str]) -> dict[str, JsonValue]:
+        """What the index has of *keys*, and has not yet to get anew."""
+        return self._index.read("record", [check_key(key) for key in keys if key not in self._pending])
 
     def _read(self, key: str, rows: Mapping[str, JsonValue]) -> Record | None:
         if key in rows:
@@ -92,10 +105,7 @@ class Records:
             if not isinstance(error, FileNotFoundError):
                 _LOGGER.warning("The record of %s cannot be read and counts as absent: %s", key, error)
             return None
-        try:
-            self._write_row(record, canonical_json(record.to_json()))
-        except StoreError as error:  # a full disk, for one: nothing is lost that was there
-            _LOGGER.warning("The index got no copy of the record of %s: %s", key, error)
+        self._add_row(record, canonical_json(record.to_json()))
         return record
 
     def read_file(self, key: str) -> Record:
@@ -108,7 +118,7 @@ class Records:
         # Asked for twice for each stage that has to run, and then it is not there: not a file object.
         data = read_bytes(self._path(key))
         try:
-            value = unseal(key, data.decode())
+            value = checked(key, data.decode())
         except ValueError as error:
             raise StoreError(f"The record of {key} is damaged: {error}") from error
         return _checked(key, Record.from_json(value))
@@ -117,11 +127,24 @@ class Records:
         """Keep *record*, in place of an earlier one of its key. From here on it can be found."""
         text = canonical_json(record.to_json())
         self._not_indexed.discard(record.cache_key)
-        write_whole(self._path(check_key(record.cache_key)), seal_text(record.cache_key, text).encode())
-        self._write_row(record, text)
+        write_whole(self._path(check_key(record.cache_key)), with_checksum(record.cache_key, text).encode())
+        self._add_row(record, text)
 
-    def _write_row(self, record: Record, text: str) -> None:
-        self._index.write_text("record", record.cache_key, text, tag=record.ingredients.stage)
+    def flush(self) -> None:
+        """Give the index what it has yet to get. It may be too busy: nothing is lost then that was there."""
+        with self._lock:
+            pending, self._pending = self._pending, {}
+        try:
+            self._index.write_texts("record", ((key, text, stage) for key, (text, stage) in pending.items()))
+        except StoreError as error:
+            _LOGGER.warning("The index got no copies of %d records: %s", len(pending), error)
+
+    def _add_row(self, record: Record, text: str) -> None:
+        with self._lock:
+            self._pending.pop(record.cache_key, None)  # the last that comes is the newest of its stage
+            self._pending[record.cache_key] = text, record.ingredients.stage
+        if len(self._pending) >= _MOST_PENDING:
+            self.flush()
 
     def touch(self, key: str) -> None:
         """Set when the record of *key* was last used to now, if that is possible."""
@@ -145,10 +168,12 @@ class Records:
     def remove(self, key: str) -> None:
         """Forget *key*."""
         self.path(key).unlink(missing_ok=True)
+        self.flush()
         self._index.remove("record", [key])
 
     def reindex(self) -> list[str]:
         """Make the index hold the records that the files hold, and no others; returns the keys whose row was wrong."""
+        self.flush()
         names = set(self._index.names("record"))
         rows = self._index.read("record", names)
         kept, dead, wrong = set(self._keys_of_files()), [], []
@@ -164,16 +189,19 @@ class Records:
         self._index.remove("record", dead)
         # In the order in which they were made: those that came last are the newest of their stage.
         for record in sorted(wrong, key=lambda record: record.made_at):
-            self._write_row(record, canonical_json(record.to_json()))
+            self._add_row(record, canonical_json(record.to_json()))
+        self.flush()
         return sorted([*dead, *(record.cache_key for record in wrong)])
 
     def _restore(self, key: str) -> None:
+        self.flush()
         value = self._index.read("record", [key]).get(key)
         if value is not None:
-            write_whole(self.path(key), seal(key, value).encode())
+            write_whole(self.path(key), with_checksum(key, canonical_json(value)).encode())
 
     def keys(self) -> list[str]:
         """The keys of all records, in order, readable or not."""
+        self.flush()
         return sorted({*self._keys_of_files(), *self._index.names("record")})
 
     def foreign(self) -> Iterator[Path]:

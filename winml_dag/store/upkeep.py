@@ -1,19 +1,22 @@
-"""Looking after a local store: what it holds, whether all of it is sound, mending it, and starting over."""
+"""Looking after a store: what it holds as a whole and record by record, whether all of it is sound, mending it, and
+starting over.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from winml_dag.errors import Interrupted, StoreError
+from winml_dag.errors import Interrupted, StoreError, UsageError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, Blob
-from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree, shared_inode
-from winml_dag.store.leftovers import abandoned
-from winml_dag.store.local import ADOPTED, LocalStore
+from winml_dag.store.digest import digest_bytes, split_digest
+from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
+from winml_dag.store.garbage import STANDING, abandoned, held_by_standing
 from winml_dag.store.record import Record
+from winml_dag.store.store import Store
 from winml_dag.store.tally import note_size
 
 
@@ -79,7 +82,7 @@ class Cleared:
     freed_bytes: int
 
 
-def info(store: LocalStore) -> StoreInfo:
+def info(store: Store) -> StoreInfo:
     """Count and measure what *store* holds; records that cannot be read are left out."""
     with in_words("Cannot look through the cache"):
         blobs = [status for blob in store.blobs.all() if blob.digest and (status := _status(blob.path)) is not None]
@@ -87,7 +90,7 @@ def info(store: LocalStore) -> StoreInfo:
         return StoreInfo(
             records=len(records),
             blobs=len(blobs),
-            unique_bytes=_room(blobs),
+            unique_bytes=sum(status.st_size for status in blobs),
             apparent_bytes=sum(file.size for record in records for file in record.files()),
             index_bytes=bytes_below(store.folder / "index"),
             scratch_bytes=bytes_below(store.scratch.folder),
@@ -95,7 +98,7 @@ def info(store: LocalStore) -> StoreInfo:
         )
 
 
-def verify(store: LocalStore) -> VerifyReport:
+def verify(store: Store) -> VerifyReport:
     """Read every blob and every record; what is damaged goes to quarantine, so that the next build makes it anew.
 
     Builds may go on meanwhile: what they add while we read is checked or not, and sound either way.
@@ -110,7 +113,7 @@ def verify(store: LocalStore) -> VerifyReport:
                     foreign.append(blob.path.relative_to(store.folder).as_posix())
                 continue
             had_stamp = _has_stamp(blob)
-            if store.blobs.is_sound(blob.digest):
+            if store.blobs.is_intact(blob.digest):
                 sound += 1
                 if not had_stamp and _has_stamp(blob):
                     restamped.append(blob.digest)
@@ -139,7 +142,7 @@ def verify(store: LocalStore) -> VerifyReport:
     )
 
 
-def _lacking(store: LocalStore, lacking: Sequence[tuple[Record, Sequence[FileEntry]]]) -> tuple[list[str], int]:
+def _lacking(store: Store, lacking: Sequence[tuple[Record, Sequence[FileEntry]]]) -> tuple[list[str], int]:
     """The keys of those records that lack a blob for good, and how many blobs the others have elsewhere.
 
     A record that came from a remote is never one of the first: its blobs come when they are needed, and a remote that
@@ -155,7 +158,7 @@ def _lacking(store: LocalStore, lacking: Sequence[tuple[Record, Sequence[FileEnt
     return incomplete, len({file.digest for _, files in lacking for file in files} - nowhere)
 
 
-def repair(store: LocalStore) -> VerifyReport:
+def repair(store: Store) -> VerifyReport:
     """As :func:`verify`, and then remove records that lack a blob, and make the index again what the records say."""
     report = verify(store)
     with in_words("Cannot repair the cache"):
@@ -165,7 +168,7 @@ def repair(store: LocalStore) -> VerifyReport:
     return replace(report, records=report.records - len(removed), removed=removed, rows=rows)
 
 
-def _removed_if_incomplete(store: LocalStore, key: str) -> bool:
+def _removed_if_incomplete(store: Store, key: str) -> bool:
     try:
         # Whoever holds the key is about to make its record whole.
         with store.claim(key, gives_up=lambda: True):
@@ -178,7 +181,7 @@ def _removed_if_incomplete(store: LocalStore, key: str) -> bool:
         return False
 
 
-def clear(store: LocalStore) -> Cleared:
+def clear(store: Store) -> Cleared:
     """Remove every record, blob and fingerprint, and all that is in scratch, quarantine and logs of failures, or came
     in part.
 
@@ -194,12 +197,11 @@ def clear(store: LocalStore) -> Cleared:
         store.index.clear()
         for folder in (store.blobs.folder, store.incoming, store.scratch.folder, store.quarantine, store.failures):
             remove_tree(folder)
-        (store.folder / ADOPTED).unlink(missing_ok=True)
         note_size(store.folder, 0)
         return Cleared(held.records, held.blobs, freed)
 
 
-def _checked_record(store: LocalStore, key: str) -> Record | None:
+def _checked_record(store: Store, key: str) -> Record | None:
     """The record of *key*; when its file is damaged, that goes to quarantine and its row from the index with it."""
     try:
         return store.records.read_file(key)
@@ -212,7 +214,7 @@ def _checked_record(store: LocalStore, key: str) -> Record | None:
             store.records.write(record)
         return record
     except (OSError, StoreError):
-        store.blobs.set_aside(store.records.path(key))
+        store.blobs.quarantine(store.records.path(key))
         store.records.remove(key)
         return None
 
@@ -224,14 +226,80 @@ def _has_stamp(blob: Blob) -> bool:
         return False
 
 
-def _room(blobs: Sequence[os.stat_result]) -> int:
-    """The bytes that *blobs* take: one that has a name for each of two digests takes them once."""
-    by_inode = {inode: status.st_size for status in blobs if (inode := shared_inode(status))}
-    return sum(by_inode.values()) + sum(status.st_size for status in blobs if not shared_inode(status))
-
-
 def _status(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()
     except FileNotFoundError:
         return None
+
+
+# As many as one reads at a glance.
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record in a list. ``size``: bytes of its outputs and its log, those that others share included."""
+
+    record: Record
+    size: int
+    used_ns: int
+
+    @property
+    def key(self) -> str:
+        return self.record.cache_key
+
+    @property
+    def stage(self) -> str:
+        return self.record.ingredients.stage
+
+
+def entries(store: Store, stage: str | None = None) -> list[Entry]:
+    """Every record that can be read, in order of key; of *stage* only."""
+    with in_words("Cannot look through the cache"):
+        records = store.records.all()
+    held = held_by_standing(store.folder / STANDING)
+    return [_entry(store, record, held) for record in records if stage in (None, record.ingredients.stage)]
+
+
+def find(store: Store, prefix: str) -> Entry:
+    """The one record whose key begins with *prefix*.
+
+    Raises:
+        UsageError: when there is none, naming where to look, or more than one, naming them.
+    """
+    with in_words("Cannot look through the cache"):
+        keys = [key for key in store.records.keys() if key.startswith(prefix.lower())]  # noqa: SIM118
+        found = [record for key in keys[: _MOST_NAMED + 1] if (record := store.records.read(key)) is not None]
+    if not found:
+        raise UsageError(
+            f"No record in {store.folder} has a key that begins with {prefix!r}.",
+            advice="`winml-dag cache list` shows them all.",
+        )
+    if len(found) > 1:
+        named = ", ".join(f"{record.cache_key[:16]} ({record.ingredients.stage})" for record in found[:_MOST_NAMED])
+        more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
+        raise UsageError(
+            f"{len(keys)} keys begin with {prefix!r}: {named}{more}.", advice="Give more of the one that you mean."
+        )
+    return _entry(store, found[0], held_by_standing(store.folder / STANDING))
+
+
+def log_text(store: Store, record: Record) -> str | None:
+    """The log of *record*; None when it has none, or none that is sound."""
+    if record.log is None:
+        return None
+    store.bring((record.log,))
+    try:
+        data = store.blobs.path(record.log.digest).read_bytes()
+    except OSError:
+        return None
+    is_sound = digest_bytes(data, split_digest(record.log.digest)[0]) == record.log.digest
+    return data.decode("utf-8", "replace") if is_sound else None
+
+
+def _entry(store: Store, record: Record, held: Mapping[str, int]) -> Entry:
+    log = 0 if record.log is None else record.log.size
+    key = record.cache_key
+    used_ns = max(store.records.last_used_ns(key), held.get(key, 0))
+    return Entry(record, log + sum(file.size for file in record.files()), used_ns)

@@ -1,13 +1,12 @@
 """The store of a simulation: records in memory here, and beside them those that a remote has; blobs are names only.
 
-It asks a remote as `SharedStore` does: for a record that is not here, once in a run; for the blobs of a record, once
+It asks a remote as `Store` does: for a record that is not here, once in a run; for the blobs of a record, once
 for each; all that it knows beforehand that it will need, side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from world import VirtualClock, VirtualRemote
@@ -92,14 +91,12 @@ class VirtualStore:
     def used(self, keys: Iterable[str]) -> None:
         """Nothing is removed here."""
 
-    def together(self, names: Sequence[str]) -> AbstractContextManager[None]:  # noqa: ARG002 - nothing is faster
-        return nullcontext()
+    def latest(self, names: Iterable[str]) -> dict[str, Record]:
+        keys = {name: self.names[name] for name in names if name in self.names}
+        return {name: self.shelf.records[key] for name, key in keys.items() if key in self.shelf.records}
 
-    def latest(self, name: str) -> Record | None:
-        return self.shelf.records.get(self.names[name]) if name in self.names else None
-
-    def remember(self, name: str, key: str) -> None:
-        self.names[name] = key
+    def remember(self, keys: Mapping[str, str]) -> None:
+        self.names.update(keys)
 
     def _from_behind(self, keys: Sequence[str]) -> None:
         if not keys:

@@ -23,7 +23,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.collect import Limits, collect
 from winml_dag.store.local import LocalStore
-from winml_dag.store.statistics import Statistics, read_statistics
+from winml_dag.store.usage import Statistics, read_statistics
 
 
 @pytest.fixture(autouse=True)

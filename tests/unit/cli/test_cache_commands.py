@@ -236,7 +236,6 @@ EVERY = {
     "clear": ("clear", "-y"),
     "push": ("push", "--all", "--remote", "https://nowhere", "--remote-mode", "off"),
     "pull": ("pull", "-c", "recipe.yaml", "--remote", "https://nowhere", "--remote-mode", "off"),
-    "adopt": ("adopt",),
 }
 
 

@@ -210,10 +210,10 @@ def test_an_extra_that_is_not_installed_is_named(says: Callable[..., str], monke
 
 
 class TestPushAndPull:
-    def test_what_was_built_alone_can_be_given_to_others(
+    def test_what_was_kept_here_can_be_given_to_others(
         self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
     ) -> None:
-        says(*build("a"))
+        says(*build("a", "--remote", shared(folder)))
         writable = ["--remote", shared(folder), "--remote-mode", "read-write"]
         assert "Give --remote-mode read-write" in says(
             "cache", "push", "--all", "--cache-dir", "a", "--remote", shared(folder), code=2
@@ -226,10 +226,10 @@ class TestPushAndPull:
         make_stages_new(folder)
         assert "nothing ran" in says(*build("b", "--remote", shared(folder)))
 
-    def test_one_record_may_be_chosen_by_the_key_that_it_had_alone(
+    def test_one_record_may_be_chosen_by_its_key(
         self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
     ) -> None:
-        says(*build("a"))
+        says(*build("a", "--remote", shared(folder)))
         [key] = [
             each["key"] for each in tells("cache", "list", "--cache-dir", "a")["records"] if each["bytes"] == 40_000
         ]
@@ -240,9 +240,9 @@ class TestPushAndPull:
     def test_a_recipe_says_what_is_pushed_and_pulled(
         self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
     ) -> None:
-        says(*build("a"))
+        says(*build("a", "--remote", shared(folder)))
         (folder / "seed.txt").write_text("other")
-        says(*build("a"))
+        says(*build("a", "--remote", shared(folder)))
         both = ["-c", "recipe.yaml", "--remote", shared(folder)]
         assert "2 records offered." in says("cache", "push", *both, "--remote-mode", "read-write", "--cache-dir", "a")
         make_stages_new(folder)
@@ -279,7 +279,7 @@ class TestPushAndPull:
     def test_what_could_not_be_put_ends_with_1(
         self, fault: Fault, server: FaultyServer, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
     ) -> None:
-        says(*build("a"))
+        says(*build("a", "--remote", server.url, "--remote-mode", "off"))
         server.switch_on(fault, method="PUT")
         push = ["cache", "push", "--all", "--cache-dir", "a", "--remote", server.url, "--remote-mode", "read-write"]
         assert "note: " in says(*push, code=1)
@@ -303,11 +303,21 @@ class TestPushAndPull:
         assert told in tells("cache", *arguments, "--cache-dir", "a", code=2)["errors"][0]
 
 
-def test_a_cache_that_was_used_alone_is_adopted(says: Callable[..., str], tells: Callable[..., dict[str, Any]]) -> None:
+def test_a_cache_that_was_used_alone_is_left_as_it_is_and_another_begun_in_it(
+    folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     says(*build("a"))
-    assert "Adopted 2 records of this cache" in says("cache", "adopt", "--cache-dir", "a")
-    assert tells("cache", "adopt", "--cache-dir", "a")["known"] == 2
-    assert "nothing ran" in says(*build("a", "--remote", "https://nowhere", "--remote-mode", "off"))
+    says("cache", "limit", "1GiB", "--cache-dir", "a")
+    writable = ["--remote", shared(folder), "--remote-mode", "read-write"]
+    begun = says("cache", "push", "--all", "--cache-dir", "a", *writable)
+    assert f"with a remote the cache is {Path('a/sha256')}, which begins empty" in begun
+    assert "0 records offered" in begun
+    assert "2 ran" in says(*build("a", *writable))
+    assert tells("cache", "info", "--cache-dir", "a/sha256")["limit_bytes"] == 1 << 30
+    assert "nothing ran" in says(*build("a"))
+    assert f"besides        {folder / 'a' / 'sha256'}" in says("cache", "info", "--cache-dir", "a")
+    monkeypatch.setenv("WINML_DAG_REMOTE", shared(folder))
+    assert f"cache folder   {folder / 'a' / 'sha256'}" in says("cache", "info", "--cache-dir", "a")
 
 
 class TestCheck:

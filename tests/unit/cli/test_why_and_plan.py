@@ -30,9 +30,8 @@ from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
-from winml_dag.store.digest import digest_bytes
+from winml_dag.store.digest import digest_bytes, with_checksum
 from winml_dag.store.local import LocalStore
-from winml_dag.store.sealed import seal
 
 RECIPE = {
     "model": "tiny.onnx",
@@ -246,7 +245,7 @@ def test_a_record_of_before_files_were_noted_is_still_compared(built: Project) -
         store = LocalStore(Path("cache"))
         record = store.records.read_file(key)
         value = {name: inner for name, inner in record.to_json().items() if name != "input_files"}
-        path.write_text(seal(key, value), encoding="utf-8")
+        path.write_text(with_checksum(key, canonical_json(value)), encoding="utf-8")
         store.index.remove("record", [key])
         store.close()
     assert built.says("why") == "Nothing would run: all is known.\n"

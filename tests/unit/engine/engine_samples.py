@@ -1,4 +1,4 @@
-"""Small graphs of text stages, and a bench on which they run in this process, with a store in memory."""
+"""Small graphs of text stages, and a bench on which they run in this process, with a store of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import settings
 from memory_executor import MemoryExecutor, Work
-from memory_store import MemoryStore
+from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
@@ -82,16 +82,6 @@ def join(node: Node, workspace: Workspace) -> JsonObject:
     return {"inputs": len(workspace.inputs)}
 
 
-class StatStore(MemoryStore):
-    """Looks at a blob with one ``stat``, as the store on disk does: bits that rot are found by who reads them."""
-
-    def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
-        return [file for file in files if len(self.blobs.get(file.digest, b"")) != file.size]
-
-    def rot(self, file: FileEntry) -> None:
-        self.blobs[file.digest] = b"\x00" * file.size
-
-
 @dataclass
 class Notes:
     """An observer that writes down what it is told, and keeps by node what reads its progress."""
@@ -137,9 +127,9 @@ class Ran:
 class Bench:
     """Runs graphs one after the other against one store."""
 
-    def __init__(self, folder: Path, store: StatStore | None = None) -> None:
+    def __init__(self, folder: Path, store: NotedStore | None = None) -> None:
         self.folder = folder
-        self.store = store or StatStore()
+        self.store = store or NotedStore()
         self.failures = folder / "failures"
         self._numbers = itertools.count()
 
@@ -189,4 +179,4 @@ class Bench:
         return list(plan_graph(graph, digests, self.store, scope=scope))
 
     def text(self, file: FileEntry) -> str:
-        return self.store.blobs[file.digest].decode()
+        return self.store.bytes_of(file).decode()

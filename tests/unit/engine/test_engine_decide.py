@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from memory_store import MemoryStore
+from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.decide import Reuse, Run, decide
@@ -26,12 +26,12 @@ Keep = Callable[..., Record]
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+def store() -> NotedStore:
+    return NotedStore()
 
 
 @pytest.fixture
-def keep(store: MemoryStore, tmp_path: Path) -> Keep:
+def keep(store: NotedStore, tmp_path: Path) -> Keep:
     """Record a run of *made*, remembered under *name*."""
 
     def keep(made: Ingredients = MADE, name: str = "here") -> Record:
@@ -40,42 +40,42 @@ def keep(store: MemoryStore, tmp_path: Path) -> Keep:
         folder.mkdir()
         (folder / "quantized.onnx").write_text("weights")
         record = Record(key, config_hash(made.config), made, {}, elapsed_seconds=12.5, made_at="2030-01-01")
-        store.remember(name, key)
+        store.remember({name: key})
         return store.publish(record, {"model": folder})
 
     return keep
 
 
-def run_reason(store: MemoryStore, made: Ingredients, name: str = "here") -> str:
-    decision = decide(store.latest(name), made, store)
+def run_reason(store: NotedStore, made: Ingredients, name: str = "here") -> str:
+    decision = decide(store.latest([name]).get(name), made, store)
     assert isinstance(decision, Run)
     assert decision.key == cache_key(made)
     return str(decision.reason)
 
 
-def test_what_was_never_built_runs(store: MemoryStore) -> None:
+def test_what_was_never_built_runs(store: NotedStore) -> None:
     assert run_reason(store, MADE) == "never built before"
 
 
-def test_what_stands_under_its_name_is_up_to_date(store: MemoryStore, keep: Keep) -> None:
+def test_what_stands_under_its_name_is_up_to_date(store: NotedStore, keep: Keep) -> None:
     record = keep()
-    decision = decide(store.latest("here"), MADE, store)
+    decision = decide(store.latest(["here"]).get("here"), MADE, store)
     assert isinstance(decision, Reuse)
     assert decision.record == record
     assert decision.reason.kind == "up to date"
 
 
-def test_what_another_build_made_is_found(store: MemoryStore, keep: Keep) -> None:
+def test_what_another_build_made_is_found(store: NotedStore, keep: Keep) -> None:
     keep(name="elsewhere")
-    decision = decide(store.latest("here"), MADE, store)
+    decision = decide(store.latest(["here"]).get("here"), MADE, store)
     assert isinstance(decision, Reuse)
     assert str(decision.reason) == "found in the cache, made 2030-01-01"
 
 
-def test_going_back_to_earlier_settings_finds_the_earlier_result(store: MemoryStore, keep: Keep) -> None:
+def test_going_back_to_earlier_settings_finds_the_earlier_result(store: NotedStore, keep: Keep) -> None:
     keep()
     keep(replace(MADE, config={"quant": {"samples": 20}}))
-    decision = decide(store.latest("here"), MADE, store)
+    decision = decide(store.latest(["here"]).get("here"), MADE, store)
     assert isinstance(decision, Reuse)
     assert decision.reason.kind == "found"
 
@@ -97,13 +97,13 @@ def test_going_back_to_earlier_settings_finds_the_earlier_result(store: MemorySt
     ],
 )
 def test_a_changed_setting_is_named_as_in_the_recipe(
-    store: MemoryStore, keep: Keep, quant: JsonObject, reason: str
+    store: NotedStore, keep: Keep, quant: JsonObject, reason: str
 ) -> None:
     keep()
     assert run_reason(store, replace(MADE, config={"quant": quant})) == reason
 
 
-def test_options_that_come_and_go_are_named_one_by_one(store: MemoryStore, keep: Keep) -> None:
+def test_options_that_come_and_go_are_named_one_by_one(store: NotedStore, keep: Keep) -> None:
     none, some = ({"compile": {"provider_options": options}} for options in ({}, {"soc_model": "60"}))
     keep(replace(MADE, config=none))
     assert run_reason(store, replace(MADE, config=some)) == "compile.provider_options.soc_model: not set -> 60"
@@ -125,35 +125,35 @@ def test_options_that_come_and_go_are_named_one_by_one(store: MemoryStore, keep:
     ],
 )
 def test_any_other_ingredient_that_changed_is_named(
-    store: MemoryStore, keep: Keep, change: dict[str, object], reason: str
+    store: NotedStore, keep: Keep, change: dict[str, object], reason: str
 ) -> None:
     keep()
     assert run_reason(store, replace(MADE, **change)) == reason  # type: ignore[arg-type]
 
 
-def test_a_lost_blob_is_named(store: MemoryStore, keep: Keep) -> None:
+def test_a_lost_blob_is_named(store: NotedStore, keep: Keep) -> None:
     (file,) = keep().files()
-    del store.blobs[file.digest]
+    store.lose(file)
     assert run_reason(store, MADE) == "missing or damaged in the cache: quantized.onnx"
 
 
-def test_rebuild_runs_what_is_up_to_date(store: MemoryStore, keep: Keep) -> None:
+def test_rebuild_runs_what_is_up_to_date(store: NotedStore, keep: Keep) -> None:
     keep()
-    decision = decide(store.latest("here"), MADE, store, rebuild=True)
+    decision = decide(store.latest(["here"]).get("here"), MADE, store, rebuild=True)
     assert isinstance(decision, Run)
     assert str(decision.reason) == "--rebuild was given"
 
 
-def test_the_estimate_is_what_the_last_run_under_this_name_took(store: MemoryStore, keep: Keep) -> None:
-    assert isinstance(first := decide(store.latest("here"), MADE, store), Run)
+def test_the_estimate_is_what_the_last_run_under_this_name_took(store: NotedStore, keep: Keep) -> None:
+    assert isinstance(first := decide(store.latest(["here"]).get("here"), MADE, store), Run)
     assert first.estimate_seconds is None
     keep()
-    assert isinstance(again := decide(store.latest("here"), replace(MADE, version=2), store), Run)
+    assert isinstance(again := decide(store.latest(["here"]).get("here"), replace(MADE, version=2), store), Run)
     assert again.estimate_seconds == 12.5
 
 
 def test_a_key_made_in_another_way_is_said_to_be(
-    store: MemoryStore, keep: Keep, monkeypatch: pytest.MonkeyPatch
+    store: NotedStore, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep()
     monkeypatch.setattr("winml_dag.engine.keys.KEY_FORMAT", 2)

@@ -11,13 +11,13 @@ import pytest
 from engine_samples import TEXT, Bench, join, node
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_store import MemoryStore
+from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
-from winml_dag.engine.expectations import UNKNOWN_SECONDS, Expectations, expected_work, remembered, repeats
+from winml_dag.engine.expectations import UNKNOWN_SECONDS, Expectations, expected_work, repeats
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.machine import container_limits, memory_for_runs, physical_memory_bytes
@@ -37,7 +37,7 @@ class Pairs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = MemoryStore()
+        self.store = NotedStore()
         self._runs = 0
 
     def run(self, pairs: Sequence[int], declared: int, *, jobs: int, salt: int = 0) -> Mapping[str, StageResult]:
@@ -130,8 +130,8 @@ def record(stage: str, seconds: float, peak: int | None, read: int, salt: int = 
     return Record(f"{salt:064x}", made.config_hash, made, {}, metrics, seconds, input_files={"in": artifact.to_json()})
 
 
-def stored(*records: Record) -> MemoryStore:
-    store = MemoryStore()
+def stored(*records: Record) -> NotedStore:
+    store = NotedStore()
     for each in records:
         store.publish(each, {})
     return store
@@ -192,7 +192,7 @@ def test_rounds_that_change_nothing_take_no_time() -> None:
     assert repeats(graph) == {"optimize.1", "analyze.1"}
     store = stored()
     names = {node.id: node.id for node in nodes}
-    work = expected_work(graph, names, remembered(store, names), Expectations(store, SHARED))
+    work = expected_work(graph, names, store.latest(names), Expectations(store, SHARED))
     assert sum(work.seconds.values()) == 3 * UNKNOWN_SECONDS
 
 

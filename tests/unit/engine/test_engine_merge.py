@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_samples import Bench, StatStore, join, node, properties
+from engine_samples import Bench, join, node, properties
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_executor import MemoryExecutor
+from memory_store import NotedStore
 
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
@@ -49,7 +50,7 @@ class Parts:
     """The drawn graphs as real ones, each with source files of its own."""
 
     def __init__(self, folder: Path, drawn: Sequence[Drawn]) -> None:
-        self.bench = Bench(folder, StatStore())
+        self.bench = Bench(folder, NotedStore())
         self.parts = [self._part(f"b{place}", each) for place, each in enumerate(drawn)]
 
     def _part(self, label: str, drawn: Drawn) -> Part:
@@ -68,7 +69,7 @@ class Parts:
         """What each node of a part gives when nothing else is there."""
         part = self.parts[place]
         nodes: list[Node] = list(part.graph.nodes)
-        bench = Bench(self.bench.folder / part.label, StatStore())
+        bench = Bench(self.bench.folder / part.label, NotedStore())
         ran = bench.run(nodes, part.graph.sources.values())
         return {each.id: bench.text(ran.file(each.id)) for each in nodes}
 
@@ -125,7 +126,7 @@ def test_each_part_of_a_merged_run_is_up_to_date_on_its_own_afterwards(drawn: li
             assert {str(result.reason) for result in again} == {"up to date"}
             assert all(result.status is Status.REUSED for result in again)
             names = [remembered_name(part.label, each) for each in part.graph.nodes]
-            assert all(parts.bench.store.latest(name) is not None for name in names)
+            assert all(parts.bench.store.latest([name]).get(name) is not None for name in names)
 
 
 def test_nodes_keep_the_label_of_the_first_part_that_has_them(tmp_path: Path) -> None:

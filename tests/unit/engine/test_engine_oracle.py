@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from engine_samples import Bench, Ran, node, read, salt
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from lossy_stores import Lossy, LossyDisk, LossyMemory
+from lossy_stores import Lossy
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
@@ -83,12 +83,10 @@ class Before:
 class Builds(RuleBasedStateMachine):
     """Any number of builds in a row, of a graph that changes, with a store that loses things."""
 
-    make_store: Callable[[Path], Lossy]
-
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.lossy = self.make_store(self.folder)
+        self.lossy = Lossy(self.folder)
         self.bench = Bench(self.folder, self.lossy.store)
         self.texts = dict.fromkeys(SOURCES, "a")
         self.steps: list[Step] = []
@@ -255,16 +253,5 @@ class Builds(RuleBasedStateMachine):
         assert len(set(self.keys.values())) == len(self.keys)
 
 
-class BuildsInMemory(Builds):
-    make_store = LossyMemory
-
-
-class BuildsOnDisk(Builds):
-    make_store = LossyDisk
-
-
-TestBuildsInMemory = pytest.mark.slow(BuildsInMemory.TestCase)
-TestBuildsInMemory.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
-
-TestBuildsOnDisk = pytest.mark.slow(BuildsOnDisk.TestCase)
-TestBuildsOnDisk.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestBuilds = pytest.mark.slow(Builds.TestCase)
+TestBuilds.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

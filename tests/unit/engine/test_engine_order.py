@@ -77,7 +77,7 @@ def test_what_took_long_last_time_begins_first_where_that_helps(bench: Bench, jo
         made = Ingredients(name, 0, {}, {}, {})
         key = cache_key(made)
         bench.store.publish(Record(key, made.config_hash, made, {}, elapsed_seconds=seconds), {})
-        bench.store.remember(f"here\n{name}", key)
+        bench.store.remember({f"here\n{name}": key})
     ran = bench.run([node("quick 0"), node("quick 1"), node("long")], jobs=jobs)
     assert ran.told[0] == f"start {first}"
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_samples import Bench, StatStore, join, node
+from engine_samples import Bench, Notes, join, node
+from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.events import Status
+from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_bytes
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged
 
@@ -38,7 +41,7 @@ def writing(node_id: str, texts: list[str]) -> Callable[[Node, Workspace], JsonO
 def test_a_lost_intermediate_is_made_again_and_nothing_behind_it(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     first = bench.run(line(), [weights])
-    del bench.store.blobs[first.file("quantize").digest]
+    bench.store.lose(first.file("quantize"))
     again = bench.run(line(), [weights])
     assert again.calls == ["quantize"]
     assert again.reason("quantize") == "missing or damaged in the cache: quantize-out.txt"
@@ -111,7 +114,7 @@ def test_what_has_failed_is_not_tried_again_when_its_input_is_made_again(bench: 
     assert again.of(Status.FAILED) == ["bad"]
 
 
-class MeetingStore(StatStore):
+class MeetingStore(NotedStore):
     """Lets nobody fetch an artifact before as many ask for it as were announced."""
 
     def __init__(self) -> None:
@@ -146,31 +149,37 @@ def test_two_that_meet_the_same_rot_at_once_both_get_it_made_again(tmp_path: Pat
     assert sorted(again.calls) == ["export", "reader0", "reader1"]
 
 
-class VanishingStore(StatStore):
+class VanishingStore(NotedStore):
     """What was stored first cannot be fetched. All but one learn so only when it has been made again."""
 
     def __init__(self) -> None:
         super().__init__()
         self.vanished: FileEntry | None = None
         self.waiting = 0
-        self._made_again = threading.Event()
+        self.made_again = threading.Event()
         self._first = threading.Lock()
-
-    def remember(self, name: str, key: str) -> None:
-        super().remember(name, key)
-        # The scheduler knows of it then, and hears of nothing else before it has settled it.
-        if name.endswith("export") and self._first.locked():
-            self._made_again.set()
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         if self.vanished in artifact.files and self.waiting:
             self.waiting -= 1
             if self._first.acquire(blocking=False):
-                del self.blobs[self.vanished.digest]
+                self.lose(self.vanished)
             else:
-                assert self._made_again.wait(PATIENCE)
+                assert self.made_again.wait(PATIENCE)
             raise BlobDamaged(self.vanished, "missing")
         super().fetch(artifact, folder)
+
+
+@dataclass
+class Settled(Notes):
+    """Tells when the scheduler has settled that *export* ran."""
+
+    made_again: threading.Event = field(default_factory=threading.Event)
+
+    def finished(self, result: StageResult) -> None:
+        if result.node.id == "export" and result.status is Status.RAN:
+            self.made_again.set()
+        super().finished(result)
 
 
 def test_many_that_learn_late_of_one_loss_are_no_sign_of_a_broken_disk(tmp_path: Path) -> None:
@@ -182,12 +191,12 @@ def test_many_that_learn_late_of_one_loss_are_no_sign_of_a_broken_disk(tmp_path:
 
     store.vanished = bench.run(nodes(0)).file("export")
     store.waiting = 6
-    again = bench.run(nodes(1), jobs=7)
+    again = bench.run(nodes(1), jobs=7, notes=Settled(made_again=store.made_again))
     assert again.of(Status.FAILED) == []
     assert sorted(again.calls) == ["export", *(f"reader{number}" for number in range(6))]
 
 
-class RottingStore(StatStore):
+class RottingStore(NotedStore):
     """A broken disk: what *stage* puts out is damaged as soon as it is stored."""
 
     def __init__(self, stage: str) -> None:
@@ -234,8 +243,8 @@ def test_results_speak_of_one_and_the_same_graph_after_something_was_made_again_
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
         if node.id == "early" and not rotten:
-            rotten.extend(digest for digest, data in bench.store.blobs.items() if data == b"new")
-            bench.store.blobs[rotten[0]] = b"nEw"
+            rotten.append(digest_bytes(b"new"))
+            bench.store.rot(FileEntry("new", rotten[0], 3))
         return write(node, workspace)
 
     ran = bench.run(nodes(1), work=work)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from memory_executor import MemoryExecutor
-from memory_store import MemoryStore
+from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.decide import Run, decide
@@ -31,7 +31,7 @@ def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None
         (workspace.outputs["out"] / f"{node.id}.txt").write_text("done", encoding="utf-8")
         return {}
 
-    store = MemoryStore()
+    store = NotedStore()
     runner = Runner(
         Graph.of([NODE]),
         store,
@@ -42,7 +42,7 @@ def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None
         made_by="tests",
         rebuild=False,
     )
-    decision = decide(store.latest("only"), ingredients_of(NODE, {}), store)
+    decision = decide(store.latest(["only"]).get("only"), ingredients_of(NODE, {}), store)
     assert isinstance(decision, Run)
     running = threading.Thread(target=runner.run, args=(NODE, decision, {}))
     running.start()
@@ -70,7 +70,7 @@ def test_a_library_that_is_another_while_its_stage_runs_fails_it(tmp_path: Path)
         (tmp_path / "kept").replace(library)
         return {}
 
-    store = MemoryStore()
+    store = NotedStore()
     node = replace(NODE, toolchain={"library": store.fingerprints.digest(library)}, tools={"library": library})
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -84,7 +84,7 @@ def test_a_library_that_is_another_while_its_stage_runs_fails_it(tmp_path: Path)
         made_by="tests",
         rebuild=False,
     )
-    decision = decide(store.latest("only"), ingredients_of(node, {}), store)
+    decision = decide(store.latest(["only"]).get("only"), ingredients_of(node, {}), store)
     assert isinstance(decision, Run)
     result = runner.run(node, decision, {})
     assert isinstance(result, StageResult)

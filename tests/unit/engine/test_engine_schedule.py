@@ -229,7 +229,7 @@ def test_a_source_that_changes_while_it_is_used_fails_the_stage_by_name(bench: B
     ran = bench.run(LINE, [weights], work=edit)
     path = weights.files[0].path
     assert ran.results["export"].error == f"{path} changed while it was being used, so nothing was stored."
-    assert bench.store.blobs == {}
+    assert list(bench.store.blobs.all()) == []
 
 
 def test_a_source_that_is_changed_for_a_while_only_fails_the_stage_too(bench: Bench) -> None:

@@ -24,7 +24,7 @@ from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
-from winml_dag.store.shared import SharedStore
+from winml_dag.store.store import Store
 
 TRUST = Trust((SigningKey("team", b"k" * 32),), Maker("winml_dag 0.1.0"))
 
@@ -53,7 +53,7 @@ class SharedBench(Bench):
             found.looks = self.looks
             return found
 
-        self.shared = SharedStore(folder / name / "cache", behind)
+        self.shared = Store(folder / name / "cache", behind)
         self.store = self.shared  # type: ignore[assignment]
 
     def built(self, nodes: list[Node], sources: list[Source], **how: object) -> Ran:

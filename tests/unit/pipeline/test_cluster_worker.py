@@ -35,6 +35,7 @@ from winml_dag.pipeline.cluster.workplace import Workplace
 from winml_dag.pipeline.epplace import HERE, ep_place
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.stages.devices import DEVICES
+from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
@@ -171,7 +172,7 @@ def test_a_plan_takes_a_provider_that_only_a_worker_has_from_its_report(
     found = worker(place)
     if not installed(QNN):
         pytest.skip("needs QNN")
-    fingerprints = LocalStore(place.folder, function="sha256").fingerprints
+    fingerprints = Fingerprints(LocalStore(place.folder).index, "sha256")
     own = ep_place(Target(QNN, "npu"), fingerprints).toolchain(["onnxruntime", "onnx"])
     monkeypatch.setattr("winml_dag.pipeline.epplace.installed", lambda _: False)
     with knowing(environments_of([found])):

@@ -17,14 +17,14 @@ from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
-from winml_dag.store.shared import SharedStore
+from winml_dag.store.store import Store
 
 DATA = b"weights"
 FAR = FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SharedStore]:
+def store(tmp_path: Path) -> Iterator[Store]:
     """With FAR in its remote, and no place for what comes from there."""
     remote = MemoryRemote()
     (tmp_path / "blob").write_bytes(DATA)
@@ -35,15 +35,13 @@ def store(tmp_path: Path) -> Iterator[SharedStore]:
         level = Tier(remote, LevelSettings("memory://"))
         return Remotes([level], store.blobs, trust, scratch=store.incoming, tell=lambda _: None, locks=store.locks)
 
-    store = SharedStore(tmp_path / "cache", behind)
+    store = Store(tmp_path / "cache", behind)
     store.incoming.write_text("in the way")
     yield store
     store.close()
 
 
-def test_a_cache_that_cannot_take_what_comes_is_told_of_and_not_the_output_folder(
-    tmp_path: Path, store: SharedStore
-) -> None:
+def test_a_cache_that_cannot_take_what_comes_is_told_of_and_not_the_output_folder(tmp_path: Path, store: Store) -> None:
     out = OutputFolder(tmp_path / "out", [], store, store.fingerprints, store.changes)
     with pytest.raises(StoreError, match="Cannot fetch model") as told:
         out.materialise([FAR], {})

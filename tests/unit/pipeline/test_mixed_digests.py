@@ -20,7 +20,7 @@ from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
-from winml_dag.store.shared import SharedStore
+from winml_dag.store.store import Store
 
 # More than what is hashed without a look at fingerprints.
 DATA = b"weights" * 200_000
@@ -32,13 +32,13 @@ def remote() -> MemoryRemote:
 
 
 @pytest.fixture
-def store(tmp_path: Path, remote: MemoryRemote) -> Iterator[SharedStore]:
+def store(tmp_path: Path, remote: MemoryRemote) -> Iterator[Store]:
     def behind(store: LocalStore) -> Remotes:
         level = Tier(remote, LevelSettings("memory://"))
         trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
         return Remotes([level], store.blobs, trust, scratch=store.folder / "incoming", tell=lambda _: None)
 
-    store = SharedStore(tmp_path / "cache", behind)
+    store = Store(tmp_path / "cache", behind)
     yield store
     store.close()
 
@@ -51,15 +51,13 @@ def old(tmp_path: Path) -> FileEntry:
     return FileEntry("model.onnx", digest_bytes(DATA), len(DATA))
 
 
-def test_what_a_build_without_a_remote_has_put_is_ours_with_one(
-    tmp_path: Path, store: SharedStore, old: FileEntry
-) -> None:
+def test_what_a_build_without_a_remote_has_put_is_ours_with_one(tmp_path: Path, store: Store, old: FileEntry) -> None:
     done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints, store.changes).materialise([], {})
     assert done.removed == ("model.onnx",)
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_one_that_was_edited_since_stays(tmp_path: Path, store: SharedStore, old: FileEntry) -> None:
+def test_one_that_was_edited_since_stays(tmp_path: Path, store: Store, old: FileEntry) -> None:
     path = tmp_path / "out" / "model.onnx"
     path.write_bytes(DATA.upper())
     done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints, store.changes).materialise([], {})
@@ -67,9 +65,7 @@ def test_one_that_was_edited_since_stays(tmp_path: Path, store: SharedStore, old
     assert path.exists()
 
 
-def test_a_file_of_a_recipes_own_stage_is_right_by_either_digest(
-    tmp_path: Path, store: SharedStore, old: FileEntry
-) -> None:
+def test_a_file_of_a_recipes_own_stage_is_right_by_either_digest(tmp_path: Path, store: Store, old: FileEntry) -> None:
     in_place, path = InPlace(store, store.fingerprints), str(tmp_path / "out" / "model.onnx")
     new = FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))
     assert in_place.is_right(path, old)
@@ -77,7 +73,7 @@ def test_a_file_of_a_recipes_own_stage_is_right_by_either_digest(
 
 
 def test_a_file_that_only_a_remote_knows_is_its_owners(
-    tmp_path: Path, store: SharedStore, remote: MemoryRemote, old: FileEntry
+    tmp_path: Path, store: Store, remote: MemoryRemote, old: FileEntry
 ) -> None:
     """Others may have made the same bytes: that says nothing of whose file this is."""
     remote.blobs[digest_bytes(DATA, "sha256")] = DATA

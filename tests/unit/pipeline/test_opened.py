@@ -14,8 +14,7 @@ from winml_dag.pipeline.opened import let_go, open_store
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.local import LocalStore
 from winml_dag.store.remote import http, transfer
-from winml_dag.store.shared import SharedStore
-from winml_dag.store.statistics import read_statistics
+from winml_dag.store.usage import read_statistics
 
 KEY = "a" * 64
 
@@ -45,7 +44,7 @@ assert not heavy, heavy
 def test_with_one_its_digests_are_sha256_also_where_it_is_off(tmp_path: Path) -> None:
     for mode in ("read", "off"):
         store = open_store(tmp_path / mode, RemoteOptions((tmp_path.as_uri(),), mode))
-        assert isinstance(store, SharedStore)
+        assert store.asks_behind
         assert store.function == "sha256"
         store.close()
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from memory_store import MemoryStore
+from memory_store import NotedStore
 
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import StoreError, UsageError
@@ -26,8 +26,8 @@ Publish = Callable[[Mapping[str, bytes]], tuple[FileEntry, ...]]
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+def store() -> NotedStore:
+    return NotedStore()
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def publish(store: MemoryStore, tmp_path: Path) -> Publish:
+def publish(store: NotedStore, tmp_path: Path) -> Publish:
     """Put files into the store, as a stage's output."""
 
     def publish(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
@@ -58,7 +58,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def materialise(store: MemoryStore, out: Path, tmp_path: Path) -> Callable[..., Materialised]:
+def materialise(store: NotedStore, out: Path, tmp_path: Path) -> Callable[..., Materialised]:
     def materialise(wanted: Iterable[FileEntry], owned: Iterable[FileEntry] = ()) -> Materialised:
         manifest = [FileEntry(MANIFEST, "", 0)] if owned else []
         output = OutputFolder(out, [*owned, *manifest], store, store.fingerprints, tmp_path / "changes")
@@ -147,7 +147,7 @@ def test_a_link_that_leads_nowhere_is_in_the_way_too(out: Path, publish: Publish
     assert (out / "model.onnx").is_symlink()
 
 
-def test_overwriting_replaces_files_only_and_none_that_is_read(out: Path, store: MemoryStore, tmp_path: Path) -> None:
+def test_overwriting_replaces_files_only_and_none_that_is_read(out: Path, store: NotedStore, tmp_path: Path) -> None:
     for name in ("theirs.onnx", "read.onnx"):
         (out / name).write_bytes(b"theirs")
     (out / "link.onnx").symlink_to(tmp_path / "elsewhere.onnx")
@@ -168,11 +168,11 @@ def test_a_file_that_is_not_ours_but_just_what_is_wanted_is_in_nobodys_way(
 
 
 def test_a_damaged_blob_is_reported_and_the_folder_is_as_it_was(
-    out: Path, store: MemoryStore, publish: Publish, materialise: Materialise
+    out: Path, store: NotedStore, publish: Publish, materialise: Materialise
 ) -> None:
     first, second = publish(FIRST), publish(SECOND)
     materialise(first)
-    store.blobs[second[-1].digest] = b"rotten"
+    store.rot(second[-1])
     with pytest.raises(BlobDamaged):
         materialise(second, first)
     assert contents(out) == {**FIRST, **TEXTS, "notes.txt": b"mine"}

@@ -11,7 +11,7 @@ import pytest
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.remoteconfig import named_by, remote_settings
 from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.settings import LevelSettings, Mode
 
 
@@ -278,16 +278,17 @@ def test_a_file_that_cannot_be_read_is_told_of(user_file: Path) -> None:
         levels()
 
 
-def test_what_is_known_of_a_build_is_apart_with_and_without_a_remote(project_file: Path) -> None:
-    """Their digests differ, so neither may take the other's notes for its own."""
+def test_a_cache_that_was_made_without_a_remote_has_another_in_it_for_builds_with_one(
+    project_file: Path, tmp_path: Path
+) -> None:
+    def folder(**options: object) -> Path:
+        return RemoteOptions(**options).store_folder(tmp_path / "cache")  # type: ignore[arg-type]
 
-    def words(**options: object) -> str | None:
-        return Request(None, Overrides(), remote=RemoteOptions(**options)).words  # type: ignore[arg-type]
-
-    alone = words()
-    assert words(urls=("https://a",)) != alone
-    assert words(urls=("https://a",)) == words(urls=("https://b",), mode="off")
+    assert folder(urls=("https://a",)) == tmp_path / "cache"
+    LocalStore(tmp_path / "cache")
+    assert folder() == tmp_path / "cache"
+    assert folder(urls=("https://a",)) == folder(urls=("https://b",), mode="off") == tmp_path / "cache" / "sha256"
     project_file.write_text('[[remote]]\nurl = "https://a"\n')
-    assert words() == words(urls=("https://a",))
+    assert folder() == tmp_path / "cache" / "sha256"
     project_file.write_text("# [[remote]]\n")
-    assert words() == alone
+    assert folder() == tmp_path / "cache"

@@ -101,7 +101,7 @@ class Bench:
 
     def output(self, planned: BuildGraph, node_id: str) -> Artifact:
         node = planned.graph.node(node_id)
-        record = self.store.latest(f"{planned.summary.scope}\n{node.id}")
+        record = self.store.latest([f"{planned.summary.scope}\n{node.id}"]).get(f"{planned.summary.scope}\n{node.id}")
         assert record is not None
         return record.outputs["out"]
 

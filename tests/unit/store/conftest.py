@@ -1,4 +1,4 @@
-"""A store in a temporary folder, its in-memory twin, and short ways to put something in."""
+"""A store in a temporary folder, and short ways to put something in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from collect_samples import DAY
 from collect_samples import key as key_of
-from memory_store import MemoryStore
 from store_samples import KEY
 
 from winml_dag.store.local import LocalStore
@@ -21,16 +20,6 @@ Publish = Callable[..., Record]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LocalStore]:
-    store = LocalStore(tmp_path / "cache")
-    yield store
-    store.close()
-
-
-@pytest.fixture(params=["local", "memory"])
-def twin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalStore | MemoryStore]:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
     store = LocalStore(tmp_path / "cache")
     yield store
     store.close()
@@ -64,10 +53,12 @@ def fill(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
 
 @pytest.fixture
 def publish(new_record: Callable[[str], Record], fill: Callable[[Mapping[str, bytes]], Path]) -> Publish:
-    """Publish one output slot, ``model``, with these files."""
+    """Publish one output slot, ``model``, with these files, as a run that ends."""
 
-    def publish(store: LocalStore | MemoryStore, files: Mapping[str, bytes], key: str = KEY) -> Record:
-        return store.publish(new_record(key), {"model": fill(files)})
+    def publish(store: LocalStore, files: Mapping[str, bytes], key: str = KEY) -> Record:
+        record = store.publish(new_record(key), {"model": fill(files)})
+        store.records.flush()
+        return record
 
     return publish
 
@@ -80,6 +71,7 @@ def put(store: LocalStore, fill: Callable[..., Path]) -> Callable[..., Record]:
         made = Ingredients("export", 1, {}, {}, {})
         files = {f"file{place}": some for place, some in enumerate(data)}
         record = store.publish(Record(key_of(number), "c", made, {}), {"out": fill(files)})
+        store.records.flush()
         path = store.records.path(record.cache_key)
         used = path.stat().st_mtime - days * DAY
         os.utime(path, (used, used))

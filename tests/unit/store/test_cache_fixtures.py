@@ -77,7 +77,7 @@ def check_whole(store: LocalStore, folder: Path) -> None:
     found = [record for key in keys(store) if (record := store.record(key))]
     assert len(found) == 5
     for record in found:
-        assert isinstance(decide(store.latest("name"), record.ingredients, store), Reuse)
+        assert isinstance(decide(store.latest(["name"]).get("name"), record.ingredients, store), Reuse)
         for slot, artifact in record.outputs.items():
             store.fetch(artifact, folder / record.cache_key / slot)
 
@@ -104,7 +104,7 @@ def test_records_without_blobs_count_as_not_built_until_they_are_taken_out(tmp_p
     records = [store.record(key) for key in every]
     for record in records:
         assert record is not None
-        assert not isinstance(decide(store.latest("name"), record.ingredients, store), Reuse)
+        assert not isinstance(decide(store.latest(["name"]).get("name"), record.ingredients, store), Reuse)
     assert verify(store).incomplete == tuple(every)
     report = repair(store)
     assert report.removed == tuple(every)

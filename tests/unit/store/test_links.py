@@ -28,7 +28,7 @@ FILES = {"model.onnx": b"graph", "model.onnx.data": DATA}
 def blobs(tmp_path: Path) -> Blobs:
     blobs = Blobs(tmp_path / "blobs", tmp_path / "quarantine")
     (tmp_path / "output").write_bytes(DATA)
-    blobs.adopt(tmp_path / "output", "xxh3-128")
+    blobs.ingest(tmp_path / "output", "xxh3-128")
     return blobs
 
 
@@ -107,7 +107,7 @@ def test_a_missing_blob_is_damage_and_a_link_in_its_place_is_not_followed(blobs:
 
 def test_a_link_that_comes_back_as_an_output_is_not_the_inode_that_is_stored(blobs: Blobs, tmp_path: Path) -> None:
     blobs.link(FILE, tmp_path / "linked", check=False)
-    assert blobs.adopt(tmp_path / "linked", "xxh3-128").digest == FILE.digest
+    assert blobs.ingest(tmp_path / "linked", "xxh3-128").digest == FILE.digest
     assert blobs.path(FILE.digest).stat().st_nlink == 1
     assert blobs.missing([FILE]) == []
 

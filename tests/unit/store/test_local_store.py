@@ -12,7 +12,7 @@ from store_samples import KEY, contents
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.store.files import in_words
 from winml_dag.store.local import LocalStore
-from winml_dag.store.location import default_cache_dir
+from winml_dag.store.location import default_cache_dir, store_folder
 
 FILES = {"model.onnx": b"graph"}
 
@@ -41,6 +41,25 @@ def test_an_unknown_format_is_refused_with_advice_and_left_alone(tmp_path, text)
         LocalStore(tmp_path)
     assert "--cache-dir" in caught.value.advice
     assert [path.name for path in tmp_path.iterdir()] == ["FORMAT"]
+
+
+def test_a_store_keeps_the_digest_function_that_it_was_made_with(tmp_path) -> None:
+    for name, function, marker in (("alone", "xxh3-128", "1\n"), ("shared", "sha256", "1 sha256\n")):
+        assert LocalStore(tmp_path / name, function=function).function == function
+        assert LocalStore(tmp_path / name).function == function
+        assert (tmp_path / name / "FORMAT").read_text() == marker
+    assert LocalStore(tmp_path / "default").function == "xxh3-128"
+    for name, function in (("alone", "sha256"), ("shared", "xxh3-128")):
+        with pytest.raises(StoreError, match=f"and {function} is needed here"):
+            LocalStore(tmp_path / name, function=function)
+        assert LocalStore(store_folder(tmp_path / name, function), function=function).folder.parent == tmp_path / name
+
+
+def test_one_from_before_that_was_shared_is_read_as_one(tmp_path) -> None:
+    LocalStore(tmp_path)
+    (tmp_path / "blobs" / "sha256").mkdir(parents=True)
+    (tmp_path / "blobs" / "xxh3-128").mkdir()
+    assert LocalStore(tmp_path).function == "sha256"
 
 
 def test_a_folder_with_other_things_in_it_is_not_adopted(tmp_path) -> None:
@@ -76,7 +95,7 @@ def test_many_processes_may_begin_one_store_at_once(tmp_path) -> None:
     code = (
         "import sys; from pathlib import Path; from winml_dag.store.local import LocalStore;"
         "print('ready', flush=True); sys.stdin.readline();"
-        "store = LocalStore(Path(sys.argv[1])); store.remember('name', 'k' * 64)"
+        "store = LocalStore(Path(sys.argv[1])); store.remember({'name': 'k' * 64})"
     )
     processes = [
         subprocess.Popen(

@@ -22,6 +22,7 @@ def test_a_record_is_found_again_after_the_index_was_deleted_and_the_index_fille
     shutil.rmtree(store.folder / "index")
     again = LocalStore(store.folder)
     assert again.record(KEY) == record
+    again.close()
     assert again.index.names("record") == [KEY]
 
 
@@ -55,6 +56,15 @@ def test_a_sound_file_is_taken_when_the_row_in_the_index_makes_no_sense(store, p
     record = publish(store, FILES)
     store.index.write("record", {KEY: {"format": 1}})
     assert store.record(KEY) == record
+
+
+def test_what_was_stored_again_is_read_before_the_index_has_it(store, publish, new_record, fill) -> None:
+    publish(store, FILES)
+    store.remember({"name": KEY})
+    for _ in range(2):
+        again = store.publish(new_record(KEY), {"model": fill({"model.onnx": b"another"})})
+        assert store.record(KEY) == again
+        assert store.latest(["name"]) == {"name": again}
 
 
 def test_keys_come_from_files_and_index_alike(store, publish) -> None:

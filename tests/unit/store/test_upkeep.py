@@ -141,7 +141,7 @@ def test_what_came_of_a_blob_from_a_remote_is_kept_for_a_day(store, monkeypatch,
 
 @pytest.mark.usefixtures("two_records")
 def test_clear_removes_everything_and_says_what_was_freed(store, publish) -> None:
-    store.remember("name", KEY)
+    store.remember({"name": KEY})
     (store.quarantine).mkdir()
     (store.quarantine / "index-1").write_bytes(b"x" * 10_000)
     store.incoming.mkdir()
@@ -151,7 +151,7 @@ def test_clear_removes_everything_and_says_what_was_freed(store, publish) -> Non
     assert cleared.freed_bytes >= 20_000 + len(WEIGHTS)
     assert not store.incoming.exists()
     assert store.record(KEY) is None
-    assert store.latest("name") is None
+    assert store.latest(["name"]).get("name") is None
     assert contents(store.blobs.folder) == contents(store.quarantine) == {}
     assert clear(store) == Cleared(0, 0, 0)
     assert publish(store, {"model.onnx": b"one"}) == store.record(KEY)
@@ -237,7 +237,7 @@ def test_repair_makes_the_index_anew_from_the_files_of_records(store, two_record
     assert store.index.read("record", [KEY])[KEY] == store.records.read_file(KEY).to_json()
     assert store.index.names("record") == sorted([KEY, OTHER_KEY])
     assert store.records_of("export", 5) != []
-    assert store.latest("name") == two_records[0]
+    assert store.latest(["name"]).get("name") == two_records[0]
     assert repair(store).rows == ()
 
 

@@ -16,9 +16,9 @@ from winml_dag.store.collect import Collected, Limits
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.records import Records
-from winml_dag.store.statistics import read_statistics
 from winml_dag.store.tally import note_build
 from winml_dag.store.upkeep import verify
+from winml_dag.store.usage import read_statistics
 
 NOW = 1_700_000_000
 
@@ -99,8 +99,8 @@ def test_a_dry_run_says_what_would_go_and_touches_nothing(store, put) -> None:
 def test_names_of_what_has_gone_are_forgotten_and_others_are_not(store, put) -> None:
     put(1, b"one", days=9)
     put(2, b"two")
-    store.remember("old", key(1))
-    store.remember("new", key(2))
+    store.remember({"old": key(1)})
+    store.remember({"new": key(2)})
     collected(store, Limits(older_than_seconds=DAY))
     assert store.index.names("latest") == ["new"]
 

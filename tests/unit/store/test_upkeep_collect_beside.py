@@ -62,7 +62,7 @@ def test_what_a_living_run_uses_stays_and_the_rest_goes(store, put, run) -> None
 def test_what_was_stored_since_a_living_run_began_stays_though_its_record_is_not_there_yet(store, fill, run) -> None:
     uses(run)
     (fill({"new": b"new"}) / "new").replace(store.folder / "new")
-    entry = store.blobs.adopt(store.folder / "new", "xxh3-128")
+    entry = store.blobs.ingest(store.folder / "new", "xxh3-128")
     done = collected(store, Limits(max_bytes=0))
     assert (done.blobs, done.blobs_in_use) == (0, 1)
     assert store.blobs.missing([entry]) == []
@@ -110,7 +110,7 @@ def test_a_blob_that_is_stored_again_between_the_look_and_the_hand_stays(store, 
     def stored_meanwhile(survey, limits):
         settle(store)
         folder = fill({"again": b"same" * 100})
-        store.blobs.adopt(folder / "again", "xxh3-128")
+        store.blobs.ingest(folder / "again", "xxh3-128")
         return choose(survey, limits)
 
     monkeypatch.setattr(module, "_choose", stored_meanwhile)

@@ -8,10 +8,10 @@ import pytest
 from store_samples import contents
 
 from winml_dag.errors import UsageError
-from winml_dag.store import limit as module
-from winml_dag.store.limit import VARIABLE, configured_limit, keep_to_limit, limit_text, set_limit
+from winml_dag.store import usage as module
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.tally import FILE, note_build, note_size
+from winml_dag.store.usage import VARIABLE, configured_limit, keep_to_limit, limit_text, set_limit
 
 
 @pytest.fixture(autouse=True)

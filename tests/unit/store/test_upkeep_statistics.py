@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.store import statistics as module
+from winml_dag.store import usage as module
 from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.traffic import Traffic
-from winml_dag.store.statistics import Statistics, read_statistics
 from winml_dag.store.tally import FILE, note_build, note_size, note_traffic
+from winml_dag.store.usage import Statistics, read_statistics
 
 
 def found(store: LocalStore) -> Statistics:

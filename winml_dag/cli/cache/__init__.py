@@ -23,7 +23,6 @@ for _inner in (
     size.clear,
     sharing.push,
     sharing.pull,
-    sharing.adopt,
     remote.remote,
 ):
     command.add_command(_inner)

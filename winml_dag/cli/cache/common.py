@@ -22,10 +22,12 @@ cache_dir_option = click.option("--cache-dir", type=FILE, help="The cache folder
 
 
 def opened(cache_dir: Path | None) -> LocalStore:
+    """The store that a build begun here would use."""
+    from winml_dag.pipeline.remoteoptions import RemoteOptions
     from winml_dag.store.local import LocalStore
-    from winml_dag.store.location import default_cache_dir
 
-    return LocalStore(cache_dir or default_cache_dir())
+    remote = RemoteOptions()
+    return LocalStore(remote.store_folder(cache_dir), function="sha256" if remote.is_configured else None)
 
 
 @contextmanager

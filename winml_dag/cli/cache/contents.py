@@ -17,9 +17,9 @@ from winml_dag.cli.plaintext import echo
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject, JsonValue
     from winml_dag.store.artifact import FileEntry
-    from winml_dag.store.catalog import Entry
     from winml_dag.store.remote.traffic import Traffic
-    from winml_dag.store.statistics import Statistics
+    from winml_dag.store.upkeep import Entry
+    from winml_dag.store.usage import Statistics
 
 _KEY_DIGITS = 12
 _LARGEST = 5
@@ -32,10 +32,10 @@ _LOG_LINES = 20
 def info(cache_dir: Path | None, format_: str) -> int:
     """Say where the cache is, what is in it, and what it has saved."""
     from winml_dag.store import upkeep
-    from winml_dag.store.catalog import entries
-    from winml_dag.store.limit import configured_limit, limit_text
+    from winml_dag.store.location import stores_beside
     from winml_dag.store.quantities import size_text
-    from winml_dag.store.statistics import read_statistics
+    from winml_dag.store.upkeep import entries
+    from winml_dag.store.usage import configured_limit, limit_text, read_statistics
 
     store = opened(cache_dir)
     limit = configured_limit(store.folder)
@@ -60,6 +60,8 @@ def info(cache_dir: Path | None, format_: str) -> int:
         )
         return 0
     echo(f"cache folder   {store.folder}")
+    for other in stores_beside(store.folder):
+        echo(f"besides        {other}  (with other digests, for builds with a remote or without; see --cache-dir)")
     echo(f"records        {found.records}")
     echo(f"blobs          {found.blobs}")
     echo(f"unique bytes   {size_text(found.unique_bytes)}")
@@ -140,8 +142,8 @@ def _moved(traffic: Traffic) -> list[str]:
 @format_option
 def list_(cache_dir: Path | None, stage: str | None, sort: str, format_: str) -> int:
     """List the records: key, stage, size, when made and when last used."""
-    from winml_dag.store.catalog import entries
     from winml_dag.store.quantities import size_text
+    from winml_dag.store.upkeep import entries
 
     found = sorted(entries(opened(cache_dir), stage), key=_ORDER[sort], reverse=True)
     if format_ == "json":
@@ -185,7 +187,7 @@ def show(key: str, cache_dir: Path | None, format_: str) -> int:
 
     KEY is the key or as much of its beginning as no other key has.
     """
-    from winml_dag.store.catalog import find, log_text
+    from winml_dag.store.upkeep import find, log_text
 
     store = opened(cache_dir)
     entry = find(store, key)

@@ -1,22 +1,22 @@
-"""``cache push``, ``cache pull`` and ``cache adopt``: giving remotes what this cache has, taking from them what a build
-would need without building, and making what was built alone fit to be shared.
+"""``cache push`` and ``cache pull``: giving remotes what this cache has, and taking from them what a build would need,
+without building.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.cache.common import cache_dir_option, errors_as_object, print_object
+from winml_dag.cli.cache.common import errors_as_object, print_object
 from winml_dag.cli.options import cache_option, format_option
 from winml_dag.cli.parameters import RECIPE
 from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import opened, remote_options, traffic_json, traffic_lines
-from winml_dag.errors import StoreError, UsageError
+from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.store.record import Record
     from winml_dag.store.remote.traffic import Traffic
-    from winml_dag.store.shared import SharedStore
+    from winml_dag.store.store import Store
 
 _recipes_option = click.option(
     "-c", "--config", "recipes", type=RECIPE, multiple=True, help="What a build of this recipe needs; again for more."
@@ -89,33 +89,9 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
         return _code(traffic)
 
 
-@click.command()
-@cache_dir_option
-@format_option
-def adopt(cache_dir: Path | None, format_: str) -> int:
-    """Give what was built without a remote the keys that it has with one. Nothing is built: every blob is read once.
-
-    This happens by itself when a cache is first used with a remote; later, for what was built without one since.
-    """
-    from winml_dag.cli.transfers import Reading
-    from winml_dag.pipeline import adoption
-    from winml_dag.store.local import LocalStore
-
-    with errors_as_object(format_):
-        store = LocalStore(cache_dir or default_cache_dir(), function="sha256")
-        done = adoption.adopt(store, Reading().told)
-    if format_ == "json":
-        print_object(asdict(done))
-    else:
-        echo(str(done))
-    return 0
-
-
-def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> SharedStore:
-    from winml_dag.store.shared import SharedStore
-
+def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> Store:
     store = opened(options["cache_dir"] or default_cache_dir(), remote)
-    if not isinstance(store, SharedStore):
+    if not store.asks_behind:
         raise UsageError(
             "There is no remote.", advice="Name one with --remote, WINML_DAG_REMOTE, or in a winml_dag.toml."
         )
@@ -134,37 +110,21 @@ def _refuse_unwritable(remote: RemoteOptions) -> None:
 
 
 def _chosen(
-    store: SharedStore, keys: tuple[str, ...], recipes: tuple[Path, ...], remote: RemoteOptions
+    store: Store, keys: tuple[str, ...], recipes: tuple[Path, ...], remote: RemoteOptions
 ) -> Mapping[str, Record]:
     """The records of this machine that are meant."""
-    from winml_dag.pipeline.adoption import adopt as adopt_all
-    from winml_dag.store.catalog import find
     from winml_dag.store.files import in_words
-    from winml_dag.store.shared import is_shareable
+    from winml_dag.store.local import has_only
+    from winml_dag.store.upkeep import find
 
     if recipes:
         return _known(store, recipes, remote)[0]
-    adopted = adopt_all(store)
-    if adopted.records:
-        echo(f"note: {adopted}", err=True)
-    if not keys:
-        with in_words("Cannot look through the cache"):
-            return {record.cache_key: record for record in store.records.all() if is_shareable(record)}
-    found = [find(store, key).record for key in keys]
-    # Under the key that a record had without a remote, the one that it was adopted as is meant.
-    others = store.index.read("adopted", [record.cache_key for record in found])
-    meant = [
-        find(store, str(others[record.cache_key])).record if record.cache_key in others else record for record in found
-    ]
-    if unshared := [record.cache_key[:12] for record in meant if not is_shareable(record)]:
-        raise StoreError(
-            f"{', '.join(unshared)} could not be adopted, so it has no key that others know.",
-            advice="`winml-dag cache adopt` says why.",
-        )
-    return {record.cache_key: record for record in meant}
+    with in_words("Cannot look through the cache"):
+        found = [find(store, key).record for key in keys] if keys else store.records.all()
+    return {record.cache_key: record for record in found if has_only(record, "sha256")}
 
 
-def _known(store: SharedStore, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
+def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
     """The records that a build of *recipes* would reuse, and how many stages it would run."""
     from winml_dag.engine.admission import Capacity
     from winml_dag.engine.events import Status
@@ -185,7 +145,7 @@ def _known(store: SharedStore, recipes: tuple[Path, ...], remote: RemoteOptions)
     return records, foreseen.to_run
 
 
-def _with_log_that_is_here(store: SharedStore, record: Record) -> Record:
+def _with_log_that_is_here(store: Store, record: Record) -> Record:
     """A log that stayed where its stage ran keeps its record from going no further."""
     if record.log is None or not store.far([record.log]):
         return record

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def gc(cache_dir: Path | None, max_size: str | None, older_than: str | None, dry_run: bool, format_: str) -> int:
     """Remove what was used longest ago, what no record needs, and what was left lying. Builds may go on meanwhile."""
     from winml_dag.store.collect import Limits, collect
-    from winml_dag.store.limit import configured_limit
     from winml_dag.store.quantities import parse_duration, parse_size
+    from winml_dag.store.usage import configured_limit
 
     most = None if max_size is None else parse_size(max_size, "--max-size")
     age = None if older_than is None else parse_duration(older_than, "--older-than")
@@ -72,7 +72,7 @@ def limit(size: str | None, cache_dir: Path | None, format_: str) -> int:
     """
     import os
 
-    from winml_dag.store.limit import VARIABLE, configured_limit, limit_text, parse_limit, set_limit
+    from winml_dag.store.usage import VARIABLE, configured_limit, limit_text, parse_limit, set_limit
 
     if size is not None:
         parse_limit(size, "the limit")

@@ -35,7 +35,6 @@ from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns
 from winml_dag.pipeline.cluster.workers import Workers, connect, silence
 from winml_dag.pipeline.opened import settled_remotes
 from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.digest import DigestFunction
 from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.settings import Mode, RemoteSettings
 
@@ -62,6 +61,7 @@ class Cluster:
     def __init__(self, client: Any, options: ClusterOptions, store: Path, settings: RemoteSettings | None) -> None:
         self._options = options
         self._store = folder_identity(store)
+        self._function = LocalStore(store).function
         self._settings = settings
         self.workers = Workers(client, f"winml-dag/{uuid4().hex}", self._read)
         here = Capacity.of_this_machine(options.places, options.memory_bytes)
@@ -92,7 +92,7 @@ class Cluster:
 
     def _read(self, address: str, text: str) -> Worker:
         """The worker at *address* with what it reports."""
-        function: DigestFunction = "xxh3-128" if self._settings is None else "sha256"
+        function = self._function
         try:
             report = Report.from_text(text)
         except StageError:
@@ -121,8 +121,9 @@ def open_cluster(
     Raises:
         UsageError: when there is no scheduler, or workers could not get at inputs.
     """
-    LocalStore(store)  # makes the folder, by which workers are recognised that use it too
     settings = settled_remotes(remote)[0] if remote.is_configured or remote.mode is not None else None
+    # Made here if need be: workers that use it too are recognised by it.
+    LocalStore(store, function=None if settings is None else "sha256")
     with ExitStack() as closing:
         if options.scheduler is None:
             client = closing.enter_context(_workers_here(options, store))

@@ -67,7 +67,8 @@ class Report(Text):
         *memory_bytes* None: what this machine has, less a reserve.
         """
         functions: tuple[DigestFunction, ...] = ("xxh3-128", "sha256")
-        found = {function: _ep_places(LocalStore(folder, function=function).fingerprints) for function in functions}
+        index = LocalStore(folder).index
+        found = {function: _ep_places(Fingerprints(index, function)) for function in functions}
         environments = {
             name: Installed(
                 distributions=None if name and place.site_packages is None else dict(place.present()),

@@ -33,6 +33,7 @@ from winml_dag.pipeline.cluster.report import Report, difference, folder_identit
 from winml_dag.pipeline.opened import store_with
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.store.local import LocalStore
+from winml_dag.store.location import store_folder
 
 # A display is drawn four times a second.
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -174,7 +175,7 @@ class Workplace:
     def _store(self, order: Order, tell: Callable[[str], None]) -> Iterator[LocalStore]:
         """Opened for each order: what a remote did not have, or did not answer, counts for one only."""
         if self._has_store_of(order):
-            store = LocalStore(self.folder, function=order.function)
+            store = LocalStore(store_folder(self.folder, order.function), function=order.function)
         else:
             store = store_with(self.folder, with_secrets_of_this_machine(order.remotes), tell)
         try:

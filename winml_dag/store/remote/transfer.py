@@ -12,7 +12,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
 from math import inf
 from time import monotonic
@@ -48,7 +48,7 @@ class RemoteUnavailable(Exception):
     """There is no answer: the remote is not used any more, or this one question fails."""
 
 
-class ThreadPool(Executor):
+class ThreadPool:
     """At most *size* daemon threads; they end when there is no work. At its end the interpreter waits for the threads
     of the standard library's pool, and one of ours may hang in a system call.
     """

@@ -101,7 +101,7 @@ class Uploader:
         if tier.has(file.digest, transfer, to_put=True):
             return True
         # Its bytes are hashed before they go: a blob that was damaged here would stay there for ever.
-        if tier.writing.is_open or transfer.is_cancelled or not self._blobs.is_sound(file.digest):
+        if tier.writing.is_open or transfer.is_cancelled or not self._blobs.is_intact(file.digest):
             return False
         self._add(0, file.size)
         try:

@@ -369,4 +369,5 @@ def test_where_there_are_no_more_threads_the_work_is_done_all_the_same(monkeypat
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert ask_all(lambda number, _: str(number), range(3), 3) == ["0", "1", "2"]
-    assert list(ThreadPool(2).map(str, range(3))) == ["0", "1", "2"]
+    pool = ThreadPool(2)
+    assert [pool.submit(str, number).result() for number in range(3)] == ["0", "1", "2"]

@@ -1,20 +1,60 @@
-"""What is left lying in a cache folder that nothing needs any more: half-written files, damaged ones that were set
-aside, logs of failures, plans whose results have gone.
+"""What of a cache folder is needed and what is not: the records that plans stand on, and what is left lying that
+nothing needs any more (half-written files, damaged ones in quarantine, logs of failures, plans without results).
+
+A build that found all up to date touches one file of its plan, not every record. In ``standing/`` of the cache folder
+there may be a file ``*.keys`` for each plan, text with one key a line, beside the plan itself under the same name with
+another ending. When either was last modified is when the plan, and with it each of those records, was last used.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.smallfiles import read_text
 from winml_dag.store.changetime import change_time_ns
 from winml_dag.store.files import PARTIAL, bytes_below, files_below, remove_file, remove_tree
-from winml_dag.store.held import FOLDER as STANDING
-from winml_dag.store.held import standing_keys
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
+
+STANDING = "standing"
+SUFFIX = ".keys"
+
+# A build of 100 000 stages; a file that is longer is none of ours.
+_MOST_BYTES = 10_000_000
+
+
+@dataclass(frozen=True)
+class StandingKeys:
+    """One plan: the keys that it stands on, all files of its name, and when it was used."""
+
+    keys: frozenset[str]
+    files: tuple[Path, ...]
+    used_ns: int
+
+
+def standing_keys(folder: Path) -> Iterator[StandingKeys]:
+    """What lies in *folder*; a folder that is not there has nothing, a file that cannot be read holds nothing."""
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            if path.stat().st_size <= _MOST_BYTES:
+                keys = frozenset(read_text(path, encoding="ascii").split())
+                files = tuple(sorted(folder.glob(f"{path.stem}.*")))
+                yield StandingKeys(keys, files, max(file.stat().st_mtime_ns for file in files))
+        except (OSError, UnicodeDecodeError):
+            continue
+
+
+def held_by_standing(folder: Path) -> Mapping[str, int]:
+    """When each key was last used by a plan in *folder*, in ns."""
+    held: dict[str, int] = {}
+    for standing in standing_keys(folder):
+        for key in standing.keys:
+            held[key] = max(held.get(key, 0), standing.used_ns)
+    return held
+
 
 # What bears the name of unfinished work for this long is nobody's: a copy under way touches its file all the time.
 _ABANDONED_SECONDS = 3600.0
@@ -41,7 +81,7 @@ class Leftover:
         return True
 
 
-def leftovers(store: LocalStore, older_than_ns: int, lost_keys: Collection[str]) -> Iterator[Leftover]:
+def leftovers(store: Store, older_than_ns: int, lost_keys: Collection[str]) -> Iterator[Leftover]:
     """What was set aside, logged or planned before *older_than_ns*, and what plans there are on *lost_keys*."""
     yield from abandoned(store)
     for folder in (store.quarantine, store.failures):
@@ -53,7 +93,7 @@ def leftovers(store: LocalStore, older_than_ns: int, lost_keys: Collection[str])
             yield from map(_leftover, plan.files)
 
 
-def abandoned(store: LocalStore) -> Iterator[Leftover]:
+def abandoned(store: Store) -> Iterator[Leftover]:
     """Files that dead writers of blobs and records left half written, and what nobody went on to fetch."""
     now = time.time()
     yield from _partial_files(store.blobs.folder, now - _ABANDONED_SECONDS)
