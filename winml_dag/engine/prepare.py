@@ -7,7 +7,7 @@ gets a folder of its own in which just its declared inputs are, at the paths tha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,10 +68,6 @@ class Preparer:
         self._in_place = in_place or InPlace(store, fingerprints)
         self._confines = in_place is None or access is FileAccess.SANDBOX
         self._access = access
-
-    def far(self, node: Node, inputs: Mapping[str, Artifact]) -> Sequence[FileEntry]:
-        """What *node* reads that has to come from another machine first."""
-        return self._store.far(self._stored(node, inputs))
 
     def prepare(self, folder: Path, node: Node, inputs: Mapping[str, Artifact], timeout_seconds: float) -> Prepared:
         """Put into *folder* what *node* needs, *inputs* being its artifacts by slot.

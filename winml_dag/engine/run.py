@@ -7,14 +7,11 @@ were; the scratch folder goes in any case.
 from __future__ import annotations
 
 import datetime
-import os
 import shutil
-import stat
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +19,7 @@ from winml_dag.engine import reason
 from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.declared import check_done, explain
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, Started, log_tail
+from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail
 from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
@@ -31,16 +28,12 @@ from winml_dag.engine.log import shorten_log
 from winml_dag.engine.prepare import Prepared, Preparer
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.stage import Node
-from winml_dag.engine.waiting import CAN_POLL
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.files import in_words
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, RunStore
-
-# Up to here, storing and placing outputs takes less than a command does.
-_LARGE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -61,41 +54,6 @@ class _Task:
     node: Node
     decision: Run
     inputs: Mapping[str, Artifact]
-
-
-@dataclass(frozen=True)
-class Underway:
-    """A command that runs; *held* is what is let go when it has ended."""
-
-    task: _Task
-    folder: JobFolder
-    prepared: Prepared
-    started: Started
-    held: ExitStack
-
-    @property
-    def node(self) -> Node:
-        return self.task.node
-
-    @property
-    def decision(self) -> Run:
-        return self.task.decision
-
-    @property
-    def descriptor(self) -> int:
-        return self.started.group.descriptor
-
-    @property
-    def deadline(self) -> float:
-        """When its time is up, of ``time.monotonic``; for ever after that has been said."""
-        return inf if self.started.group.timed_out else self.started.deadline
-
-    def time_out(self) -> None:
-        self.started.group.time_out()
-
-    def is_large(self) -> bool:
-        """Whether what it has put out is more than one stores in passing; a folder may be."""
-        return any(_is_large(self.prepared.job.output_path(slot)) for slot in self.node.paths)
 
 
 class Runner:
@@ -172,57 +130,6 @@ class Runner:
             outcome = self._run(folder, task, prepared)
             return outcome if isinstance(outcome, StageResult) else self._conclude(folder, task, prepared, outcome)
 
-    def begin(self, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> Underway | RunOutcome | None:
-        """Like :meth:`run` up to where the command of *node* runs; :meth:`end` does the rest when it has ended.
-
-        None when that cannot be without waiting: then :meth:`run` has to be called, from a thread that may wait. That
-        is so for what is no command, on systems that cannot wait for several processes at once, when somebody else is
-        at the same key, and when an input has to come from another machine first. Commands are many and short, so that
-        handing each to a thread would cost more than it does.
-        """
-        if node.command is None or not CAN_POLL or not isinstance(self._executor, LocalExecutor):
-            return None
-        if self._preparer.far(node, inputs):
-            return None
-        task = _Task(node, decision, inputs)
-        with ExitStack() as held:
-            # Not counted as active: no thread waits for it, and an interrupt may hit before anybody knows of it.
-            if self._stopped.is_set():
-                raise Interrupted("Stopped.")
-            try:
-                held.enter_context(self._store.claim(decision.key, _at_once))
-            except Interrupted:
-                return None
-            if found := self._made_meanwhile(decision.key):
-                return found
-            folder = held.enter_context(self._folders.folder(node))
-            prepared = self._prepare(folder, task)
-            if not isinstance(prepared, Prepared):
-                return prepared
-            started = self._start(folder, task, prepared)
-            if not isinstance(started, Started):
-                return started
-            return Underway(task, folder, prepared, started, held.pop_all())
-
-    def see_through(self, underway: Underway) -> StageResult:
-        """Wait for the end of a command that has no descriptor, and then as :meth:`end`."""
-        underway.started.group.wait(underway.prepared.job.timeout_seconds)
-        return self.end(underway)
-
-    def end(self, underway: Underway) -> StageResult:
-        """What became of a command that has ended; one that still runs is ended."""
-        assert isinstance(self._executor, LocalExecutor)
-        with underway.held, self._active:
-            outcome = self._executor.finish(underway.started)
-            return self._conclude(underway.folder, underway.task, underway.prepared, outcome)
-
-    def abandon(self, commands: Iterable[Underway]) -> None:
-        """End *commands*, if they have not ended, and forget what they did."""
-        for underway in commands:
-            assert isinstance(self._executor, LocalExecutor)
-            with underway.held:
-                self._executor.finish(underway.started)
-
     def _made_meanwhile(self, key: str) -> Reuse | None:
         if self._rebuild:
             return None
@@ -250,15 +157,6 @@ class Runner:
                 return self._executor.run(prepared.job)
         except WinmlDagError as error:
             return self._failed_early(folder, task, error)
-
-    def _start(self, folder: JobFolder, task: _Task, prepared: Prepared) -> Started | StageResult:
-        assert isinstance(self._executor, LocalExecutor)
-        try:
-            with in_words(f"Cannot run {task.node.id}"):
-                started = self._executor.start(prepared.job)
-        except WinmlDagError as error:
-            return self._failed_early(folder, task, error)
-        return started if isinstance(started, Started) else self._failed(task, started)
 
     def _conclude(self, folder: JobFolder, task: _Task, prepared: Prepared, outcome: Outcome) -> StageResult:
         """Check what came out and went in, publish, and put it where the user wants it."""
@@ -354,16 +252,3 @@ class _Active:
     def wait_for_none(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._number == 0)
-
-
-def _is_large(path: str) -> bool:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    return status.st_size > _LARGE or not stat.S_ISREG(status.st_mode)
-
-
-def _at_once() -> bool:
-    """Whoever cannot wait gives up."""
-    return True

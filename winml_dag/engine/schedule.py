@@ -25,7 +25,7 @@ from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Damaged, RunOutcome
-from winml_dag.engine.runs import Ended, Runs
+from winml_dag.engine.runs import Runs
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.waves import look_up
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -97,13 +97,12 @@ class Scheduler:
         self._lasts: dict[str, Record | None] = {}
         self._foretold = foretold
         self._eta: Eta | None = None
-        # By id, what each run holds; None when its place is free already, and what became of it not known yet.
-        self._underway: dict[str, Ticket | None] = {}
+        # By id, what each run holds.
+        self._underway: dict[str, Ticket] = {}
         # Keys that are being made, each with the other nodes that want it.
         self._at_work: dict[str, list[Node]] = {}
         # Keys that this run has made: --rebuild asks for no more.
         self._made: set[str] = set()
-        self._ended: deque[Ended] = deque()
         self._results: dict[str, StageResult] = {}
         # Keys whose use the store has not been told of yet.
         self._reused: list[str] = []
@@ -167,37 +166,15 @@ class Scheduler:
         if self._eta is not None:
             self._eta.began(node.id)
         self._observer.started(node, decision.reason, decision.estimate_seconds, watch.read)
-        outcome = self._runs.start(node, decision, inputs, watch)
-        if outcome is None:
-            self._underway[node.id] = ticket
-        else:
-            self._admission.give_back(ticket)
-            self._take(node, decision, outcome)
-            self._decide_ready()
+        self._runs.start(node, decision, inputs, watch)
+        self._underway[node.id] = ticket
 
     def _await_ends(self) -> None:
-        """Wait for something to end; the places that it frees are filled before what it left is looked at."""
         for ended in self._runs.wait():
-            if (ticket := self._underway[ended.node.id]) is not None:
-                self._underway[ended.node.id] = None
-                self._admission.give_back(ticket)
-            if ended.outcome is None:
-                self._ended.append(ended)
-            else:
-                self._conclude(ended, ended.outcome)
+            self._admission.give_back(self._underway.pop(ended.node.id))
+            self._take(ended.node, ended.decision, ended.outcome)
         # At once for all that have ended: what lies on other machines is asked for in one round trip.
         self._decide_ready()
-        while self._ended:
-            self._fill_places()
-            ended = self._ended.popleft()
-            outcome = self._runs.conclude(ended)
-            if outcome is not None:
-                self._conclude(ended, outcome)
-                self._decide_ready()
-
-    def _conclude(self, ended: Ended, outcome: RunOutcome) -> None:
-        del self._underway[ended.node.id]
-        self._take(ended.node, ended.decision, outcome)
 
     def _decide_ready(self) -> None:
         """Decide every node whose inputs are known; each reuse may make further ones decidable."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -200,13 +199,12 @@ class ClusterRuns(LocalRuns):
     def _look_again(self) -> None:
         """Workers have come, gone or changed: see what can begin. From any thread."""
         self._admission.update()
-        woken: Future[RunOutcome] = Future()
-        woken.cancel()
-        self._waiting.add_future(woken)
+        self._wake()
 
-    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> RunOutcome | None:
+    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> None:
         if not is_ours(node):
-            return super().start(node, decision, inputs, watch)
+            super().start(node, decision, inputs, watch)
+            return
         order = Order(
             id="",
             topic=self._workers.topic,
@@ -221,7 +219,6 @@ class ClusterRuns(LocalRuns):
         )
         memory_bytes = self._admission.last_taken.need.memory_bytes
         self._follow(self._pool.submit(self._run, order, memory_bytes, decision, watch), node, decision)
-        return None
 
     def _run(self, order: Order, memory_bytes: int, decision: Run, watch: Watch) -> RunOutcome:
         node = order.node
