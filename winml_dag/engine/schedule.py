@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from winml_dag.engine import reason
-from winml_dag.engine.admission import Admission, Capacity, Ticket
 from winml_dag.engine.decide import Reuse, Run, decide, refusal
-from winml_dag.engine.dispatch import Dispatch
-from winml_dag.engine.eta import Eta, chains
+from winml_dag.engine.eta import CostModel, Eta, chains, expected_work, remembered
 from winml_dag.engine.events import Observer, Silent, StageResult, Status
-from winml_dag.engine.expectations import Expectations, expected_work, remembered
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
+from winml_dag.engine.resources import Admission, Allocation, Capacity, ReadyQueue
 from winml_dag.engine.run import Damaged, RunOutcome
 from winml_dag.engine.runs import Runs
 from winml_dag.engine.stage import Node, Stage
@@ -91,14 +89,14 @@ class Scheduler:
         # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
         self._admission = admission or Admission(Capacity.of_this_machine(options.jobs, options.memory_bytes))
-        self._expectations = Expectations(store, self._admission.capacity)
-        self._to_run: Dispatch[tuple[Node, Run]] = Dispatch(self._admission, options.order, {})
+        self._costs = CostModel(store, self._admission.capacity)
+        self._to_run: ReadyQueue[tuple[Node, Run]] = ReadyQueue(self._admission, options.order, {})
         # What is remembered by name, as far as it has been read ahead and not been asked for.
         self._lasts: dict[str, Record | None] = {}
         self._foretold = foretold
         self._eta: Eta | None = None
         # By id, what each run holds.
-        self._underway: dict[str, Ticket] = {}
+        self._underway: dict[str, Allocation] = {}
         # Keys that are being made, each with the other nodes that want it.
         self._at_work: dict[str, list[Node]] = {}
         # Keys that this run has made: --rebuild asks for no more.
@@ -131,8 +129,8 @@ class Scheduler:
         if self._admission.capacity.places == 1 and self._foretold is None:
             return
         self._lasts = remembered(self._store, names.values())
-        work = expected_work(self._graph, names, self._lasts, self._expectations)
-        self._to_run = Dispatch(self._admission, self._options.order, chains(self._graph, work.seconds))
+        work = expected_work(self._graph, names, self._lasts, self._costs)
+        self._to_run = ReadyQueue(self._admission, self._options.order, chains(self._graph, work.seconds))
         self._eta = Eta(work, self._admission, self._runs.now)
 
     def _loop(self) -> None:
@@ -151,15 +149,15 @@ class Scheduler:
             found = self._to_run.next(left)
             if found is None:
                 return
-            (node, decision), need = found
+            (node, decision), request = found
             if (same := self._at_work.get(decision.key)) is not None:
                 # Decided again when that one has ended, and then found.
                 same.append(node)
                 continue
             self._at_work[decision.key] = []
-            self._start(node, decision, self._admission.take(need))
+            self._start(node, decision, self._admission.take(request))
 
-    def _start(self, node: Node, decision: Run, ticket: Ticket) -> None:
+    def _start(self, node: Node, decision: Run, allocation: Allocation) -> None:
         inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
         watch = Watch()
         self._begun_at[node.id] = next(self._moments)
@@ -167,7 +165,7 @@ class Scheduler:
             self._eta.began(node.id)
         self._observer.started(node, decision.reason, decision.estimate_seconds, watch.read)
         self._runs.start(node, decision, inputs, watch)
-        self._underway[node.id] = ticket
+        self._underway[node.id] = allocation
 
     def _await_ends(self) -> None:
         for ended in self._runs.wait():
@@ -221,8 +219,8 @@ class Scheduler:
 
     def _want(self, node: Node, decision: Run) -> None:
         read = sum(self._known.artifacts[name].size for name in node.inputs.values())
-        need = self._admission.placed(self._expectations.need(node, decision.basis, read), node)
-        self._to_run.add(node.id, need, (node, decision))
+        request = self._admission.placed(self._costs.request(node, decision.basis, read), node)
+        self._to_run.add(node.id, request, (node, decision))
 
     def _take(self, node: Node, decision: Run, outcome: RunOutcome) -> None:
         # Those that wanted the same: if this failed, the next of them tries for itself.
@@ -238,7 +236,7 @@ class Scheduler:
         else:
             assert outcome.record is not None
             self._made.add(decision.key)
-            if self._expectations.learn(node, outcome.record):
+            if self._costs.learn(node, outcome.record):
                 self._reassess(node.stage)
             self._remember(self._options.names(node), outcome.record)
             if not self._refuse(node, outcome.reason, outcome.record, outcome.elapsed_seconds):

@@ -13,10 +13,10 @@ from virtualruns import Span, VirtualRuns, digest_of
 from virtualstore import Shelf, VirtualStore
 from world import Offer, VirtualClock, VirtualRemote, Went
 
-from winml_dag.engine.admission import Admission, Capacity
 from winml_dag.engine.eta import chains
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.merge import Merged
+from winml_dag.engine.resources import Admission, Capacity
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node
 from winml_dag.engine.waves import look_ahead

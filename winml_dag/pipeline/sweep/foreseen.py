@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from winml_dag.engine import waves
-from winml_dag.engine.admission import Capacity
-from winml_dag.engine.eta import seconds_left
+from winml_dag.engine.eta import CostModel, expected_work, remembered, seconds_left
 from winml_dag.engine.events import Status
-from winml_dag.engine.expectations import Expectations, expected_work, remembered
 from winml_dag.engine.merge import Merged
 from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.resources import Capacity
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.build import plan
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -82,7 +81,7 @@ def _seconds(
         node_id: remembered_name(graphs[place].summary.scope, graphs[place].graph.node(own))
         for node_id, ((place, own), *_) in common.readers().items()
     }
-    work = expected_work(common.graph, names, remembered(store, names.values()), Expectations(store, capacity))
+    work = expected_work(common.graph, names, remembered(store, names.values()), CostModel(store, capacity))
     return seconds_left(common.graph, {node_id: work.seconds[node_id] for node_id in to_run}, capacity.places)
 
 
