@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from winml_dag.engine import reason
-from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.declared import check_done, explain
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail
@@ -25,6 +24,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.jobfolder import JobFolder, JobFolders
 from winml_dag.engine.log import shorten_log
+from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.prepare import Prepared, Preparer
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.stage import Node

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
-from winml_dag.engine.decide import Run
+from winml_dag.engine.plan import Run
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.run import Runner, RunOutcome
 from winml_dag.engine.stage import Node
@@ -65,8 +65,9 @@ class LocalRuns:
         self._ended: SimpleQueue[Future[RunOutcome] | None] = SimpleQueue()
         self._pool: ThreadPoolExecutor
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="stage")
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

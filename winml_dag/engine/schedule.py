@@ -12,20 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from winml_dag.engine import reason
-from winml_dag.engine.decide import Reuse, Run, decide, refusal
 from winml_dag.engine.eta import CostModel, Eta, chains, expected_work, remembered
 from winml_dag.engine.events import Observer, Silent, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
-from winml_dag.engine.known import Known
-from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.plan import BuildState, Reuse, Run, decide, refusal, remembered_name
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.resources import Admission, Allocation, Capacity, ReadyQueue
 from winml_dag.engine.run import Damaged, RunOutcome
 from winml_dag.engine.runs import Runs
 from winml_dag.engine.stage import Node, Stage
-from winml_dag.engine.waves import look_up
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, Store
@@ -70,15 +67,15 @@ class Scheduler:
         observer: Observer | None = None,
         *,
         foreseen: Iterable[StageResult] = (),
-        foretold: Callable[[Eta], None] | None = None,
+        on_eta: Callable[[Eta], None] | None = None,
         admission: Admission | None = None,
     ) -> None:
-        """*foreseen*: reuses that were decided a moment ago, with the same sources. *foretold* is given what tells how
+        """*foreseen*: reuses that were decided a moment ago, with the same sources. *on_eta* is given what tells how
         long the rest will take, from the first run on. *admission*: of the machines that *runs* are on; without it,
         they are on this one, as the *options* have it.
         """
         self._graph = graph
-        self._known = Known.at_start(graph, sources)
+        self._state = BuildState(graph, sources)
         self._store = store
         self._runs = runs
         self._options = options
@@ -93,7 +90,7 @@ class Scheduler:
         self._to_run: ReadyQueue[tuple[Node, Run]] = ReadyQueue(self._admission, options.order, {})
         # What is remembered by name, as far as it has been read ahead and not been asked for.
         self._lasts: dict[str, Record | None] = {}
-        self._foretold = foretold
+        self._on_eta = on_eta
         self._eta: Eta | None = None
         # By id, what each run holds.
         self._underway: dict[str, Allocation] = {}
@@ -119,14 +116,14 @@ class Scheduler:
             KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
         """
         names = {node.id: self._options.names(node)[0] for node in self._graph.nodes}
-        self._foretell(names)
+        self._estimate(names)
         with self._store.together(list(names.values())), self._runs:
             self._loop()
         return tuple(self._results[node.id] for node in self._graph.nodes)
 
-    def _foretell(self, names: Mapping[str, str]) -> None:
+    def _estimate(self, names: Mapping[str, str]) -> None:
         """Find out which chains are long. In one place that matters only to who asks how long it will take."""
-        if self._admission.capacity.places == 1 and self._foretold is None:
+        if self._admission.capacity.places == 1 and self._on_eta is None:
             return
         self._lasts = remembered(self._store, names.values())
         work = expected_work(self._graph, names, self._lasts, self._costs)
@@ -135,8 +132,8 @@ class Scheduler:
 
     def _loop(self) -> None:
         self._decide_ready()
-        if self._foretold is not None and self._eta is not None:
-            self._foretold(self._eta)
+        if self._on_eta is not None and self._eta is not None:
+            self._on_eta(self._eta)
         while self._to_run or self._underway:
             self._fill_places()
             if self._underway:
@@ -158,7 +155,7 @@ class Scheduler:
             self._start(node, decision, self._admission.take(request))
 
     def _start(self, node: Node, decision: Run, allocation: Allocation) -> None:
-        inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
+        inputs = {slot: self._state.artifacts[name] for slot, name in node.inputs.items()}
         watch = Watch()
         self._begun_at[node.id] = next(self._moments)
         if self._eta is not None:
@@ -187,12 +184,12 @@ class Scheduler:
                 self._undecided.discard(node.id)
                 self._settle_reuse(node, Reuse(sure.record, sure.reason))
                 continue
-            ingredients = self._known.ingredients(node) if node.id in self._undecided else None
+            ingredients = self._state.ingredients(node) if node.id in self._undecided else None
             if ingredients is None:
                 continue
             self._undecided.discard(node.id)
             name = self._options.names(node)[0]
-            inputs = self._known.inputs_and_sources(node)
+            inputs = self._state.inputs_and_sources(node)
             last = self._lasts.pop(name) if name in self._lasts else self._store.latest(name)
             decision = decide(last, ingredients, self._store, inputs=inputs, rebuild=self._options.rebuild)
             if isinstance(decision, Run) and decision.key in self._made:
@@ -208,7 +205,7 @@ class Scheduler:
         """Have what may lie on other machines looked for at once, before it is asked for one by one."""
         if self._store.asks_behind and not self._options.rebuild:
             wanted = (node for node in candidates if node.id in self._undecided and node.id not in self._foreseen)
-            look_up(wanted, self._known, self._store)
+            self._state.prefetch(wanted, self._store)
 
     def _reassess(self, stage: Stage) -> None:
         """Of what waits, find out anew what runs of *stage* need."""
@@ -218,7 +215,7 @@ class Scheduler:
             self._want(node, run)
 
     def _want(self, node: Node, decision: Run) -> None:
-        read = sum(self._known.artifacts[name].size for name in node.inputs.values())
+        read = sum(self._state.artifacts[name].size for name in node.inputs.values())
         request = self._admission.placed(self._costs.request(node, decision.basis, read), node)
         self._to_run.add(node.id, request, (node, decision))
 
@@ -273,7 +270,7 @@ class Scheduler:
             self._finish(StageResult(node, Status.REUSED, decision.reason, decision.record.cache_key, decision.record))
 
     def _settle(self, node: Node, record: Record) -> None:
-        self._known.settle(node, record)
+        self._state.settle(node, record)
         self._candidates.extend(self._graph.readers.get(node.id, ()))
 
     def _finish(self, result: StageResult) -> None:
@@ -290,7 +287,7 @@ class Scheduler:
         """Whether an input was made anew, differently, while *node* ran: then its result belongs to no graph now."""
         if not self._remakes:
             return False
-        ingredients = self._known.ingredients(node)
+        ingredients = self._state.ingredients(node)
         return ingredients is None or cache_key(ingredients) != key
 
     def _remake(self, node: Node, file: FileEntry) -> None:
@@ -330,7 +327,7 @@ class Scheduler:
         reused.
         """
         for node in nodes:
-            self._known.forget(node)
+            self._state.forget(node)
             if node.id in self._results and self._results[node.id].status is Status.REUSED:
                 del self._results[node.id]
             self._undecide([node])
@@ -338,14 +335,14 @@ class Scheduler:
     def _makers_of_lost(self, node: Node) -> Iterator[str]:
         """The ids of all makers of what *node* reads of which a look already tells that it is lost."""
         for name in node.inputs.values():
-            if name in self._graph.makers and self._store.missing(self._known.artifacts[name].files):
+            if name in self._graph.makers and self._store.missing(self._state.artifacts[name].files):
                 yield self._graph.makers[name].id
 
     def _maker_of(self, node: Node, file: FileEntry) -> Node:
         # Sources are never fetched, so one that happens to have the same bytes is not what was damaged.
         made = (name for name in node.inputs.values() if name in self._graph.makers)
         for name in made:
-            if file in self._known.artifacts[name].files:
+            if file in self._state.artifacts[name].files:
                 return self._graph.makers[name]
         raise BlobDamaged(file, "damaged")  # of a stage outside of this part of a graph
 
@@ -357,6 +354,6 @@ class Scheduler:
         failed = self._failed()
         for node in self._graph.nodes:
             if node.id not in self._results:
-                needs = tuple(maker.id for maker in self._graph.needs(node) if maker.id not in self._known.records)
+                needs = tuple(maker.id for maker in self._graph.needs(node) if maker.id not in self._state.records)
                 why = reason.blocked(needs) if needs else reason.stopped(failed)
                 self._finish(StageResult(node, Status.SKIPPED, why))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.fileaccess import FileAccess
-from winml_dag.engine.plan import foresee, plan_graph
-from winml_dag.engine.waves import look_ahead
+from winml_dag.engine.plan import foresee, plan_graph, prefetch
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -91,12 +90,9 @@ def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, expla
     out of them, because it takes looking through records.
     """
     started = time.monotonic()
-    scope = planned.summary.scope
-    results = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=rebuild)
-    if explain:
-        from winml_dag.engine.explain import explained
-
-        results = explained(planned.graph, planned.sources, results, store, scope=scope)
+    results = plan_graph(
+        planned.graph, planned.sources, store, scope=planned.summary.scope, rebuild=rebuild, explain=explain
+    )
     return result_of(planned, results, time.monotonic() - started)
 
 
@@ -194,7 +190,7 @@ def _run(
     scope = planned.summary.scope
     known = {**planned.sources, **planned.given}
     if not options.rebuild:
-        look_ahead(planned.graph, known, store)
+        prefetch(planned.graph, known, store)
     foreseen = foresee(planned.graph, known, store, scope=scope, rebuild=options.rebuild)
     if own is not None:
         own.refuse_foreign(foreseen)

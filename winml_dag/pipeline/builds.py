@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from winml_dag.engine import reason
 from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult, Status
 from winml_dag.engine.merge import Merged, Part, merge
-from winml_dag.engine.plan import foresee, remembered_name
+from winml_dag.engine.plan import foresee, prefetch, remembered_name
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
-from winml_dag.engine.waves import look_ahead
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.build import BuildOptions, build, put_in_place, refuse_at_once
@@ -191,7 +190,7 @@ class _Builds:
         sure: list[_Sure] = []
         if self._store.asks_behind and not self._options.rebuild:
             whole = merged(self._planned)
-            look_ahead(whole.graph, whole.sources, self._store)
+            prefetch(whole.graph, whole.sources, self._store)
         for place, each in enumerate(self._planned):
             if isinstance(each.graph, WinmlDagError):
                 self._finish(place, Outcome(each.label, error=each.graph))

@@ -82,5 +82,5 @@ def run_graph(
         runs = cluster.runs(runner, graph, store, scratch, timeout_seconds=timeout_seconds, rebuild=options.rebuild)
         admission = cluster.admission
     return Scheduler(
-        graph, known, store, runs, options, observer, foreseen=foreseen, foretold=foretold, admission=admission
+        graph, known, store, runs, options, observer, foreseen=foreseen, on_eta=foretold, admission=admission
     ).run()

@@ -18,8 +18,8 @@ from virtualstore import VirtualStore
 from world import VirtualClock, VirtualRemote
 
 from winml_dag.engine import reason
-from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.runs import Ended
 from winml_dag.engine.stage import Node

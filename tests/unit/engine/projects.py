@@ -14,7 +14,7 @@ from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.inputfolder import list_folder
-from winml_dag.engine.known import source_artifact
+from winml_dag.engine.plan import source_artifact
 from winml_dag.engine.run import Runner
 from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler

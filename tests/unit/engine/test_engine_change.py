@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.engine.change import Change, Inputs, changes_between, field_changes, file_changes, summed_up
+from winml_dag.engine.diff import Change, Inputs, changes_between, field_changes, file_changes, summed_up
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact, FileEntry

@@ -7,10 +7,6 @@ from collections.abc import Iterable
 from engine_samples import Bench, node
 
 from winml_dag.engine.events import StageResult
-from winml_dag.engine.explain import explained
-from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import source_artifact
-from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.stage import Node, Source
 from winml_dag.store.digest import digest_bytes
 
@@ -20,10 +16,7 @@ LINE = (node("export", "weights"), node("quantize", "export.out"), node("compile
 def explain(
     bench: Bench, nodes: Iterable[Node], sources: Iterable[Source], *, scope: str = "here"
 ) -> dict[str, StageResult]:
-    graph = Graph.of(nodes, sources)
-    artifacts = {source.name: source_artifact(source, bench.store.fingerprints) for source in graph.sources.values()}
-    planned = plan_graph(graph, artifacts, bench.store, scope=scope)
-    return {found.node.id: found for found in explained(graph, artifacts, planned, bench.store, scope=scope)}
+    return {found.node.id: found for found in bench.plan(nodes, sources, scope=scope, explain=True)}
 
 
 def test_a_source_that_was_edited_is_named_by_its_file(bench: Bench) -> None:

@@ -18,8 +18,8 @@ from winml_dag.engine.eta import UNKNOWN_SECONDS, CostModel, expected_work, reme
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import source_artifact
 from winml_dag.engine.memory import container_limits, memory_for_runs, physical_memory_bytes
+from winml_dag.engine.plan import source_artifact
 from winml_dag.engine.resources import Capacity
 from winml_dag.engine.run import Runner
 from winml_dag.engine.runs import LocalRuns

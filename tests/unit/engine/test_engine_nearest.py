@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from memory_store import MemoryStore
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.change import Inputs, changes_between
+from winml_dag.engine.diff import MOST_RECORDS, Inputs, Nearest, NearRecords, changes_between
 from winml_dag.engine.keys import cache_key, config_hash
-from winml_dag.engine.nearest import MOST_RECORDS, Nearest, NearRecords
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record

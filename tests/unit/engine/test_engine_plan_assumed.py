@@ -9,9 +9,6 @@ from engine_samples import Bench, join, node
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.explain import explained
-from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import source_artifact
 from winml_dag.engine.stage import InputSlot, Node, Source, Workspace
 
 
@@ -33,10 +30,7 @@ def constant_flags(node: Node, workspace: Workspace) -> JsonObject:
 def planned(bench: Bench, nodes: tuple[Node, ...], sources: Sequence[Source] = ()) -> dict[str, StageResult]:
     """With all that can be said as reasons."""
     sources = sources or [bench.source("weights", "w")]
-    found = bench.plan(nodes, sources)
-    digests = {source.name: source_artifact(source, bench.store.fingerprints) for source in sources}
-    whole = explained(Graph.of(nodes, sources), digests, found, bench.store, scope="here")
-    return {result.node.id: result for result in whole}
+    return {result.node.id: result for result in bench.plan(nodes, sources, explain=True)}
 
 
 def test_what_reads_such_an_output_is_foreseen_and_says_what_it_stands_on(bench: Bench) -> None:

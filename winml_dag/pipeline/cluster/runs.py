@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 from uuid import uuid4
 
 from winml_dag.engine import reason
-from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.keys import cache_key
+from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.resources import UNLIMITED, Admission, Allocation, Capacity, ResourceRequest, rounded
 from winml_dag.engine.run import Damaged, Runner, RunOutcome
@@ -181,10 +182,11 @@ class ClusterRuns(LocalRuns):
         self._timeout_seconds = timeout_seconds
         self._rebuild = rebuild
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         super().__enter__()
         self._workers.follow(self._look_again)
         self._admission.update()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.plan import foresee
+from winml_dag.engine.plan import foresee, prefetch
 from winml_dag.engine.stage import Node, Source, Stage
-from winml_dag.engine.waves import look_ahead
 from winml_dag.ep.registry import Target
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.accounts import settle_accounts
@@ -206,7 +205,7 @@ def _run(
     """*living* closes what tells others that this run is alive."""
     graph, scope = planned.graph, planned.scope
     if not rebuild:
-        look_ahead(graph, planned.sources, store)
+        prefetch(graph, planned.sources, store)
     foreseen = foresee(graph, planned.sources, store, scope=scope, rebuild=rebuild)
     if len(foreseen) == len(graph.nodes):
         reuse_all(foreseen, store, scope, observer)

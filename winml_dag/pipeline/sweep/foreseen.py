@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from winml_dag.engine import waves
 from winml_dag.engine.eta import CostModel, expected_work, remembered, seconds_left
 from winml_dag.engine.events import Status
 from winml_dag.engine.merge import Merged
-from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.plan import prefetch, remembered_name
 from winml_dag.engine.resources import Capacity
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.build import plan
@@ -48,7 +47,7 @@ def look_ahead(planned: Sequence[Planned], store: LocalStore, capacity: Capacity
     graphs = {each.label: each.graph for each in planned if isinstance(each.graph, BuildGraph)}
     common = merged(planned)
     if not rebuild:
-        waves.look_ahead(common.graph, common.sources, store)
+        prefetch(common.graph, common.sources, store)
     results = {label: plan(graph, store, rebuild=rebuild) for label, graph in graphs.items()}
     views = _views(common, tuple(results.values()))
     firsts = [views[node.id] for node in first_rounds(common) if node.id in views]
