@@ -29,7 +29,7 @@ from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 
 if TYPE_CHECKING:
-    from winml_dag.engine.fileaccess import FileAccess
+    from winml_dag.engine.sandbox import FileAccess
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.buildgraph import BuildSummary
     from winml_dag.pipeline.buildresult import BuildResult
@@ -158,7 +158,7 @@ def command(
 
 
 def _access(*, sandbox: bool, check_inputs: bool) -> FileAccess:
-    from winml_dag.engine.fileaccess import FileAccess, find_tracer
+    from winml_dag.engine.sandbox import FileAccess, find_tracer
 
     if sandbox and check_inputs:
         raise UsageError("--sandbox and --check-inputs exclude each other.", advice="Use one of them.")

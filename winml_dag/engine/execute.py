@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,11 +30,10 @@ from winml_dag.engine.command import (
     minimal_environment,
     temporary_environment,
 )
-from winml_dag.engine.fileaccess import traced
 from winml_dag.engine.process import ProcessGroup, describe_exit
 from winml_dag.engine.progress import Progress, read_progress
 from winml_dag.engine.reaper import Reaper
-from winml_dag.engine.sandbox import confined
+from winml_dag.engine.sandbox import confined, traced
 from winml_dag.engine.stage import Node
 from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
@@ -42,6 +42,8 @@ LOG_FILE = "log.txt"
 # What leads a Python to packages and a library of its own, and would lead another one to those.
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
 _TAIL_LINES = 20
+# Ordinary logs have kilobytes. Of a flood the beginning says how it came to it, and the end how it ended.
+LARGEST_LOG_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -349,6 +351,27 @@ def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(line for line in text.splitlines() if line.strip())[-lines:]
+
+
+def shorten_log(log: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
+    """Take the middle out of *log* when it is larger than that, and say so in its place; one that is not there is left
+    to whoever needs it.
+    """
+    half = largest_bytes // 2
+    with suppress(FileNotFoundError):
+        # Nearly always: one look, and no file is opened.
+        if os.stat(log).st_size <= largest_bytes:  # noqa: PTH116 - for each of thousands of stages
+            return
+    with suppress(FileNotFoundError), open(log, "r+b") as file:
+        size = file.seek(0, 2)
+        if size <= largest_bytes:
+            return
+        file.seek(-half, 2)
+        end = file.read()
+        file.seek(half)
+        file.write(b"\n[... %d bytes are left out here ...]\n" % (size - 2 * half))
+        file.write(end)
+        file.truncate()
 
 
 def _more_time(node: Node) -> str:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.engine.execute import Job
-from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.placed import placed_in
+from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.engine.watch import Watched, changed, watch_file, watch_folders, watch_tools
 from winml_dag.errors import StageError

@@ -7,30 +7,30 @@ were; the scratch folder goes in any case.
 from __future__ import annotations
 
 import datetime
+import itertools
+import os
 import shutil
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from winml_dag.engine import reason
-from winml_dag.engine.declared import check_done, explain
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail
-from winml_dag.engine.fileaccess import FileAccess
+from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.jobfolder import JobFolder, JobFolders
-from winml_dag.engine.log import shorten_log
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.prepare import Prepared, Preparer
 from winml_dag.engine.progress import Watch
+from winml_dag.engine.sandbox import FileAccess, check_done, explain
 from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.files import in_words
+from winml_dag.store.files import in_words, remove_tree
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, RunStore
@@ -84,7 +84,7 @@ class Runner:
         self._executor = executor
         self._preparer = Preparer(graph, store, fingerprints, in_place, access)
         self._in_place = in_place
-        self._folders = JobFolders(scratch)
+        self._folders = _JobFolders(scratch)
         self._failures = failures
         self._made_by = made_by
         self._rebuild = rebuild
@@ -138,12 +138,12 @@ class Runner:
             return None
         return Reuse(record, reason.found(record))
 
-    def _prepare(self, folder: JobFolder, task: _Task) -> Prepared | StageResult | Damaged:
+    def _prepare(self, folder: _JobFolder, task: _Task) -> Prepared | StageResult | Damaged:
         node = task.node
         try:
             # A full disk, or a system that starts no more processes, fails this stage like anything else.
             with in_words(f"Cannot run {node.id}"):
-                folder.make()
+                folder.path.mkdir(exist_ok=True)
                 limit = self._timeout or node.stage.timeout_seconds
                 return self._preparer.prepare(folder.path, node, task.inputs, limit)
         except BlobDamaged as error:
@@ -151,14 +151,14 @@ class Runner:
         except WinmlDagError as error:
             return self._failed_early(folder, task, error)
 
-    def _run(self, folder: JobFolder, task: _Task, prepared: Prepared) -> Outcome | StageResult:
+    def _run(self, folder: _JobFolder, task: _Task, prepared: Prepared) -> Outcome | StageResult:
         try:
             with in_words(f"Cannot run {task.node.id}"):
                 return self._executor.run(prepared.job)
         except WinmlDagError as error:
             return self._failed_early(folder, task, error)
 
-    def _conclude(self, folder: JobFolder, task: _Task, prepared: Prepared, outcome: Outcome) -> StageResult:
+    def _conclude(self, folder: _JobFolder, task: _Task, prepared: Prepared, outcome: Outcome) -> StageResult:
         """Check what came out and went in, publish, and put it where the user wants it."""
         shorten_log(outcome.log)
         try:
@@ -181,7 +181,7 @@ class Runner:
                     )
         except WinmlDagError as error:
             outcome = replace(outcome, error=error.message, advice=error.advice)
-        return self._failed(task, explain(prepared, outcome))
+        return self._failed(task, explain(prepared, outcome, log_tail(outcome.log)))
 
     def _publish(self, task: _Task, job: Job, outcome: Outcome) -> Record:
         node = task.node
@@ -201,7 +201,7 @@ class Runner:
             outcome.log,
         )
 
-    def _failed_early(self, folder: JobFolder, task: _Task, error: WinmlDagError) -> StageResult:
+    def _failed_early(self, folder: _JobFolder, task: _Task, error: WinmlDagError) -> StageResult:
         return self._failed(task, Outcome(0.0, folder.path / LOG_FILE, {}, error.message, error.advice))
 
     def _failed(self, task: _Task, outcome: Outcome) -> StageResult:
@@ -228,6 +228,79 @@ class Runner:
         except OSError:
             return None
         return kept
+
+
+# Names of slots with the folders that their files lie in: jobs of one layout can use each other's folders.
+_Layout: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class _JobFolder:
+    """The folder of one job, which may not have been made yet. ``keep``: it ended well, and may be used again."""
+
+    path: Path
+    keep: bool = False
+
+
+class _JobFolders:
+    """The folders of all jobs of a run, in *scratch*; safe for several threads.
+
+    Making and removing a file or folder costs a file system up to 0.2 ms, as much as all else that a short command
+    costs us. So the folders of a command that left nothing but its declared outputs, which are in the store by now,
+    serve the next one that puts out files in the same places.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._numbers = itertools.count()
+        self._free: defaultdict[_Layout, list[Path]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def folder(self, node: Node) -> Iterator[_JobFolder]:
+        """A folder for a job of *node*; afterwards it is removed, or kept for another."""
+        layout = _layout(node)
+        with self._lock:
+            free = self._free[layout] if layout else []
+            # A number, not the node's id: paths stay short and free of whatever a recipe may call its stages.
+            folder = _JobFolder(free.pop() if free else self._scratch / str(next(self._numbers)))
+        try:
+            yield folder
+        finally:
+            if layout and folder.keep and _is_clean(folder.path):
+                with self._lock:
+                    self._free[layout].append(folder.path)
+            else:
+                shutil.rmtree(folder.path, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove the folders that are kept."""
+        with self._lock:
+            kept = [path for free in self._free.values() for path in free]
+            self._free.clear()
+        for path in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _layout(node: Node) -> _Layout:
+    """Empty for a node whose folder serves once only."""
+    if node.command is None or any(path.endswith("/") for path in node.paths.values()):
+        return ()
+    return tuple(sorted((slot, path.rpartition("/")[0]) for slot, path in node.paths.items()))
+
+
+def _is_clean(folder: Path) -> bool:
+    """Whether nothing of a job is left that another could see; its log will be overwritten."""
+    temporary = f"{folder}{os.sep}temporary"
+    try:
+        names = set(os.listdir(folder))  # noqa: PTH208 - names are all that is wanted
+        if not names <= {"outputs", "temporary", "log.txt"}:
+            return False
+        if "temporary" in names and os.listdir(temporary):  # noqa: PTH208
+            remove_tree(Path(temporary))
+    except OSError:  # a job can do to its folder what it likes
+        return False
+    return True
 
 
 class _Active:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Observer, StageResult, Status
-from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.plan import foresee, plan_graph, prefetch
+from winml_dag.engine.sandbox import FileAccess
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph

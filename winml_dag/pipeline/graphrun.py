@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Observer, StageResult
-from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.sandbox import FileAccess
 from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.local import LocalStore

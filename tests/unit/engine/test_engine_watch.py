@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from projects import Project
 
-from winml_dag.engine.fileaccess import FileAccess
+from winml_dag.engine.sandbox import FileAccess
 from winml_dag.store.local import LocalStore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a POSIX shell")
