@@ -23,7 +23,7 @@ from attacked_project import Site
 from winml_dag.cli.main import run
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.prepare import Preparer
+from winml_dag.engine.inputs import Preparer
 from winml_dag.pipeline.userstages.folder import UserFolder
 from winml_dag.store.local import LocalStore
 

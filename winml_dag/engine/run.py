@@ -23,8 +23,8 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
+from winml_dag.engine.inputs import Prepared, Preparer
 from winml_dag.engine.plan import Reuse, Run
-from winml_dag.engine.prepare import Prepared, Preparer
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.sandbox import FileAccess, check_done, explain
 from winml_dag.engine.stage import Node

@@ -25,7 +25,7 @@ from winml_dag.store.files import files_below, name_below
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Job, Outcome
-    from winml_dag.engine.prepare import Prepared
+    from winml_dag.engine.inputs import Prepared
 
 # The result of an open: a descriptor, and the path that it stands for. Other lines are of calls that failed.
 _OPENED = re.compile(r" = \d+<((?:[^<>\\]|\\.)+)>$")
