@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.inputs import Prepared, Preparer
+from winml_dag.engine.inputs import Preparer
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.sandbox import FileAccess, check_done, explain
@@ -115,20 +115,11 @@ class Runner:
         Raises:
             Interrupted: after :meth:`stop`.
         """
-        task = _Task(node, decision, inputs)
-        with ExitStack() as held:
-            held.enter_context(self._active)
-            held.enter_context(self._store.claim(decision.key, self._stopped.is_set))
+        with self._active, self._store.claim(decision.key, self._stopped.is_set):
             if found := self._made_meanwhile(decision.key):
                 return found
-            folder = held.enter_context(self._folders.folder(node))
-            prepared = self._prepare(folder, task)
-            if not isinstance(prepared, Prepared):
-                return prepared
-            if watch is not None:
-                watch.follow(folder.path)
-            outcome = self._run(folder, task, prepared)
-            return outcome if isinstance(outcome, StageResult) else self._conclude(folder, task, prepared, outcome)
+            with self._folders.folder(node) as folder:
+                return self._run(folder, _Task(node, decision, inputs), watch or Watch())
 
     def _made_meanwhile(self, key: str) -> Reuse | None:
         if self._rebuild:
@@ -138,50 +129,35 @@ class Runner:
             return None
         return Reuse(record, reason.found(record))
 
-    def _prepare(self, folder: _JobFolder, task: _Task) -> Prepared | StageResult | Damaged:
-        node = task.node
+    def _run(self, folder: _JobFolder, task: _Task, watch: Watch) -> StageResult | Damaged:
+        """Prepare, do the work, check what came out and went in, publish, and put it where the user wants it."""
+        node, decision = task.node, task.decision
+        outcome, prepared = Outcome(0.0, folder.path / LOG_FILE, {}), None
         try:
             # A full disk, or a system that starts no more processes, fails this stage like anything else.
             with in_words(f"Cannot run {node.id}"):
                 folder.path.mkdir(exist_ok=True)
                 limit = self._timeout or node.stage.timeout_seconds
-                return self._preparer.prepare(folder.path, node, task.inputs, limit)
-        except BlobDamaged as error:
-            return Damaged(error.file)
-        except WinmlDagError as error:
-            return self._failed_early(folder, task, error)
-
-    def _run(self, folder: _JobFolder, task: _Task, prepared: Prepared) -> Outcome | StageResult:
-        try:
-            with in_words(f"Cannot run {task.node.id}"):
-                return self._executor.run(prepared.job)
-        except WinmlDagError as error:
-            return self._failed_early(folder, task, error)
-
-    def _conclude(self, folder: _JobFolder, task: _Task, prepared: Prepared, outcome: Outcome) -> StageResult:
-        """Check what came out and went in, publish, and put it where the user wants it."""
-        shorten_log(outcome.log)
-        try:
-            with in_words(f"Cannot run {task.node.id}"):
+                prepared = self._preparer.prepare(folder.path, node, task.inputs, limit)
+                watch.follow(folder.path)
+                outcome = self._executor.run(prepared.job)
+                shorten_log(outcome.log)
                 self._preparer.check(prepared, task.inputs)
                 if not outcome.error:
                     check_done(prepared)
                     record = self._publish(task, prepared.job, outcome)
                     folder.keep = True
                     if self._in_place is not None:
-                        self._in_place.put(task.node, record)
-                    return StageResult(
-                        task.node,
-                        Status.RAN,
-                        task.decision.reason,
-                        task.decision.key,
-                        record,
-                        record.elapsed_seconds,
-                        progress=outcome.progress,
-                    )
+                        self._in_place.put(node, record)
+                    told, elapsed = outcome.progress, record.elapsed_seconds
+                    return StageResult(node, Status.RAN, decision.reason, decision.key, record, elapsed, progress=told)
         except WinmlDagError as error:
+            if prepared is None and isinstance(error, BlobDamaged):
+                return Damaged(error.file)
             outcome = replace(outcome, error=error.message, advice=error.advice)
-        return self._failed(task, explain(prepared, outcome, log_tail(outcome.log)))
+        if prepared is not None:
+            outcome = explain(prepared, outcome, log_tail(outcome.log))
+        return self._failed(task, outcome)
 
     def _publish(self, task: _Task, job: Job, outcome: Outcome) -> Record:
         node = task.node
@@ -200,9 +176,6 @@ class Runner:
             {slot: job.output_folder(slot) for slot in node.stage.outputs},
             outcome.log,
         )
-
-    def _failed_early(self, folder: _JobFolder, task: _Task, error: WinmlDagError) -> StageResult:
-        return self._failed(task, Outcome(0.0, folder.path / LOG_FILE, {}, error.message, error.advice))
 
     def _failed(self, task: _Task, outcome: Outcome) -> StageResult:
         return StageResult(
