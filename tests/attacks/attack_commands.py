@@ -21,9 +21,9 @@ from typing import Any, NoReturn, TextIO
 from attacked_project import Site
 
 from winml_dag.cli.main import run
-from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.prepare import Preparer
+from winml_dag.engine.inputs import Preparer
+from winml_dag.engine.process import ProcessGroup
 from winml_dag.pipeline.userstages.folder import UserFolder
 from winml_dag.store.local import LocalStore
 
@@ -33,7 +33,7 @@ _PATIENCE_SECONDS = 120.0
 _SETTLED_NS = 20_000_000
 _IN_THE_MIDDLE: Mapping[str, tuple[type, str]] = {
     "prepare": (Preparer, "prepare"),
-    "start": (LocalExecutor, "start"),
+    "start": (ProcessGroup, "__init__"),
     "check": (Preparer, "check"),
     "publish": (LocalStore, "publish"),
     "place": (InPlace, "put"),

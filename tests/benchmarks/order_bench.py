@@ -19,12 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.engine import dispatch
-from winml_dag.engine.admission import Admission, Capacity, Need
-from winml_dag.engine.dispatch import Dispatch
-from winml_dag.engine.eta import chains
-from winml_dag.engine.expectations import repeats
+from winml_dag.engine import resources
+from winml_dag.engine.eta import chains, repeats
 from winml_dag.engine.merge import Merged, Part, merge
+from winml_dag.engine.resources import Admission, Capacity, ReadyQueue, ResourceRequest
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.local import LocalStore
@@ -44,7 +42,7 @@ SECONDS = {
     "finalize": 0.4,
 }  # fmt: skip
 ORDERS = ("part by part", "longest chain first", "winml-dag")
-SHARES = {"part by part": float("inf"), "longest chain first": 0.0, "winml-dag": dispatch._SHARE}
+SHARES = {"part by part": float("inf"), "longest chain first": 0.0, "winml-dag": resources._SHARE}
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,8 @@ def played(
 ) -> Played:
     """The whole graph in so many places; what takes no time ends at once."""
     admission = Admission(Capacity(places))
-    dispatch._SHARE = share
-    ready: Dispatch[str] = Dispatch(admission, merged.order, chains(merged.graph, expected))
+    resources._SHARE = share
+    ready: ReadyQueue[str] = ReadyQueue(admission, merged.order, chains(merged.graph, expected))
     readers: dict[str, list[str]] = {node.id: [] for node in merged.graph.nodes}
     waits: dict[str, int] = {}
     for node in merged.graph.nodes:
@@ -86,7 +84,7 @@ def played(
     ends: list[tuple[float, str]] = []
     for node_id, number in waits.items():
         if not number:
-            ready.add(node_id, Need(), node_id)
+            ready.add(node_id, ResourceRequest(), node_id)
     tickets = {}
     while True:
         while (found := ready.next(left)) is not None:
@@ -101,7 +99,7 @@ def played(
         for reader in readers[node_id]:
             waits[reader] -= 1
             if not waits[reader]:
-                ready.add(reader, Need(), reader)
+                ready.add(reader, ResourceRequest(), reader)
     done = [max(ended[node_id] for node_id in ids.values()) for ids in merged.ids]
     return Played(now, statistics.mean(done))
 

@@ -19,8 +19,7 @@ from typing import Any
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import source_artifact
-from winml_dag.engine.plan import plan_graph
+from winml_dag.engine.plan import plan_graph, source_artifact
 from winml_dag.engine.run import Runner
 from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, config_hash
-from winml_dag.engine.known import Known
+from winml_dag.engine.plan import BuildState
 from winml_dag.engine.stage import Node
 from winml_dag.ep.registry import OPENVINO, QNN, ExecutionProvider
 from winml_dag.pipeline import plan, resolve
@@ -119,7 +119,7 @@ def make_open(folder: Path) -> None:
 
 def ingredients_of_all(graph: Graph, sources: Mapping[str, Artifact]) -> dict[str, Ingredients]:
     """By stage; nothing is discovered, so that all rounds of optimize and analyze are the first."""
-    known = Known.at_start(graph, sources)
+    known = BuildState(graph, sources)
     for name, maker in graph.makers.items():
         begin = maker.stage.name == "analyze" and name.endswith(".flags")
         known.artifacts[name] = sources[BEGIN.name] if begin else made_up(name.replace(maker.id, stage_of(maker)))
@@ -213,7 +213,7 @@ def pretend_built(planned: BuildGraph, store: LocalStore, scratch: Path) -> dict
     """Put a record for every stage of *planned* into *store*, with made-up outputs; nothing is discovered. Returns the
     keys, by node, of rounds only of the first.
     """
-    known = Known.at_start(planned.graph, planned.sources)
+    known = BuildState(planned.graph, planned.sources)
     for node in planned.graph.nodes:
         ingredients = known.ingredients(node)
         assert ingredients is not None

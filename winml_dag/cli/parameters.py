@@ -60,7 +60,7 @@ class _Memory(click.ParamType[Any]):
     name = "memory"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from winml_dag.engine.admission import UNLIMITED
+        from winml_dag.engine.resources import UNLIMITED
         from winml_dag.errors import UsageError
         from winml_dag.store.quantities import parse_size
 

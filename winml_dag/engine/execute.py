@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,12 +30,10 @@ from winml_dag.engine.command import (
     minimal_environment,
     temporary_environment,
 )
-from winml_dag.engine.fileaccess import traced
 from winml_dag.engine.process import ProcessGroup, describe_exit
 from winml_dag.engine.progress import Progress, read_progress
 from winml_dag.engine.reaper import Reaper
-from winml_dag.engine.sandbox import confined
-from winml_dag.engine.signals import deferred_signals
+from winml_dag.engine.sandbox import confined, traced
 from winml_dag.engine.stage import Node
 from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
@@ -43,6 +42,8 @@ LOG_FILE = "log.txt"
 # What leads a Python to packages and a library of its own, and would lead another one to those.
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
 _TAIL_LINES = 20
+# Ordinary logs have kilobytes. Of a flood the beginning says how it came to it, and the end how it ended.
+LARGEST_LOG_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -110,20 +111,6 @@ class Outcome:
     is_told: bool = False
 
 
-@dataclass(frozen=True)
-class Started:
-    """A job whose process runs. Times are of ``time.monotonic``."""
-
-    job: Job
-    group: ProcessGroup
-    began: float
-    entry: int | None = None
-
-    @property
-    def deadline(self) -> float:
-        return self.began + self.job.timeout_seconds
-
-
 class Executor(Protocol):
     """Runs jobs; ``run`` is called from several threads at once."""
 
@@ -146,34 +133,17 @@ class LocalExecutor:
         self._reaper: Reaper | None = None
 
     def run(self, job: Job) -> Outcome:
-        started = self.start(job)
-        if isinstance(started, Outcome):
-            return started
-        code = started.group.wait(job.timeout_seconds)
-        return self._outcome(started, code)
-
-    def start(self, job: Job) -> Started | Outcome:
-        """Begin *job* without waiting for its end; an outcome when it could not begin.
-
-        Raises:
-            OSError: when the system can start no more processes.
-        """
+        """See ``Executor``. Raises OSError when the system can start no more processes."""
         job.make_output_folders()
         # Kept for the next job by who uses a folder again: making a file or folder costs more than all else here.
         temporary = f"{job.folder}{os.sep}temporary"
         if not os.path.isdir(temporary):  # noqa: PTH112
             os.mkdir(temporary)  # noqa: PTH102
-        if job.node.command is None:
-            return self._start_worker(job, temporary)
         try:
-            return self._start_command(job, temporary)
+            return (self._run_worker if job.node.command is None else self._run_command)(job, temporary)
         except StageError as error:
             job.log.touch()
             return Outcome(0.0, job.log, {}, error.message, error.advice)
-
-    def finish(self, started: Started) -> Outcome:
-        """The outcome of a job whose process has ended, or has to end now."""
-        return self._outcome(started, started.group.reap())
 
     def stop(self) -> None:
         with self._lock:
@@ -189,7 +159,7 @@ class LocalExecutor:
         if reaper is not None:
             reaper.close()
 
-    def _start_worker(self, job: Job, temporary: str) -> Started | Outcome:
+    def _run_worker(self, job: Job, temporary: str) -> Outcome:
         _task(job).write(job.folder)
         arguments = [sys.executable, "-P", "-m", "winml_dag.engine.worker"]
         if job.at is None:
@@ -198,29 +168,28 @@ class LocalExecutor:
             work.mkdir()
             environment = worker_environment(temporary)
             if job.node.interpreter is not None:
-                return self._start_elsewhere(job, job.node.interpreter, work, environment)
-            return self._begin(job, [*arguments, ".."], work, environment)
+                return self._run_elsewhere(job, job.node.interpreter, work, environment)
+            return self._run(job, [*arguments, ".."], work, environment)
         environment = {**self._minimum, **python_path(), **_declared(job.node), **temporary_environment(temporary)}
-        return self._begin(job, [*arguments, str(job.folder)], job.at, environment)
+        return self._run(job, [*arguments, str(job.folder)], job.at, environment)
 
-    def _start_elsewhere(
-        self, job: Job, interpreter: Path, work: Path, environment: Mapping[str, str]
-    ) -> Started | Outcome:
+    def _run_elsewhere(self, job: Job, interpreter: Path, work: Path, environment: Mapping[str, str]) -> Outcome:
         script = Path(__file__).with_name("elsewhere.py")
         ours = script.resolve().parents[1]
         kept = {name: value for name, value in environment.items() if name not in _OF_OUR_PYTHON}
         # Not as options, which a Python that is too old does not know and would end with, before it could say so.
         alone = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
         try:
-            return self._begin(job, [str(interpreter), str(script), str(ours), ".."], work, {**kept, **alone})
+            return self._run(job, [str(interpreter), str(script), str(ours), ".."], work, {**kept, **alone})
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENOEXEC):
                 raise  # the system's fault, not the environment's
-            job.log.touch()
-            what = f"The interpreter of {job.node.id}, {interpreter}, cannot be started: {error.strerror}."
-            return Outcome(0.0, job.log, {}, what, "Make its environment anew, or name another one.")
+            raise StageError(
+                f"The interpreter of {job.node.id}, {interpreter}, cannot be started: {error.strerror}.",
+                advice="Make its environment anew, or name another one.",
+            ) from error
 
-    def _start_command(self, job: Job, temporary: str) -> Started | Outcome:
+    def _run_command(self, job: Job, temporary: str) -> Outcome:
         node = job.node
         assert node.command is not None
         assert job.at is not None
@@ -236,7 +205,7 @@ class LocalExecutor:
         program = str(known) if known else self._programs.find(arguments[0], job.at, environment)
         self._begin_reaping(job.folder.parent)
         try:
-            return self._begin(job, arguments, job.at, environment, program)
+            return self._run(job, arguments, job.at, environment, program)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC):
                 raise  # the system's fault, not the command's
@@ -247,15 +216,15 @@ class LocalExecutor:
                 else "",
             ) from error
 
-    def _begin(
+    def _run(
         self, job: Job, arguments: list[str], folder: Path, environment: Mapping[str, str], program: str | None = None
-    ) -> Started | Outcome:
+    ) -> Outcome:
         if job.hidden is not None:
             arguments, program = confined(arguments, program, job.hidden, job.folder), None
         elif job.is_traced:
             arguments, program = traced(arguments, program, job.trace), None
         began = time.monotonic()
-        with deferred_signals(), self._lock:
+        with self._lock:
             if self._stopped:
                 job.log.touch()
                 return Outcome(0.0, job.log, {}, "stopped")
@@ -268,28 +237,29 @@ class LocalExecutor:
                 program=program,
             )
             self._groups.add(group)
-        entry = self._reaper.add(group.pid) if self._reaper is not None and job.node.command is not None else None
-        return Started(job, group, began, entry)
+        reaper = self._reaper if job.node.command is not None else None
+        entry = reaper.add(group.pid) if reaper is not None else -1
+        code = group.wait(job.timeout_seconds)
+        with self._lock:
+            self._groups.discard(group)
+        if reaper is not None:
+            reaper.remove(entry)
+        return _outcome(job, code, time.monotonic() - began, timed_out=group.timed_out)
 
     def _begin_reaping(self, scratch: Path) -> None:
-        if self._reaper is None:
-            with self._lock:
-                self._reaper = self._reaper or Reaper(str(scratch))
-
-    def _outcome(self, started: Started, code: int) -> Outcome:
         with self._lock:
-            self._groups.discard(started.group)
-        if started.entry is not None and self._reaper is not None:
-            self._reaper.remove(started.entry)
-        job, elapsed = started.job, time.monotonic() - started.began
-        told = None if job.node.command is not None else read_progress(job.folder)
-        if started.group.timed_out:
-            error = f"It took longer than its limit of {job.timeout_seconds:g} s and was ended."
-            return Outcome(elapsed, job.log, {}, error, _more_time(job.node), told)
-        if job.node.command is not None:
-            error = f"{job.node.id} ended with {describe_exit(code)}." if code else ""
-            return Outcome(elapsed, job.log, {}, error, _of_command(job, code) if code else "")
-        return replace(_worker_outcome(job, code, Result.read(job.folder), elapsed), progress=told)
+            self._reaper = self._reaper or Reaper(str(scratch))
+
+
+def _outcome(job: Job, code: int, elapsed: float, *, timed_out: bool) -> Outcome:
+    told = None if job.node.command is not None else read_progress(job.folder)
+    if timed_out:
+        error = f"It took longer than its limit of {job.timeout_seconds:g} s and was ended."
+        return Outcome(elapsed, job.log, {}, error, _more_time(job.node), told)
+    if job.node.command is not None:
+        error = f"{job.node.id} ended with {describe_exit(code)}." if code else ""
+        return Outcome(elapsed, job.log, {}, error, _of_command(job, code) if code else "")
+    return replace(_worker_outcome(job, code, Result.read(job.folder), elapsed), progress=told)
 
 
 def _task(job: Job) -> Task:
@@ -381,6 +351,27 @@ def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(line for line in text.splitlines() if line.strip())[-lines:]
+
+
+def shorten_log(log: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
+    """Take the middle out of *log* when it is larger than that, and say so in its place; one that is not there is left
+    to whoever needs it.
+    """
+    half = largest_bytes // 2
+    with suppress(FileNotFoundError):
+        # Nearly always: one look, and no file is opened.
+        if os.stat(log).st_size <= largest_bytes:  # noqa: PTH116 - for each of thousands of stages
+            return
+    with suppress(FileNotFoundError), open(log, "r+b") as file:
+        size = file.seek(0, 2)
+        if size <= largest_bytes:
+            return
+        file.seek(-half, 2)
+        end = file.read()
+        file.seek(half)
+        file.write(b"\n[... %d bytes are left out here ...]\n" % (size - 2 * half))
+        file.write(end)
+        file.truncate()
 
 
 def _more_time(node: Node) -> str:

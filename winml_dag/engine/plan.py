@@ -1,23 +1,100 @@
-"""What a run would do, without doing it: the same decisions as a run, as far as they can be made now."""
+"""Run or reuse: the one decision of a build system, made with what is known of a graph so far; and the walk that
+decides a whole graph without running anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import takewhile
 
 from winml_dag.engine import reason
-from winml_dag.engine.decide import Reuse, decide, refusal
+from winml_dag.engine.diff import NOT_KNOWN, Inputs, NearRecords, changes_between
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import Known
-from winml_dag.engine.stage import Node
-from winml_dag.engine.waves import look_ahead
+from winml_dag.engine.keys import cache_key, ingredients_of
+from winml_dag.engine.reason import Reason
+from winml_dag.engine.stage import Node, Source
+from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.record import Record
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.store import Store
 
 # As many as the store reads in one statement.
 _AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """*record* says what would come out; nothing needs to run."""
+
+    record: Record
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Run:
+    """The stage must run. ``basis``: the last time that it did, under this name or this key."""
+
+    key: str
+    ingredients: Ingredients
+    reason: Reason
+    basis: Record | None
+
+    @property
+    def estimate_seconds(self) -> float | None:
+        return None if self.basis is None else self.basis.elapsed_seconds
+
+
+def decide(
+    last: Record | None,
+    ingredients: Ingredients,
+    store: Store,
+    *,
+    inputs: Inputs = NOT_KNOWN,
+    rebuild: bool = False,
+) -> Reuse | Run:
+    """Reuse the recorded result for *ingredients*, or say why it must run.
+
+    *last* is what the result was before: a reason compares with that. With *inputs*, it can name files.
+    """
+    key = cache_key(ingredients)
+    if rebuild:
+        # The store is not asked: each answer could take a round trip to a remote.
+        return Run(key, ingredients, reason.REBUILD, last)
+    record = last if last is not None and last.cache_key == key else store.record(key)
+    basis = record or last
+    if record is None:
+        why = reason.FIRST_BUILD if last is None else reason.changed(last, ingredients, inputs)
+        return Run(key, ingredients, why, basis)
+    if gone := store.missing(record.files()):
+        return Run(key, ingredients, reason.lost(gone, asked_behind=store.asks_behind), basis)
+    if last is not None and last.cache_key == key:
+        return Reuse(record, reason.UP_TO_DATE)
+    came = store.came_from_behind(key)
+    return Reuse(record, reason.found_behind(record) if came else reason.found(record))
+
+
+def refusal(node: Node, record: Record) -> StageError | None:
+    """Why the result in *record* does not do for *node*; None when it does.
+
+    The answer is no part of the key: a result that is refused stays in the store, and whoever asks for less gets it.
+    """
+    if not node.check:
+        return None
+    module, _, name = node.check.partition(":")
+    try:
+        getattr(import_module(module), name)(node.config, record.metrics)
+    except StageError as error:
+        return error
+    return None
+
+
+def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:
+    """The files of *source* by content. Raises InputError for one that is missing or unreadable."""
+    return Artifact.of(fingerprints.entry(file.path, file.name) for file in source.files)
 
 
 def remembered_name(scope: str, node: Node) -> str:
@@ -25,69 +102,191 @@ def remembered_name(scope: str, node: Node) -> str:
     return f"{scope}\n{node.id}"
 
 
+class BuildState:
+    """What is known of a graph so far: artifacts by name, and the record that each finished node stands on, by id.
+
+    A stage's key is known as soon as its inputs' digests are; those come from records, so the bytes of intermediates
+    need not be on this machine at all.
+    """
+
+    def __init__(self, graph: Graph, sources: Mapping[str, Artifact]) -> None:
+        self.graph = graph
+        self.artifacts = dict(sources)
+        self.records: dict[str, Record] = {}
+        # Of nodes that have not settled: asked for in a prefetch, and again for a decision. Each keeps the hash of its
+        # config, which is half of what that costs.
+        self._ingredients: dict[str, Ingredients] = {}
+
+    def ingredients(self, node: Node) -> Ingredients | None:
+        """None as long as an input is not known."""
+        inputs = self.inputs(node)
+        if len(inputs) < len(node.inputs):
+            return None
+        digests = {slot: artifact.digest for slot, artifact in inputs.items()}
+        found = self._ingredients.get(node.id)
+        if found is None or found.inputs != digests:
+            found = self._ingredients[node.id] = ingredients_of(node, digests)
+        return found
+
+    def inputs(self, node: Node) -> dict[str, Artifact]:
+        """The inputs of *node* that are known, by slot."""
+        return {slot: self.artifacts[name] for slot, name in node.inputs.items() if name in self.artifacts}
+
+    def inputs_and_sources(self, node: Node) -> Inputs:
+        """The same with the sources, which say what the user calls a file."""
+        sources = {slot: self.graph.sources[name] for slot, name in node.inputs.items() if name in self.graph.sources}
+        return Inputs(self.inputs(node), sources)
+
+    def settle(self, node: Node, record: Record) -> None:
+        self.records[node.id] = record
+        self._ingredients.pop(node.id, None)
+        for slot, artifact in record.outputs.items():
+            self.artifacts[node.output(slot)] = artifact
+
+    def assume(self, node: Node, last: Record | None) -> bool:
+        """Go by *last*, the result that *node* had before, in what is usually the same; without one, by what it reads
+        in the slot of that name. Returns whether there was anything to go by.
+        """
+        before = self.inputs(node) if last is None else last.outputs
+        found = {node.output(slot): before[slot] for slot in node.stage.usually if slot in before}
+        self.artifacts.update(found)
+        return bool(found)
+
+    def forget(self, node: Node) -> None:
+        self.records.pop(node.id, None)
+        for slot in node.stage.outputs:
+            self.artifacts.pop(node.output(slot), None)
+
+    def unknown_needs(self, node: Node) -> tuple[str, ...]:
+        """The ids of the makers whose output *node* still waits for."""
+        return tuple(maker.id for maker in self.graph.needs(node) if maker.id not in self.records)
+
+    def prefetch(self, nodes: Iterable[Node], store: Store, seen: Container[str] = ()) -> dict[str, Record | None]:
+        """Have *store* look in remotes for the records of those *nodes* whose keys are known, all at once. Returns what
+        it found, or None, by the ids of the nodes that were looked for; none of those in *seen* is.
+        """
+        keys = {
+            node.id: cache_key(ingredients)
+            for node in nodes
+            if node.id not in seen and (ingredients := self.ingredients(node)) is not None
+        }
+        found = store.look_up(list(dict.fromkeys(keys.values()))) if keys else {}
+        return {node_id: found.get(key) for node_id, key in keys.items()}
+
+
+def prefetch(graph: Graph, sources: Mapping[str, Artifact], store: Store) -> None:
+    """Have *store* look in remotes for every record that *graph* can come to without a run, in about as many round
+    trips as the graph is deep, and not one for each node. Costs nothing without a remote.
+    """
+    if not store.asks_behind:
+        return
+    state = BuildState(graph, sources)
+    nodes: Iterable[Node] = graph.nodes
+    seen: set[str] = set()
+    while looked_up := state.prefetch(nodes, store, seen):
+        seen.update(looked_up)
+        settled = [(graph.node(node_id), record) for node_id, record in looked_up.items() if record is not None]
+        for node, record in settled:
+            state.settle(node, record)
+        nodes = [reader for node, _ in settled for reader in graph.readers.get(node.id, ())]
+
+
 def plan_graph(
-    graph: Graph, sources: Mapping[str, Artifact], store: Store, *, scope: str, rebuild: bool = False
+    graph: Graph,
+    sources: Mapping[str, Artifact],
+    store: Store,
+    *,
+    scope: str,
+    rebuild: bool = False,
+    explain: bool = False,
 ) -> tuple[StageResult, ...]:
     """One result for each node, in the graph's order; nothing is run or written.
 
     A node behind one that would run has no key yet: it is listed as ``ran``, with a reason that says what it waits
     for, and may turn out to be reused when what runs before it gives the same bytes as before. Only of outputs that are
     usually the same it is assumed that they will be.
+
+    *explain*: say in reasons also which record is nearest, and what a waiting stage waits for in the end. That takes
+    looking through the records of each stage, so a build does without.
     """
     if not rebuild:
-        look_ahead(graph, sources, store)
-    known = Known.at_start(graph, sources)
-    assumed: dict[str, tuple[str, ...]] = {}
-    results: list[StageResult] = []
-    lasts = _lasts(graph.nodes, store, scope)
-    for node in graph.nodes:
-        last = lasts.get(remembered_name(scope, node))
-        result = _planned(node, known, store, last, rebuild)
-        makers = [name for maker in graph.needs(node) for name in assumed.get(maker.id, ())]
-        assumes = tuple(dict.fromkeys(makers)) if result.cache_key else ()
-        results.append(replace(result, assumes=assumes))
-        goes_on = may_be_as_before(result) and known.assume(node, last)
-        assumed[node.id] = (*assumes, node.id) if goes_on else assumes
-    return tuple(results)
-
-
-def may_be_as_before(result: StageResult) -> bool:
-    """Whether a plan goes on by an assumption about the stage that *result* is of."""
-    return bool(result.status is Status.RAN and result.cache_key and result.node.stage.usually)
+        prefetch(graph, sources, store)
+    return tuple(_walk(graph, sources, store, scope, rebuild=rebuild, explain=explain))
 
 
 def foresee(
     graph: Graph, sources: Mapping[str, Artifact], store: Store, *, scope: str, rebuild: bool = False
 ) -> tuple[StageResult, ...]:
     """What :func:`plan_graph` says, up to the first node that would run: as many results as nodes if none would."""
-    known = Known.at_start(graph, sources)
-    results: list[StageResult] = []
+    results = _walk(graph, sources, store, scope, rebuild=rebuild, explain=False)
+    return tuple(takewhile(lambda result: result.status is Status.REUSED, results))
+
+
+def _walk(
+    graph: Graph, sources: Mapping[str, Artifact], store: Store, scope: str, *, rebuild: bool, explain: bool
+) -> Iterator[StageResult]:
+    state = BuildState(graph, sources)
+    explained = _Explanations(state, store) if explain else None
+    assumed: dict[str, tuple[str, ...]] = {}
     # Some at a time: whatever lies behind the first that runs is not asked for.
     for start in range(0, len(graph.nodes), _AT_ONCE):
         some = graph.nodes[start : start + _AT_ONCE]
-        lasts = _lasts(some, store, scope)
+        lasts = store.latest([remembered_name(scope, node) for node in some])
         for node in some:
-            result = _planned(node, known, store, lasts.get(remembered_name(scope, node)), rebuild)
-            if result.status is not Status.REUSED:
-                return tuple(results)
-            results.append(result)
-    return tuple(results)
+            last = lasts.get(remembered_name(scope, node))
+            result = _planned(node, state, store, last, rebuild)
+            makers = [name for maker in graph.needs(node) for name in assumed.get(maker.id, ())]
+            assumes = tuple(dict.fromkeys(makers)) if result.cache_key else ()
+            why = result.reason if explained is None else explained.of(node, result.reason, last)
+            yield replace(result, assumes=assumes, reason=why)
+            may_be_as_before = result.status is Status.RAN and result.cache_key and node.stage.usually
+            goes_on = may_be_as_before and state.assume(node, last)
+            assumed[node.id] = (*assumes, node.id) if goes_on else assumes
 
 
-def _lasts(nodes: Iterable[Node], store: Store, scope: str) -> Mapping[str, Record]:
-    return store.latest([remembered_name(scope, node) for node in nodes])
-
-
-def _planned(node: Node, known: Known, store: Store, last: Record | None, rebuild: bool) -> StageResult:
-    ingredients = known.ingredients(node)
+def _planned(node: Node, state: BuildState, store: Store, last: Record | None, rebuild: bool) -> StageResult:
+    ingredients = state.ingredients(node)
     if ingredients is None:
         estimate = None if last is None else last.elapsed_seconds
-        why = reason.REBUILD if rebuild else reason.waits(known.unknown_needs(node))
+        why = reason.REBUILD if rebuild else reason.waits(state.unknown_needs(node))
         return StageResult(node, Status.RAN, why, elapsed_seconds=estimate)
-    decision = decide(last, ingredients, store, inputs=known.inputs_and_sources(node), rebuild=rebuild)
+    decision = decide(last, ingredients, store, inputs=state.inputs_and_sources(node), rebuild=rebuild)
     if isinstance(decision, Reuse):
-        known.settle(node, decision.record)
+        state.settle(node, decision.record)
         if (refused := refusal(node, decision.record)) is not None:
             return StageResult.refused(node, decision.reason, decision.record, refused)
         return StageResult(node, Status.REUSED, decision.reason, decision.record.cache_key, decision.record)
     return StageResult(node, Status.RAN, decision.reason, decision.key, elapsed_seconds=decision.estimate_seconds)
+
+
+class _Explanations:
+    """What more can be said of decisions than a build says."""
+
+    def __init__(self, state: BuildState, store: Store) -> None:
+        self._state = state
+        self._near = NearRecords(store)
+        # By the id of a stage that waits: those that run for a reason of their own.
+        self._roots: dict[str, tuple[str, ...]] = {}
+
+    def of(self, node: Node, why: Reason, last: Record | None) -> Reason:
+        """*why* with all that can be said; *last* is the result that *node* had before."""
+        inputs = self._state.inputs_and_sources(node)
+        if why.kind == "waits":
+            roots = [root for name in why.names for root in self._roots.get(name, (name,))]
+            self._roots[node.id] = tuple(dict.fromkeys(roots))
+            changes = () if last is None else changes_between(last, _as_far_as_known(node, last, inputs), inputs)
+            return reason.waits(why.names, changes, self._roots[node.id])
+        ingredients = self._state.ingredients(node)
+        if why.kind not in ("first build", "changed") or ingredients is None:
+            return why
+        nearest = self._near.nearest(ingredients, inputs, last)
+        if nearest is None:
+            return why
+        return reason.never_like_this(nearest) if last is None else replace(why, nearest=nearest)
+
+
+def _as_far_as_known(node: Node, last: Record, inputs: Inputs) -> Ingredients:
+    """As if the inputs of *node* that are not known yet were those of *last*."""
+    digests = {slot: artifact.digest for slot, artifact in inputs.artifacts.items()}
+    as_before = {slot: digest for slot, digest in last.ingredients.inputs.items() if slot in node.inputs}
+    return ingredients_of(node, {**as_before, **digests})

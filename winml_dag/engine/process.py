@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,9 +19,6 @@ if sys.platform == "win32":
     _CREATION_FLAGS = subprocess.CREATE_NEW_PROCESS_GROUP
 else:
     _CREATION_FLAGS = 0
-
-# The longest that poll takes; a longer limit is waited for in pieces.
-_MOST_MILLISECONDS = 2**31 - 1
 
 
 @functools.cache
@@ -37,9 +32,6 @@ class ProcessGroup:
 
     With *holds_stdin* the child's standard input stays open as long as this process lives, so that it can notice our
     end; else it is empty.
-
-    Attributes:
-        descriptor: readable as soon as the child has ended (Linux); -1 where the system has no such thing.
 
     Raises:
         OSError: when the child cannot be started.
@@ -76,7 +68,6 @@ class ProcessGroup:
         finally:
             os.close(output)
         self.pid = self._child.pid
-        self.descriptor = _descriptor(self._child.pid)
 
     def tell(self, text: str) -> None:
         """Write *text* to the child's standard input, which stays open."""
@@ -86,11 +77,8 @@ class ProcessGroup:
 
     def wait(self, timeout_seconds: float) -> int:
         """Wait for the child's end, at most so long; then :meth:`reap`."""
-        if self.descriptor >= 0:
-            self._wait_for_descriptor(time.monotonic() + timeout_seconds)
-            return self.reap()
         # Beyond TIMEOUT_MAX (292 years, on Windows 49 days) the timer's own thread would end with an error.
-        timer = threading.Timer(min(timeout_seconds, threading.TIMEOUT_MAX), self.time_out)
+        timer = threading.Timer(min(timeout_seconds, threading.TIMEOUT_MAX), self._time_out)
         timer.daemon = True
         timer.start()
         try:
@@ -108,8 +96,6 @@ class ProcessGroup:
             self._kill()
             self._reaped = True
             code = self._child.wait()
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
         if self._child.stdin is not None:
             self._child.stdin.close()
         return code
@@ -120,10 +106,11 @@ class ProcessGroup:
             if not self._reaped:
                 self._kill()
 
-    def time_out(self) -> None:
-        """End it because its time is up."""
-        self.timed_out = True
-        self.end()
+    def _time_out(self) -> None:
+        with self._lock:
+            if not self._reaped:
+                self.timed_out = True
+                self._kill()
 
     def _kill(self) -> None:
         if sys.platform == "win32":
@@ -138,37 +125,11 @@ class ProcessGroup:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
 
-    def _wait_for_descriptor(self, deadline: float) -> None:
-        if sys.platform == "win32":
-            return
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
-        while not poll.poll(milliseconds_until(deadline)):
-            if time.monotonic() >= deadline and not self.timed_out:
-                self.time_out()
-                deadline = float("inf")
-
     def _wait_unreaped(self) -> None:
         if hasattr(os, "waitid"):
             os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         else:
             self._child.wait()
-
-
-def milliseconds_until(deadline: float) -> int:
-    """From now to *deadline* (of ``time.monotonic``), rounded up, at most what poll takes."""
-    left = deadline - time.monotonic()
-    if left > _MOST_MILLISECONDS / 1000:
-        return _MOST_MILLISECONDS
-    return max(0, int(left * 1000) + 1)
-
-
-def _descriptor(pid: int) -> int:
-    """Linux since 5.3; where it is forbidden, or descriptors have run out, a thread waits in its place."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
 
 
 def describe_exit(code: int) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.change import Change, Inputs, changes_between, summed_up
-from winml_dag.engine.nearest import Nearest
+from winml_dag.engine.diff import Change, Inputs, Nearest, changes_between, summed_up
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.record import Ingredients, Record
 

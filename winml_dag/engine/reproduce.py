@@ -6,21 +6,19 @@ record and stores nothing; what is different it keeps in the scratch folder, for
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
-from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import Observer, Silent, StageResult
+from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
-from winml_dag.engine.run import Damaged, Runner, RunOutcome
+from winml_dag.engine.run import Damaged, Runner
+from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.digest import digest_file, split_digest
@@ -28,30 +26,6 @@ from winml_dag.store.files import in_words, is_executable
 from winml_dag.store.locks import never
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
-
-# Threads that run stages again, each of which waits for the process of one: nothing is decided between them.
-
-
-T = TypeVar("T")
-
-
-@contextmanager
-def places(jobs: int, runner: Runner) -> Iterator[ThreadPoolExecutor]:
-    """Threads for *jobs* runs of *runner*. Whatever ends the block by an exception ends all that runs before."""
-    with ThreadPoolExecutor(jobs, thread_name_prefix="stage") as pool:
-        try:
-            yield pool
-        except BaseException:
-            runner.stop()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
-
-def first_ended(running: Iterable[Future[T]]) -> set[Future[T]]:
-    """Wait until one of *running* has ended; on Windows it may come back with none."""
-    # Windows cannot interrupt a wait without end, so Ctrl-C would be heard only after the stage.
-    timeout = 0.2 if os.name == "nt" else None
-    return wait(running, timeout=timeout, return_when=FIRST_COMPLETED).done
 
 
 @dataclass(frozen=True)
@@ -124,6 +98,14 @@ class Witness(Store):
                 self._kept[what] = folder.rename(self._folder / str(len(self._kept)))
 
 
+@dataclass(frozen=True)
+class _Again(Run):
+    """To run what is *recorded* for the time *number*."""
+
+    recorded: Recorded
+    number: int
+
+
 def run_again(
     recorded: Sequence[Recorded], runner: Runner, *, runs: int = 1, jobs: int = 1, observer: Observer | None = None
 ) -> list[Rerun]:
@@ -133,27 +115,29 @@ def run_again(
         KeyboardInterrupt: after everything that ran has been ended.
     """
     observer = observer or Silent()
-    waiting = deque((one, number) for number in range(1, runs + 1) for one in recorded)
-    running: dict[Future[RunOutcome], tuple[Recorded, int]] = {}
+    waiting = deque(_again(one, number, runs) for number in range(1, runs + 1) for one in recorded)
+    running = 0
     done: list[Rerun] = []
-    with closing(runner), places(jobs, runner) as pool:
+    with LocalRuns(runner, jobs) as local:
         while waiting or running:
-            while waiting and len(running) < jobs:
-                one, number = waiting.popleft()
-                decision = _decision(one.record, Reason("reproduce", f"run {number} of {runs}"))
-                watch = Watch()
-                observer.started(one.node, decision.reason, decision.estimate_seconds, watch.read)
-                running[pool.submit(runner.run, one.node, decision, one.inputs, watch)] = (one, number)
-            for future in first_ended(running):
-                outcome = future.result()
+            while waiting and running < jobs:
+                again, watch = waiting.popleft(), Watch()
+                observer.started(again.recorded.node, again.reason, again.estimate_seconds, watch.read)
+                local.start(again.recorded.node, again, again.recorded.inputs, watch)
+                running += 1
+            for ended in local.wait():
+                running -= 1
+                decision, outcome = ended.decision, ended.outcome
                 # The store that a runner works with here knows no record, so nothing can be found to reuse.
+                assert isinstance(decision, _Again)
                 assert not isinstance(outcome, Reuse)
                 if isinstance(outcome, StageResult):
                     observer.finished(outcome)
-                done.append(Rerun(*running.pop(future), outcome))
-    order = {one.node.id: place for place, one in enumerate(recorded)}
+                done.append(Rerun(decision.recorded, decision.number, outcome))
+    order = {one.node.id: index for index, one in enumerate(recorded)}
     return sorted(done, key=lambda rerun: (order[rerun.recorded.node.id], rerun.number))
 
 
-def _decision(record: Record, why: Reason) -> Run:
-    return Run(record.cache_key, record.ingredients, why, record)
+def _again(one: Recorded, number: int, runs: int) -> _Again:
+    why = Reason("reproduce", f"run {number} of {runs}")
+    return _Again(one.record.cache_key, one.record.ingredients, why, one.record, one, number)

@@ -7,40 +7,33 @@ were; the scratch folder goes in any case.
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import shutil
-import stat
 import threading
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
 from winml_dag.engine import reason
-from winml_dag.engine.decide import Reuse, Run
-from winml_dag.engine.declared import check_done, explain
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, Started, log_tail
-from winml_dag.engine.fileaccess import FileAccess
+from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.jobfolder import JobFolder, JobFolders
-from winml_dag.engine.log import shorten_log
-from winml_dag.engine.prepare import Prepared, Preparer
+from winml_dag.engine.inputs import Preparer
+from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
+from winml_dag.engine.sandbox import FileAccess, check_done, explain
 from winml_dag.engine.stage import Node
-from winml_dag.engine.waiting import CAN_POLL
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.files import in_words
+from winml_dag.store.files import in_words, remove_tree
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, RunStore
-
-# Up to here, storing and placing outputs takes less than a command does.
-_LARGE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -61,41 +54,6 @@ class _Task:
     node: Node
     decision: Run
     inputs: Mapping[str, Artifact]
-
-
-@dataclass(frozen=True)
-class Underway:
-    """A command that runs; *held* is what is let go when it has ended."""
-
-    task: _Task
-    folder: JobFolder
-    prepared: Prepared
-    started: Started
-    held: ExitStack
-
-    @property
-    def node(self) -> Node:
-        return self.task.node
-
-    @property
-    def decision(self) -> Run:
-        return self.task.decision
-
-    @property
-    def descriptor(self) -> int:
-        return self.started.group.descriptor
-
-    @property
-    def deadline(self) -> float:
-        """When its time is up, of ``time.monotonic``; for ever after that has been said."""
-        return inf if self.started.group.timed_out else self.started.deadline
-
-    def time_out(self) -> None:
-        self.started.group.time_out()
-
-    def is_large(self) -> bool:
-        """Whether what it has put out is more than one stores in passing; a folder may be."""
-        return any(_is_large(self.prepared.job.output_path(slot)) for slot in self.node.paths)
 
 
 class Runner:
@@ -126,7 +84,7 @@ class Runner:
         self._executor = executor
         self._preparer = Preparer(graph, store, fingerprints, in_place, access)
         self._in_place = in_place
-        self._folders = JobFolders(scratch)
+        self._folders = _JobFolders(scratch)
         self._failures = failures
         self._made_by = made_by
         self._rebuild = rebuild
@@ -157,71 +115,11 @@ class Runner:
         Raises:
             Interrupted: after :meth:`stop`.
         """
-        task = _Task(node, decision, inputs)
-        with ExitStack() as held:
-            held.enter_context(self._active)
-            held.enter_context(self._store.claim(decision.key, self._stopped.is_set))
+        with self._active, self._store.claim(decision.key, self._stopped.is_set):
             if found := self._made_meanwhile(decision.key):
                 return found
-            folder = held.enter_context(self._folders.folder(node))
-            prepared = self._prepare(folder, task)
-            if not isinstance(prepared, Prepared):
-                return prepared
-            if watch is not None:
-                watch.follow(folder.path)
-            outcome = self._run(folder, task, prepared)
-            return outcome if isinstance(outcome, StageResult) else self._conclude(folder, task, prepared, outcome)
-
-    def begin(self, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> Underway | RunOutcome | None:
-        """Like :meth:`run` up to where the command of *node* runs; :meth:`end` does the rest when it has ended.
-
-        None when that cannot be without waiting: then :meth:`run` has to be called, from a thread that may wait. That
-        is so for what is no command, on systems that cannot wait for several processes at once, when somebody else is
-        at the same key, and when an input has to come from another machine first. Commands are many and short, so that
-        handing each to a thread would cost more than it does.
-        """
-        if node.command is None or not CAN_POLL or not isinstance(self._executor, LocalExecutor):
-            return None
-        if self._preparer.far(node, inputs):
-            return None
-        task = _Task(node, decision, inputs)
-        with ExitStack() as held:
-            # Not counted as active: no thread waits for it, and an interrupt may hit before anybody knows of it.
-            if self._stopped.is_set():
-                raise Interrupted("Stopped.")
-            try:
-                held.enter_context(self._store.claim(decision.key, _at_once))
-            except Interrupted:
-                return None
-            if found := self._made_meanwhile(decision.key):
-                return found
-            folder = held.enter_context(self._folders.folder(node))
-            prepared = self._prepare(folder, task)
-            if not isinstance(prepared, Prepared):
-                return prepared
-            started = self._start(folder, task, prepared)
-            if not isinstance(started, Started):
-                return started
-            return Underway(task, folder, prepared, started, held.pop_all())
-
-    def see_through(self, underway: Underway) -> StageResult:
-        """Wait for the end of a command that has no descriptor, and then as :meth:`end`."""
-        underway.started.group.wait(underway.prepared.job.timeout_seconds)
-        return self.end(underway)
-
-    def end(self, underway: Underway) -> StageResult:
-        """What became of a command that has ended; one that still runs is ended."""
-        assert isinstance(self._executor, LocalExecutor)
-        with underway.held, self._active:
-            outcome = self._executor.finish(underway.started)
-            return self._conclude(underway.folder, underway.task, underway.prepared, outcome)
-
-    def abandon(self, commands: Iterable[Underway]) -> None:
-        """End *commands*, if they have not ended, and forget what they did."""
-        for underway in commands:
-            assert isinstance(self._executor, LocalExecutor)
-            with underway.held:
-                self._executor.finish(underway.started)
+            with self._folders.folder(node) as folder:
+                return self._run(folder, _Task(node, decision, inputs), watch or Watch())
 
     def _made_meanwhile(self, key: str) -> Reuse | None:
         if self._rebuild:
@@ -231,59 +129,35 @@ class Runner:
             return None
         return Reuse(record, reason.found(record))
 
-    def _prepare(self, folder: JobFolder, task: _Task) -> Prepared | StageResult | Damaged:
-        node = task.node
+    def _run(self, folder: _JobFolder, task: _Task, watch: Watch) -> StageResult | Damaged:
+        """Prepare, do the work, check what came out and went in, publish, and put it where the user wants it."""
+        node, decision = task.node, task.decision
+        outcome, prepared = Outcome(0.0, folder.path / LOG_FILE, {}), None
         try:
             # A full disk, or a system that starts no more processes, fails this stage like anything else.
             with in_words(f"Cannot run {node.id}"):
-                folder.make()
+                folder.path.mkdir(exist_ok=True)
                 limit = self._timeout or node.stage.timeout_seconds
-                return self._preparer.prepare(folder.path, node, task.inputs, limit)
-        except BlobDamaged as error:
-            return Damaged(error.file)
-        except WinmlDagError as error:
-            return self._failed_early(folder, task, error)
-
-    def _run(self, folder: JobFolder, task: _Task, prepared: Prepared) -> Outcome | StageResult:
-        try:
-            with in_words(f"Cannot run {task.node.id}"):
-                return self._executor.run(prepared.job)
-        except WinmlDagError as error:
-            return self._failed_early(folder, task, error)
-
-    def _start(self, folder: JobFolder, task: _Task, prepared: Prepared) -> Started | StageResult:
-        assert isinstance(self._executor, LocalExecutor)
-        try:
-            with in_words(f"Cannot run {task.node.id}"):
-                started = self._executor.start(prepared.job)
-        except WinmlDagError as error:
-            return self._failed_early(folder, task, error)
-        return started if isinstance(started, Started) else self._failed(task, started)
-
-    def _conclude(self, folder: JobFolder, task: _Task, prepared: Prepared, outcome: Outcome) -> StageResult:
-        """Check what came out and went in, publish, and put it where the user wants it."""
-        shorten_log(outcome.log)
-        try:
-            with in_words(f"Cannot run {task.node.id}"):
+                prepared = self._preparer.prepare(folder.path, node, task.inputs, limit)
+                watch.follow(folder.path)
+                outcome = self._executor.run(prepared.job)
+                shorten_log(outcome.log)
                 self._preparer.check(prepared, task.inputs)
                 if not outcome.error:
                     check_done(prepared)
                     record = self._publish(task, prepared.job, outcome)
                     folder.keep = True
                     if self._in_place is not None:
-                        self._in_place.put(task.node, record)
-                    return StageResult(
-                        task.node,
-                        Status.RAN,
-                        task.decision.reason,
-                        task.decision.key,
-                        record,
-                        record.elapsed_seconds,
-                        progress=outcome.progress,
-                    )
+                        self._in_place.put(node, record)
+                    told, elapsed = outcome.progress, record.elapsed_seconds
+                    return StageResult(node, Status.RAN, decision.reason, decision.key, record, elapsed, progress=told)
         except WinmlDagError as error:
+            if prepared is None and isinstance(error, BlobDamaged):
+                return Damaged(error.file)
             outcome = replace(outcome, error=error.message, advice=error.advice)
-        return self._failed(task, explain(prepared, outcome))
+        if prepared is not None:
+            outcome = explain(prepared, outcome, log_tail(outcome.log))
+        return self._failed(task, outcome)
 
     def _publish(self, task: _Task, job: Job, outcome: Outcome) -> Record:
         node = task.node
@@ -302,9 +176,6 @@ class Runner:
             {slot: job.output_folder(slot) for slot in node.stage.outputs},
             outcome.log,
         )
-
-    def _failed_early(self, folder: JobFolder, task: _Task, error: WinmlDagError) -> StageResult:
-        return self._failed(task, Outcome(0.0, folder.path / LOG_FILE, {}, error.message, error.advice))
 
     def _failed(self, task: _Task, outcome: Outcome) -> StageResult:
         return StageResult(
@@ -332,6 +203,79 @@ class Runner:
         return kept
 
 
+# Names of slots with the folders that their files lie in: jobs of one layout can use each other's folders.
+_Layout: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class _JobFolder:
+    """The folder of one job, which may not have been made yet. ``keep``: it ended well, and may be used again."""
+
+    path: Path
+    keep: bool = False
+
+
+class _JobFolders:
+    """The folders of all jobs of a run, in *scratch*; safe for several threads.
+
+    Making and removing a file or folder costs a file system up to 0.2 ms, as much as all else that a short command
+    costs us. So the folders of a command that left nothing but its declared outputs, which are in the store by now,
+    serve the next one that puts out files in the same places.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._numbers = itertools.count()
+        self._free: defaultdict[_Layout, list[Path]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def folder(self, node: Node) -> Iterator[_JobFolder]:
+        """A folder for a job of *node*; afterwards it is removed, or kept for another."""
+        layout = _layout(node)
+        with self._lock:
+            free = self._free[layout] if layout else []
+            # A number, not the node's id: paths stay short and free of whatever a recipe may call its stages.
+            folder = _JobFolder(free.pop() if free else self._scratch / str(next(self._numbers)))
+        try:
+            yield folder
+        finally:
+            if layout and folder.keep and _is_clean(folder.path):
+                with self._lock:
+                    self._free[layout].append(folder.path)
+            else:
+                shutil.rmtree(folder.path, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove the folders that are kept."""
+        with self._lock:
+            kept = [path for free in self._free.values() for path in free]
+            self._free.clear()
+        for path in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _layout(node: Node) -> _Layout:
+    """Empty for a node whose folder serves once only."""
+    if node.command is None or any(path.endswith("/") for path in node.paths.values()):
+        return ()
+    return tuple(sorted((slot, path.rpartition("/")[0]) for slot, path in node.paths.items()))
+
+
+def _is_clean(folder: Path) -> bool:
+    """Whether nothing of a job is left that another could see; its log will be overwritten."""
+    temporary = f"{folder}{os.sep}temporary"
+    try:
+        names = set(os.listdir(folder))  # noqa: PTH208 - names are all that is wanted
+        if not names <= {"outputs", "temporary", "log.txt"}:
+            return False
+        if "temporary" in names and os.listdir(temporary):  # noqa: PTH208
+            remove_tree(Path(temporary))
+    except OSError:  # a job can do to its folder what it likes
+        return False
+    return True
+
+
 class _Active:
     """How many threads are at work on stages: each while it is in the block. None comes in after *stopped*."""
 
@@ -354,16 +298,3 @@ class _Active:
     def wait_for_none(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._number == 0)
-
-
-def _is_large(path: str) -> bool:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    return status.st_size > _LARGE or not stat.S_ISREG(status.st_mode)
-
-
-def _at_once() -> bool:
-    """Whoever cannot wait gives up."""
-    return True

@@ -1,28 +1,77 @@
-"""The sandbox: a stage of the user's runs where nothing is but what it declares.
+"""A stage of the user's is held to what it declares: which files it may read, and what it must leave behind.
 
-A folder with just its inputs does that for relative paths, on every system. Absolute paths into the user's folder are
-refused by the kernel where it has Landlock (see ``confine``).
+In the sandbox it runs in a folder with just its inputs, and the kernel keeps it from absolute paths into the user's
+folder where it has Landlock (see ``confine``). Or strace tells what it has read: no part of its work is in Python, it
+follows every process and thread on every processor that Linux runs on, and prints the resolved path of each file.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import stat
 import sys
+import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from winml_dag.engine import confine
+from winml_dag.errors import StageError, UsageError
+from winml_dag.store.files import files_below, name_below
 
+if TYPE_CHECKING:
+    from winml_dag.engine.execute import Job, Outcome
+    from winml_dag.engine.inputs import Prepared
+
+# The result of an open: a descriptor, and the path that it stands for. Other lines are of calls that failed.
+_OPENED = re.compile(r" = \d+<((?:[^<>\\]|\\.)+)>$")
+_NOT_READ = re.compile(r"\bO_(WRONLY|PATH|DIRECTORY)\b")
+_EXECUTED = re.compile(r'^execve\("((?:[^"\\]|\\.)+)".* = 0$')
+_COMPILED = re.compile(r"__pycache__/([^/]+?)\.[\w-]+(?:\.opt-\d)?\.pyc$")
+# Where programs have their libraries and the system its settings. None of it is the user's data.
+_SYSTEM = (
+    "/bin",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/nix",
+    "/proc",
+    "/run",
+    "/sbin",
+    "/snap",
+    "/sys",
+    "/usr",
+)
+_PACKAGES = {"site-packages", "dist-packages"}
+# More files of one folder are counted, not named.
+_MOST_NAMED = 8
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _WORD = re.compile(r"[^\s'\"`:,;()\[\]{}<>|&=*?!]+")
-# So many files are named; more would be a listing.
-_MOST_NAMED = 5
+# So many files that a log names are told; more would be a listing.
+_MOST_IN_A_LOG = 5
+
+
+class FileAccess(StrEnum):
+    """How a stage of the user's gets at files."""
+
+    FREE = "free"
+    # Nothing but what it declares can be read: see :func:`confined`.
+    SANDBOX = "sandbox"
+    # All can be read, and what was read without being declared fails the stage.
+    TRACE = "trace"
 
 
 @cache
 def watches_absolute_paths() -> bool:
     """Whether this system keeps a stage from reading the user's folder by its absolute path too."""
+    from winml_dag.engine import confine
+
     try:
         return confine.landlock_version() >= 1
     except OSError:
@@ -33,6 +82,8 @@ def confined(arguments: Sequence[str], program: str | None, hidden: Path, folder
     """The command that starts *arguments* so that they cannot read *hidden*, and write to *folder* only."""
     if not watches_absolute_paths():
         return [program or arguments[0], *arguments[1:]]
+    from winml_dag.engine import confine
+
     launcher = [sys.executable, "-I", "-S", confine.__file__, str(hidden), str(folder)]
     return [*launcher, program or arguments[0], *arguments]
 
@@ -52,7 +103,7 @@ def not_declared(tail: Sequence[str], folder: Path, project: Path, own: Collecti
                 found[name] = None
         except OSError:
             continue
-    return list(found)[:_MOST_NAMED]
+    return list(found)[:_MOST_IN_A_LOG]
 
 
 def _modules(tail: Sequence[str], folder: Path, own: Collection[str]) -> Iterator[str]:
@@ -63,3 +114,225 @@ def _modules(tail: Sequence[str], folder: Path, own: Collection[str]) -> Iterato
         for name in (f"{root}{path}{ending}" for root in sorted(beside) for ending in (".py", "/__init__.py")):
             if name not in own and (folder / name).is_file():
                 yield name
+
+
+def find_tracer() -> str:
+    """The path of strace.
+
+    Raises:
+        UsageError: when it is not installed, or this is not Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UsageError("--check-inputs needs strace, and so Linux.", advice="Use --sandbox here.")
+    found = shutil.which("strace")
+    if found is None:
+        raise UsageError(
+            "--check-inputs needs strace, which is not on PATH.", advice="Install it (Debian: apt-get install strace)."
+        )
+    return found
+
+
+def traced(arguments: Sequence[str], program: str | None, trace: Path) -> list[str]:
+    """The command that starts *arguments* and writes to the folder *trace* what each of its processes opens."""
+    trace.mkdir()
+    calls = "?open,?openat,?openat2,execve"
+    # A file for each process, since lines of several would be torn apart.
+    options = ["-ff", "-y", "-qqq", "--seccomp-bpf", "-s", "4096", "-e", f"trace={calls}", "-e", "signal=none"]
+    return [find_tracer(), *options, "-o", str(trace / "process"), program or arguments[0], *arguments[1:]]
+
+
+def undeclared(trace: Path, declared: Collection[str], own: Collection[Path], folder: Path, began: float) -> list[str]:
+    """The files that processes running in *folder* read, of which *trace* tells, and that are neither *declared* nor
+    below a declared folder.
+
+    Left out are the system, programs on PATH with what is installed beside them, packages, what lies below the folders
+    *own*, and what was written since *began*, of ``time.time``: by the stage itself.
+    """
+    read, programs = _read_and_executed(trace, folder)
+    installed = {str(Path(program).parents[1]) for program in programs}
+    around = tuple(f"{path}/" for path in (folder.resolve(), Path.home()))
+    libraries = [prefix for prefix in installed if not any(path.startswith(f"{prefix}/") for path in around)]
+    skipped = tuple(f"{root}/" for root in (*_SYSTEM, *map(str, own), *libraries, *declared))
+    found = {_source_of(path) for path in read if not path.startswith(skipped) and not _is_installed(path)}
+    return sorted(path for path in found - programs - {*declared} if _is_older_file(path, began))
+
+
+def in_short(paths: Sequence[str], folder: Path) -> str:
+    """*paths* as they are called in *folder*; of a folder with many of them, their number."""
+    by_folder: dict[str, list[str]] = {}
+    for path in paths:
+        name = path.removeprefix(f"{folder}/")
+        by_folder.setdefault(os.path.dirname(name), []).append(name)  # noqa: PTH120
+    return ", ".join(_listed(by_folder))
+
+
+def _listed(by_folder: dict[str, list[str]]) -> Iterator[str]:
+    for folder, names in by_folder.items():
+        if len(names) > _MOST_NAMED:
+            yield f"{folder or '.'}/ ({len(names)} files)"
+        else:
+            yield from names
+
+
+def _read_and_executed(trace: Path, folder: Path) -> tuple[set[str], set[str]]:
+    """The real paths of all files that were opened to be read, and of programs that were found on PATH."""
+    read: set[str] = set()
+    programs: set[str] = set()
+    search = {os.path.abspath(each) for each in os.environ.get("PATH", "").split(os.pathsep) if each}  # noqa: PTH100
+    for log in trace.iterdir():
+        for line in log.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+            if match := _EXECUTED.search(line):
+                path = folder / _plain(match[1])
+                (programs if str(path.parent) in search else read).add(os.path.realpath(path))
+            elif (match := _OPENED.search(line)) and not _NOT_READ.search(line):
+                read.add(_plain(match[1]))
+    return read, programs
+
+
+def _plain(text: str) -> str:
+    """A path as strace prints it, with what is not ASCII as octal numbers."""
+    return os.fsdecode(text.encode().decode("unicode_escape").encode("latin-1"))
+
+
+def _source_of(path: str) -> str:
+    """Python opens the compiled form of a module in its place; what a user declares is the module."""
+    return _COMPILED.sub(r"\1.py", path)
+
+
+def _is_installed(path: str) -> bool:
+    """Whether it is of an installed package, or of an environment of Python's."""
+    return not _PACKAGES.isdisjoint(Path(path).parts) or path.endswith("/pyvenv.cfg")
+
+
+def _is_older_file(path: str, began: float) -> bool:
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return False  # a temporary file of the stage
+    # The time of change, since a file may be made with an old time of modification.
+    return stat.S_ISREG(status.st_mode) and status.st_ctime < began
+
+
+def check_done(prepared: Prepared) -> None:
+    """Raise StageError when what a stage left behind is not what its node declares."""
+    job = prepared.job
+    if job.at is None:
+        _refuse_several(job)
+        return
+    _check_outputs(job, prepared.began, job.at)
+    if job.is_traced:
+        _refuse_undeclared(prepared, job.at)
+    if prepared.own is not None and (extra := _undeclared(job.at, prepared.own)):
+        raise StageError(
+            f"{job.node.id} wrote {', '.join(extra)} in its folder, and does not declare it.",
+            advice="Declare it as an output and write to its placeholder, or write to the temporary folder ($TMPDIR).",
+        )
+
+
+def explain(prepared: Prepared, outcome: Outcome, tail: Sequence[str]) -> Outcome:
+    """A failure with what may have caused it: files of the project that the *tail* of the log names and the stage
+    cannot see."""
+    job = prepared.job
+    if prepared.own is None or job.at is None or job.node.folder is None or not outcome.error:
+        return outcome
+    named = not_declared(tail, job.node.folder, job.at, prepared.own)
+    if not named:
+        return outcome
+    is_are = "is in the project but not" if len(named) == 1 else "are in the project but not"
+    return replace(
+        outcome,
+        error=f"{outcome.error} {', '.join(named)} {is_are} among its inputs.",
+        advice="Declare what it reads under inputs.",
+    )
+
+
+def _check_outputs(job: Job, began: float, project: Path) -> None:
+    """Raise StageError when a declared output was not written, or something else was beside it.
+
+    *began*: when it did, of ``time.time``; *project*: the folder in which it ran.
+    """
+    for slot, path in job.node.paths.items():
+        try:
+            mode = os.lstat(job.output_path(slot)).st_mode
+        except FileNotFoundError:
+            raise _not_written(job, slot, began, project) from None
+        if path.endswith("/"):
+            if not stat.S_ISDIR(mode):
+                raise StageError(f"{job.node.id} made {{outputs.{slot}}} a file; {path} is declared as a folder.")
+            if next(iter(files_below(Path(job.output_path(slot)))), None) is None:
+                raise _not_written(job, slot, began, project)
+        elif stat.S_ISDIR(mode):
+            raise StageError(
+                f"{job.node.id} made {{outputs.{slot}}} a folder; {path} is declared as a file.",
+                advice=f"Declare {path}/ if it should be a folder.",
+            )
+        if extra := next(_beside(job, slot, path), None):
+            raise StageError(
+                f"{job.node.id} wrote {extra} beside {{outputs.{slot}}}, and does not declare it.",
+                advice="Declare the folder that both lie in, with / at its end, as the output.",
+            )
+
+
+def _refuse_undeclared(prepared: Prepared, folder: Path) -> None:
+    job = prepared.job
+    declared = {os.path.realpath(watched.path) for watched in prepared.watched}
+    # A function runs in a worker: that is Python and this package.
+    own = [job.folder, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parents[1]]
+    if found := undeclared(job.trace, declared, [path.resolve() for path in own], folder, prepared.began):
+        raise StageError(
+            f"{job.node.id} read {in_short(found, folder.resolve())}, and does not declare that.",
+            advice="Declare it under inputs, so that an edit of it is noticed.",
+        )
+
+
+def _refuse_several(job: Job) -> None:
+    """Raise StageError when a stage that names its files itself has put out several where one is declared."""
+    for slot, path in job.node.paths.items():
+        names = [entry.name for entry in files_below(job.output_folder(slot))]
+        if len(names) > 1 and not path.endswith("/"):
+            raise StageError(
+                f"{path} is declared as a file, and {job.node.stage.name} puts out several: {', '.join(names)}.",
+                advice=f"Declare a folder for them, such as {path.partition('.')[0]}/.",
+            )
+
+
+def _undeclared(project: Path, own: frozenset[str]) -> list[str]:
+    """The files in *project* that are none of its *own*: what a stage has written there without saying so."""
+    names = (name_below(project, entry.path) for entry in files_below(project))
+    return [name for name in names if name not in own]
+
+
+def _beside(job: Job, slot: str, path: str) -> Iterator[str]:
+    """Files and links of the slot's folder that are not the output, or not in it, by their names in the project."""
+    root = job.output_folder(slot)
+    for entry in files_below(root):
+        name = name_below(root, entry.path)
+        if name != path and not (path.endswith("/") and name.startswith(path)):
+            yield name
+
+
+def _not_written(job: Job, slot: str, began: float, project: Path) -> StageError:
+    path = job.node.paths[slot]
+    name, placeholder = job.node.id, f"{{outputs.{slot}}}"
+    message = f"{name} wrote no {placeholder}."
+    if job.node.command is None:
+        advice = f"Write to outputs[{slot!r}], the path that the function is given, not to {path}."
+    else:
+        advice = f"Let the command write to {placeholder}, not to {path}."
+    if _changed_since(project / path, began):
+        message = f"{name} wrote {path} itself, and no {placeholder}."
+        advice += " The build puts it there when the stage has ended well."
+    return StageError(message, advice=advice)
+
+
+def _changed_since(path: Path, began: float) -> bool:
+    """Whether anything at *path* was written after *began*; clocks of file systems are up to 2 s behind (FAT)."""
+    files = [path, *(Path(entry.path) for entry in files_below(path))]
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode) and began - 0.05 <= status.st_mtime <= time.time():
+            return True
+    return False

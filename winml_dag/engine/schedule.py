@@ -13,22 +13,17 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from winml_dag.engine import reason
-from winml_dag.engine.admission import Admission, Capacity, Ticket
-from winml_dag.engine.decide import Reuse, Run, decide, refusal
-from winml_dag.engine.dispatch import Dispatch
-from winml_dag.engine.eta import Eta, chains
+from winml_dag.engine.eta import CostModel, Eta, chains, expected_work
 from winml_dag.engine.events import Observer, Silent, StageResult, Status
-from winml_dag.engine.expectations import Expectations, expected_work
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
-from winml_dag.engine.known import Known
-from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.plan import BuildState, Reuse, Run, decide, refusal, remembered_name
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
+from winml_dag.engine.resources import Admission, Allocation, Capacity, ReadyQueue
 from winml_dag.engine.run import Damaged, RunOutcome
-from winml_dag.engine.runs import Ended, Runs
+from winml_dag.engine.runs import Runs
 from winml_dag.engine.stage import Node, Stage
-from winml_dag.engine.waves import look_up
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, Store
@@ -75,15 +70,15 @@ class Scheduler:
         observer: Observer | None = None,
         *,
         foreseen: Iterable[StageResult] = (),
-        foretold: Callable[[Eta], None] | None = None,
+        on_eta: Callable[[Eta], None] | None = None,
         admission: Admission | None = None,
     ) -> None:
-        """*foreseen*: reuses that were decided a moment ago, with the same sources. *foretold* is given what tells how
+        """*foreseen*: reuses that were decided a moment ago, with the same sources. *on_eta* is given what tells how
         long the rest will take, from the first run on. *admission*: of the machines that *runs* are on; without it,
         they are on this one, as the *options* have it.
         """
         self._graph = graph
-        self._known = Known.at_start(graph, sources)
+        self._state = BuildState(graph, sources)
         self._store = store
         self._runs = runs
         self._options = options
@@ -94,21 +89,20 @@ class Scheduler:
         # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
         self._admission = admission or Admission(Capacity.of_this_machine(options.jobs, options.memory_bytes))
-        self._expectations = Expectations(store, self._admission.capacity)
-        self._to_run: Dispatch[tuple[Node, Run]] = Dispatch(self._admission, options.order, {})
+        self._costs = CostModel(store, self._admission.capacity)
+        self._to_run: ReadyQueue[tuple[Node, Run]] = ReadyQueue(self._admission, options.order, {})
         # By name, the record that was remembered last, and what the store has yet to be told of that.
         self._lasts: dict[str, Record] = {}
         self._fresh: dict[str, str] = {}
         self._told_at = monotonic()
-        self._foretold = foretold
+        self._on_eta = on_eta
         self._eta: Eta | None = None
-        # By id, what each run holds; None when its place is free already, and what became of it not known yet.
-        self._underway: dict[str, Ticket | None] = {}
+        # By id, what each run holds.
+        self._underway: dict[str, Allocation] = {}
         # Keys that are being made, each with the other nodes that want it.
         self._at_work: dict[str, list[Node]] = {}
         # Keys that this run has made: --rebuild asks for no more.
         self._made: set[str] = set()
-        self._ended: deque[Ended] = deque()
         self._results: dict[str, StageResult] = {}
         # Keys whose use the store has not been told of yet.
         self._reused: list[str] = []
@@ -128,7 +122,7 @@ class Scheduler:
         """
         names = {node.id: self._options.names(node)[0] for node in self._graph.nodes}
         self._lasts.update(self._store.latest(names.values()))
-        self._foretell(names)
+        self._estimate(names)
         try:
             with self._runs:
                 self._loop()
@@ -136,18 +130,18 @@ class Scheduler:
             self._store.remember(self._fresh)
         return tuple(self._results[node.id] for node in self._graph.nodes)
 
-    def _foretell(self, names: Mapping[str, str]) -> None:
+    def _estimate(self, names: Mapping[str, str]) -> None:
         """Find out which chains are long. In one place that matters only to who asks how long it will take."""
-        if self._admission.capacity.places == 1 and self._foretold is None:
+        if self._admission.capacity.places == 1 and self._on_eta is None:
             return
-        work = expected_work(self._graph, names, self._lasts, self._expectations)
-        self._to_run = Dispatch(self._admission, self._options.order, chains(self._graph, work.seconds))
+        work = expected_work(self._graph, names, self._lasts, self._costs)
+        self._to_run = ReadyQueue(self._admission, self._options.order, chains(self._graph, work.seconds))
         self._eta = Eta(work, self._admission, self._runs.now)
 
     def _loop(self) -> None:
         self._decide_ready()
-        if self._foretold is not None and self._eta is not None:
-            self._foretold(self._eta)
+        if self._on_eta is not None and self._eta is not None:
+            self._on_eta(self._eta)
         while self._to_run or self._underway:
             self._fill_places()
             if self._underway:
@@ -160,52 +154,30 @@ class Scheduler:
             found = self._to_run.next(left)
             if found is None:
                 return
-            (node, decision), need = found
+            (node, decision), request = found
             if (same := self._at_work.get(decision.key)) is not None:
                 # Decided again when that one has ended, and then found.
                 same.append(node)
                 continue
             self._at_work[decision.key] = []
-            self._start(node, decision, self._admission.take(need))
+            self._start(node, decision, self._admission.take(request))
 
-    def _start(self, node: Node, decision: Run, ticket: Ticket) -> None:
-        inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
+    def _start(self, node: Node, decision: Run, allocation: Allocation) -> None:
+        inputs = {slot: self._state.artifacts[name] for slot, name in node.inputs.items()}
         watch = Watch()
         self._begun_at[node.id] = next(self._moments)
         if self._eta is not None:
             self._eta.began(node.id)
         self._observer.started(node, decision.reason, decision.estimate_seconds, watch.read)
-        outcome = self._runs.start(node, decision, inputs, watch)
-        if outcome is None:
-            self._underway[node.id] = ticket
-        else:
-            self._admission.give_back(ticket)
-            self._take(node, decision, outcome)
-            self._decide_ready()
+        self._runs.start(node, decision, inputs, watch)
+        self._underway[node.id] = allocation
 
     def _await_ends(self) -> None:
-        """Wait for something to end; the places that it frees are filled before what it left is looked at."""
         for ended in self._runs.wait():
-            if (ticket := self._underway[ended.node.id]) is not None:
-                self._underway[ended.node.id] = None
-                self._admission.give_back(ticket)
-            if ended.outcome is None:
-                self._ended.append(ended)
-            else:
-                self._conclude(ended, ended.outcome)
+            self._admission.give_back(self._underway.pop(ended.node.id))
+            self._take(ended.node, ended.decision, ended.outcome)
         # At once for all that have ended: what lies on other machines is asked for in one round trip.
         self._decide_ready()
-        while self._ended:
-            self._fill_places()
-            ended = self._ended.popleft()
-            outcome = self._runs.conclude(ended)
-            if outcome is not None:
-                self._conclude(ended, outcome)
-                self._decide_ready()
-
-    def _conclude(self, ended: Ended, outcome: RunOutcome) -> None:
-        del self._underway[ended.node.id]
-        self._take(ended.node, ended.decision, outcome)
 
     def _decide_ready(self) -> None:
         """Decide every node whose inputs are known; each reuse may make further ones decidable."""
@@ -220,12 +192,12 @@ class Scheduler:
                 self._undecided.discard(node.id)
                 self._settle_reuse(node, Reuse(sure.record, sure.reason))
                 continue
-            ingredients = self._known.ingredients(node) if node.id in self._undecided else None
+            ingredients = self._state.ingredients(node) if node.id in self._undecided else None
             if ingredients is None:
                 continue
             self._undecided.discard(node.id)
             name = self._options.names(node)[0]
-            inputs = self._known.inputs_and_sources(node)
+            inputs = self._state.inputs_and_sources(node)
             last = self._lasts.get(name)
             decision = decide(last, ingredients, self._store, inputs=inputs, rebuild=self._options.rebuild)
             if isinstance(decision, Run) and decision.key in self._made:
@@ -245,7 +217,7 @@ class Scheduler:
         """Have what may lie on other machines looked for at once, before it is asked for one by one."""
         if self._store.asks_behind and not self._options.rebuild:
             wanted = (node for node in candidates if node.id in self._undecided and node.id not in self._foreseen)
-            look_up(wanted, self._known, self._store)
+            self._state.prefetch(wanted, self._store)
 
     def _reassess(self, stage: Stage) -> None:
         """Of what waits, find out anew what runs of *stage* need."""
@@ -255,9 +227,9 @@ class Scheduler:
             self._want(node, run)
 
     def _want(self, node: Node, decision: Run) -> None:
-        read = sum(self._known.artifacts[name].size for name in node.inputs.values())
-        need = self._admission.placed(self._expectations.need(node, decision.basis, read), node)
-        self._to_run.add(node.id, need, (node, decision))
+        read = sum(self._state.artifacts[name].size for name in node.inputs.values())
+        request = self._admission.placed(self._costs.request(node, decision.basis, read), node)
+        self._to_run.add(node.id, request, (node, decision))
 
     def _take(self, node: Node, decision: Run, outcome: RunOutcome) -> None:
         # Those that wanted the same: if this failed, the next of them tries for itself.
@@ -273,7 +245,7 @@ class Scheduler:
         else:
             assert outcome.record is not None
             self._made.add(decision.key)
-            if self._expectations.learn(node, outcome.record):
+            if self._costs.learn(node, outcome.record):
                 self._reassess(node.stage)
             self._remember(self._options.names(node), outcome.record)
             if not self._refuse(node, outcome.reason, outcome.record, outcome.elapsed_seconds):
@@ -310,7 +282,7 @@ class Scheduler:
             self._finish(StageResult(node, Status.REUSED, decision.reason, decision.record.cache_key, decision.record))
 
     def _settle(self, node: Node, record: Record) -> None:
-        self._known.settle(node, record)
+        self._state.settle(node, record)
         self._candidates.extend(self._graph.readers.get(node.id, ()))
 
     def _finish(self, result: StageResult) -> None:
@@ -327,7 +299,7 @@ class Scheduler:
         """Whether an input was made anew, differently, while *node* ran: then its result belongs to no graph now."""
         if not self._remakes:
             return False
-        ingredients = self._known.ingredients(node)
+        ingredients = self._state.ingredients(node)
         return ingredients is None or cache_key(ingredients) != key
 
     def _remake(self, node: Node, file: FileEntry) -> None:
@@ -367,7 +339,7 @@ class Scheduler:
         reused.
         """
         for node in nodes:
-            self._known.forget(node)
+            self._state.forget(node)
             if node.id in self._results and self._results[node.id].status is Status.REUSED:
                 del self._results[node.id]
             self._undecide([node])
@@ -375,14 +347,14 @@ class Scheduler:
     def _makers_of_lost(self, node: Node) -> Iterator[str]:
         """The ids of all makers of what *node* reads of which a look already tells that it is lost."""
         for name in node.inputs.values():
-            if name in self._graph.makers and self._store.missing(self._known.artifacts[name].files):
+            if name in self._graph.makers and self._store.missing(self._state.artifacts[name].files):
                 yield self._graph.makers[name].id
 
     def _maker_of(self, node: Node, file: FileEntry) -> Node:
         # Sources are never fetched, so one that happens to have the same bytes is not what was damaged.
         made = (name for name in node.inputs.values() if name in self._graph.makers)
         for name in made:
-            if file in self._known.artifacts[name].files:
+            if file in self._state.artifacts[name].files:
                 return self._graph.makers[name]
         raise BlobDamaged(file, "damaged")  # of a stage outside of this part of a graph
 
@@ -394,6 +366,6 @@ class Scheduler:
         failed = self._failed()
         for node in self._graph.nodes:
             if node.id not in self._results:
-                needs = tuple(maker.id for maker in self._graph.needs(node) if maker.id not in self._known.records)
+                needs = tuple(maker.id for maker in self._graph.needs(node) if maker.id not in self._state.records)
                 why = reason.blocked(needs) if needs else reason.stopped(failed)
                 self._finish(StageResult(node, Status.SKIPPED, why))

@@ -165,7 +165,7 @@ def _work(reference: str) -> Any:
 
 def _usage() -> JsonObject:
     """Peak resident memory of this process in bytes, where the system tells."""
-    from winml_dag.engine.resident import resident
+    from winml_dag.engine.memory import resident
 
     peak = resident().peak
     return {} if peak is None else {"peak_memory_bytes": peak}

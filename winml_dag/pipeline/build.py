@@ -47,12 +47,9 @@ def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, expla
     out of them, because it takes looking through records.
     """
     started = time.monotonic()
-    scope = planned.summary.scope
-    results = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=rebuild)
-    if explain:
-        from winml_dag.engine.explain import explained
-
-        results = explained(planned.graph, planned.sources, results, store, scope=scope)
+    results = plan_graph(
+        planned.graph, planned.sources, store, scope=planned.summary.scope, rebuild=rebuild, explain=explain
+    )
     return result_of(planned, results, time.monotonic() - started)
 
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from winml_dag import TOOL_ID
 from winml_dag.engine import reason
 from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult, Status
-from winml_dag.engine.fileaccess import FileAccess
-from winml_dag.engine.plan import foresee, remembered_name
+from winml_dag.engine.plan import foresee, prefetch, remembered_name
 from winml_dag.engine.reason import Reason
-from winml_dag.engine.waves import look_ahead
+from winml_dag.engine.sandbox import FileAccess
 from winml_dag.errors import StoreError, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.local import LocalStore
@@ -194,7 +193,7 @@ class _Run(Generic[T]):
 
         if self._store.asks_behind and not self._options.rebuild:
             whole = merge([Part(job.label, job.graph, job.known) for job in self._jobs])
-            look_ahead(whole.graph, whole.sources, self._store)
+            prefetch(whole.graph, whole.sources, self._store)
         reused: dict[int, tuple[float, tuple[StageResult, ...]]] = {}
         together: list[int] = []
         for place, job in enumerate(self._jobs):
@@ -301,7 +300,7 @@ class _Run(Generic[T]):
     ) -> tuple[StageResult, ...]:
         """*living* closes what tells others that this run is alive."""
         if not rebuild:
-            look_ahead(job.graph, job.known, self._store)
+            prefetch(job.graph, job.known, self._store)
         foreseen = self._foreseen(job, rebuild=rebuild)
         if len(foreseen) == len(job.graph.nodes):
             _reuse_all(foreseen, self._store, job.scope, observer)
@@ -373,7 +372,7 @@ class _Run(Generic[T]):
             run,
             observer,
             foreseen=foreseen,
-            foretold=self._driver.foretold,
+            on_eta=self._driver.foretold,
             admission=admission,
         ).run()
 

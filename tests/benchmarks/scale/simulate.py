@@ -13,13 +13,13 @@ from virtualruns import Span, VirtualRuns, digest_of
 from virtualstore import Shelf, VirtualStore
 from world import Offer, VirtualClock, VirtualRemote, Went
 
-from winml_dag.engine.admission import Admission, Capacity
 from winml_dag.engine.eta import chains
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.merge import Merged
+from winml_dag.engine.plan import prefetch
+from winml_dag.engine.resources import Admission, Capacity
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node
-from winml_dag.engine.waves import look_ahead
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Ingredients, Record
 
@@ -108,7 +108,7 @@ def simulate(
     )
     gc.collect()
     began = time.process_time()
-    look_ahead(merged.graph, merged.sources, store)
+    prefetch(merged.graph, merged.sources, store)
     ahead = time.process_time() - began
     options = RunOptions("", order=merged.order)
     began, wall = time.process_time(), time.perf_counter()

@@ -18,10 +18,9 @@ from virtualstore import VirtualStore
 from world import VirtualClock, VirtualRemote
 
 from winml_dag.engine import reason
-from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
-from winml_dag.engine.run import RunOutcome
 from winml_dag.engine.runs import Ended
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -99,6 +98,7 @@ class VirtualRuns:
         # When each run takes its next step.
         self._events: list[tuple[float, int, _Underway, _Steps]] = []
         self._numbers = count()
+        self._found: list[Ended] = []
 
     def __enter__(self) -> None:
         return None
@@ -111,13 +111,14 @@ class VirtualRuns:
     def now(self) -> float:
         return self._clock.seconds
 
-    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> RunOutcome | None:  # noqa: ARG002 - nobody looks
+    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> None:  # noqa: ARG002 - nobody looks
         entered = perf_counter()
         self._clock.seconds += self._overhead
         if (made := self._store.shelf.records.get(decision.key)) is not None:
             # As a runner finds out when it has claimed the key.
             self.found += 1
-            return Reuse(made, reason.found(made))
+            self._found.append(Ended(node, decision, Reuse(made, reason.found(made))))
+            return
         seconds = self._ran(node).seconds * self._stretch * self._chance.uniform(1 - self._jitter, 1 + self._jitter)
         underway = _Underway(node, decision, inputs, self._free.popleft(), self._clock.seconds, seconds)
         self.started += 1
@@ -125,12 +126,11 @@ class VirtualRuns:
         steps = self._steps(underway)
         self._push(next(steps), underway, steps)
         self.spent += perf_counter() - entered
-        return None
 
     def wait(self) -> list[Ended]:
         """All that has ended by now, or by the moment when the next one ends."""
         entered = perf_counter()
-        ended: list[Ended] = []
+        ended, self._found = self._found, []
         while self._events and (not ended or self._events[0][0] <= self._clock.seconds):
             moment, _, underway, steps = heapq.heappop(self._events)
             if (record := self._go_on(moment, underway, steps)) is not None:
@@ -138,9 +138,6 @@ class VirtualRuns:
                 ended.append(self._ended(moment, underway, record))
         self.spent += perf_counter() - entered
         return ended
-
-    def conclude(self, ended: Ended) -> RunOutcome | None:
-        return ended.outcome
 
     def _go_on(self, moment: float, underway: _Underway, steps: _Steps) -> Record | None:
         """Have a run take its next step, at *moment*; what it made, if that was the last."""

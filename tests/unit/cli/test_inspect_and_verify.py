@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
-from winml_dag.pipeline.assess.subject import find_subject
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.described import Inspected, described_json, described_lines
@@ -26,6 +25,7 @@ from winml_dag.cli.main import run
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.onnxmodel.description import describe_model
+from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.provenance import provenance_of
 from winml_dag.pipeline.assess.verification import verify
 from winml_dag.pipeline.build import build
@@ -276,7 +276,7 @@ def test_damage_of_a_manifest_is_never_more_than_a_sentence(out: Path, data: st.
         inside[key] = data.draw(_ANYTHING)
     path.write_text(json.dumps(manifest))
     try:
-        for look in (lambda: verify(out), lambda: provenance_of(out / "model.onnx"), lambda: find_subject(out)):
+        for look in (lambda: verify(out), lambda: provenance_of(out / "model.onnx"), lambda: find_built_model(out)):
             with suppress(WinmlDagError):
                 look()
     finally:

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from winml_dag.cli.sweepprogress import SweepLines, SweepTable, sweep_progress
-from winml_dag.engine.admission import Admission, Capacity, Need
 from winml_dag.engine.eta import Eta, Work
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
+from winml_dag.engine.resources import Admission, Capacity, ResourceRequest
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.pipeline.sweep.result import CellStatus
 
@@ -39,7 +39,7 @@ def forecast_of(seconds: float) -> Eta:
     """Of a graph with one node that takes so long, in a machine with 16 GiB of which 4 are taken."""
     one = node("bert/fp32/cpu", "export")
     admission = Admission(Capacity(2, 16 << 30))
-    admission.take(Need(4 << 30))
+    admission.take(ResourceRequest(4 << 30))
     return Eta(Work(Graph.of([one]), {one.id: seconds}), admission)
 
 

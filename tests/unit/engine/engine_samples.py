@@ -14,8 +14,7 @@ from memory_store import NotedStore
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import source_artifact
-from winml_dag.engine.plan import plan_graph
+from winml_dag.engine.plan import plan_graph, source_artifact
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Runner
@@ -173,10 +172,12 @@ class Bench:
         assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
         return Ran({result.node.id: result for result in results}, executor.calls, notes.lines)
 
-    def plan(self, nodes: Iterable[Node], sources: Iterable[Source] = (), *, scope: str = "here") -> list[StageResult]:
+    def plan(
+        self, nodes: Iterable[Node], sources: Iterable[Source] = (), *, scope: str = "here", explain: bool = False
+    ) -> list[StageResult]:
         graph = Graph.of(nodes, sources)
         digests = {source.name: source_artifact(source, self.store.fingerprints) for source in graph.sources.values()}
-        return list(plan_graph(graph, digests, self.store, scope=scope))
+        return list(plan_graph(graph, digests, self.store, scope=scope, explain=explain))
 
     def text(self, file: FileEntry) -> str:
         return self.store.bytes_of(file).decode()

@@ -8,8 +8,7 @@ from engine_samples import properties
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.engine.admission import UNLIMITED, Admission, Capacity, Need, Ticket
-from winml_dag.engine.dispatch import Dispatch
+from winml_dag.engine.resources import UNLIMITED, Admission, Allocation, Capacity, ReadyQueue, ResourceRequest
 
 MB = 10**6
 
@@ -30,13 +29,13 @@ class Played:
         }
 
 
-def play(capacity: Capacity, runs: dict[str, tuple[Need, int]]) -> Played:
+def play(capacity: Capacity, runs: dict[str, tuple[ResourceRequest, int]]) -> Played:
     """All of *runs* could begin from the start, and go first in their order; each takes so many steps."""
     admission = Admission(capacity)
-    dispatch: Dispatch[str] = Dispatch(admission, {}, {})
+    dispatch: ReadyQueue[str] = ReadyQueue(admission, {}, {})
     for name, (need, _) in runs.items():
         dispatch.add(name, need, name)
-    played, now, running = Played({}, {}), 0, dict[str, Ticket]()
+    played, now, running = Played({}, {}), 0, dict[str, Allocation]()
     while len(dispatch) or running:
         while (found := dispatch.next(0.0)) is not None:
             name, need = found
@@ -49,8 +48,8 @@ def play(capacity: Capacity, runs: dict[str, tuple[Need, int]]) -> Played:
     return played
 
 
-def of(memory: int) -> Need:
-    return Need(memory * MB)
+def of(memory: int) -> ResourceRequest:
+    return ResourceRequest(memory * MB)
 
 
 def test_two_that_are_too_large_together_never_meet_and_small_ones_run_beside() -> None:
@@ -85,25 +84,32 @@ def test_more_than_there_is_runs_alone() -> None:
 
 
 def test_a_device_is_one_run_s_at_a_time_and_keeps_nothing_else_from_running() -> None:
-    npu = Need(pools=("npu",))
-    played = play(Capacity(3), {"npu 1": (npu, 4), "npu 2": (npu, 4), "cpu 1": (Need(), 6), "cpu 2": (Need(), 6)})
+    npu = ResourceRequest(pools=("npu",))
+    played = play(
+        Capacity(3),
+        {"npu 1": (npu, 4), "npu 2": (npu, 4), "cpu 1": (ResourceRequest(), 6), "cpu 2": (ResourceRequest(), 6)},
+    )
     assert played.together("npu 1") == {"cpu 1", "cpu 2"}
     assert played.began["npu 2"] == 4
 
 
 def test_what_is_to_be_alone_is_alone() -> None:
-    beside = {f"beside {number}": (Need(), 3) for number in range(4)}
-    played = play(Capacity(3), {"first": (Need(), 2), "perf": (Need(alone=True), 5), **beside})
+    beside = {f"beside {number}": (ResourceRequest(), 3) for number in range(4)}
+    played = play(Capacity(3), {"first": (ResourceRequest(), 2), "perf": (ResourceRequest(alone=True), 5), **beside})
     assert not played.together("perf")
     assert played.began["perf"] == 2
 
 
 def test_without_a_limit_memory_makes_no_kinds_of_runs() -> None:
-    assert Capacity(2).taken(Need(10 * MB)) == Capacity(2, UNLIMITED).taken(Need(20 * MB)) == Need()
+    assert (
+        Capacity(2).taken(ResourceRequest(10 * MB))
+        == Capacity(2, UNLIMITED).taken(ResourceRequest(20 * MB))
+        == ResourceRequest()
+    )
 
 
 needs = st.builds(
-    Need,
+    ResourceRequest,
     st.integers(0, 400 * MB),
     st.sampled_from([(), ("npu",), ("gpu",), ("npu", "gpu")]),
     st.booleans(),
@@ -117,7 +123,7 @@ needs = st.builds(
     st.lists(st.tuples(needs, st.integers(1, 9)), max_size=12),
 )
 def test_whatever_is_needed_all_runs_and_never_too_much_at_once(
-    places: int, memory: int, wanted: list[tuple[Need, int]]
+    places: int, memory: int, wanted: list[tuple[ResourceRequest, int]]
 ) -> None:
     runs = {f"run {number}": each for number, each in enumerate(wanted)}
     played = play(Capacity(places, memory), runs)

@@ -10,8 +10,8 @@ import pytest
 from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.decide import Reuse, Run, decide
 from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.engine.plan import Reuse, Run, decide
 from winml_dag.store.record import Ingredients, Record
 
 MADE = Ingredients(

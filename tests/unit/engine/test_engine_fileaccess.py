@@ -10,7 +10,7 @@ import pytest
 from projects import Project
 
 from winml_dag.engine.events import Status
-from winml_dag.engine.fileaccess import FileAccess, find_tracer
+from winml_dag.engine.sandbox import FileAccess, find_tracer
 from winml_dag.errors import UsageError
 from winml_dag.store.local import LocalStore
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.admission import Capacity
+from winml_dag.engine.eta import UNKNOWN_SECONDS, CostModel, expected_work, repeats
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
-from winml_dag.engine.expectations import UNKNOWN_SECONDS, Expectations, expected_work, repeats
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import source_artifact
-from winml_dag.engine.machine import container_limits, memory_for_runs, physical_memory_bytes
+from winml_dag.engine.memory import container_limits, memory_for_runs, physical_memory_bytes
+from winml_dag.engine.plan import source_artifact
+from winml_dag.engine.resources import Capacity
 from winml_dag.engine.run import Runner
 from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
@@ -143,14 +143,14 @@ SHARED = Capacity(2, BUDGET)
 
 def test_what_a_node_takes_is_what_it_took_else_what_its_stage_did_else_what_is_declared() -> None:
     last = record("optimize", 7.0, 5000, 1000)
-    found = Expectations(stored(), SHARED)
-    assert found.need(OPTIMIZE, last, 1000).memory_bytes == 5500, "and a margin"
-    assert found.need(OPTIMIZE, last, 9000).memory_bytes == 100 + 27000, "its model was another one"
+    found = CostModel(stored(), SHARED)
+    assert found.request(OPTIMIZE, last, 1000).memory_bytes == 5500, "and a margin"
+    assert found.request(OPTIMIZE, last, 9000).memory_bytes == 100 + 27000, "its model was another one"
     assert found.seconds(OPTIMIZE, last) == 7.0
     assert found.seconds(OPTIMIZE, None) == UNKNOWN_SECONDS
     records = [record("optimize", float(salt), 1000 * salt, 100 * salt, salt) for salt in (1, 2, 3, 9)]
-    known = Expectations(stored(*records, record("quantize", 90.0, 9, 9, 10)), SHARED)
-    assert known.need(OPTIMIZE, None, 200).memory_bytes == 3300, "the largest of those with about as much to read"
+    known = CostModel(stored(*records, record("quantize", 90.0, 9, 9, 10)), SHARED)
+    assert known.request(OPTIMIZE, None, 200).memory_bytes == 3300, "the largest of those with about as much to read"
     assert known.seconds(OPTIMIZE, None) == 2.5
 
 
@@ -159,20 +159,20 @@ def test_what_a_run_has_shown_is_the_largest_of_those_with_about_as_much_to_read
     shown: list[tuple[int, int]], read: int
 ) -> None:
     """Whatever came in between, and however often: *shown* are peaks, and what was read."""
-    found = Expectations(stored(), SHARED)
+    found = CostModel(stored(), SHARED)
     for place, (peak, size) in enumerate(shown):
         known = max((each for each, _ in shown[:place]), default=0)
         assert found.learn(OPTIMIZE, record("optimize", 1.0, 1000 * peak, size)) is (peak > known * 1.1)
     like_it = [peak for peak, size in shown if max(size, read) <= 2 * min(size, read)]
     expected = 1100 * max(like_it) if like_it else 100 + 3 * read
-    assert found.need(OPTIMIZE, None, read).memory_bytes == expected
+    assert found.request(OPTIMIZE, None, read).memory_bytes == expected
 
 
 def test_where_memory_does_not_matter_nobody_looks_at_records() -> None:
     store = stored(record("optimize", 1.0, 10, 10))
     store.calls.clear()
     for capacity in (Capacity(1, BUDGET), Capacity(2)):
-        assert Expectations(store, capacity).need(OPTIMIZE, None, 10).memory_bytes == 0
+        assert CostModel(store, capacity).request(OPTIMIZE, None, 10).memory_bytes == 0
     assert not store.calls
 
 
@@ -192,7 +192,7 @@ def test_rounds_that_change_nothing_take_no_time() -> None:
     assert repeats(graph) == {"optimize.1", "analyze.1"}
     store = stored()
     names = {node.id: node.id for node in nodes}
-    work = expected_work(graph, names, store.latest(names), Expectations(store, SHARED))
+    work = expected_work(graph, names, store.latest(names), CostModel(store, SHARED))
     assert sum(work.seconds.values()) == 3 * UNKNOWN_SECONDS
 
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import pytest
 from engine_samples import Bench, node
 
-from winml_dag.engine.admission import Admission, Capacity, Need
-from winml_dag.engine.dispatch import Dispatch
 from winml_dag.engine.eta import Eta, Work, chains, critical_path
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
+from winml_dag.engine.resources import Admission, Capacity, ReadyQueue, ResourceRequest
 from winml_dag.engine.stage import Node
 from winml_dag.store.record import Ingredients, Record
 
@@ -42,9 +41,9 @@ def dispatched(seconds: Mapping[str, float], nodes: tuple[Node, ...], places: in
     """All *nodes* in the order in which they begin, as long as *left* is what is left."""
     admission = Admission(Capacity(places))
     order = {node.id: place for place, node in enumerate(nodes)}
-    dispatch: Dispatch[str] = Dispatch(admission, order, chains(Graph.of(nodes), seconds))
+    dispatch: ReadyQueue[str] = ReadyQueue(admission, order, chains(Graph.of(nodes), seconds))
     for each in nodes:
-        dispatch.add(each.id, Need(), each.id)
+        dispatch.add(each.id, ResourceRequest(), each.id)
     begun = []
     while (found := dispatch.next(left)) is not None:
         begun.append(found[0])
@@ -61,13 +60,13 @@ def test_cells_are_finished_one_after_the_other_until_a_long_chain_has_to_begin(
 
 def test_what_is_removed_does_not_begin_and_is_waited_for_no_more() -> None:
     admission = Admission(Capacity(2, 100))
-    dispatch: Dispatch[str] = Dispatch(admission, {}, {})
-    admission.take(Need(60))
+    dispatch: ReadyQueue[str] = ReadyQueue(admission, {}, {})
+    admission.take(ResourceRequest(60))
     for name, memory in (("large", 90), ("small", 20)):
-        dispatch.add(name, Need(memory), name)
+        dispatch.add(name, ResourceRequest(memory), name)
     assert dispatch.next(0.0) is None, "large is waited for, and small would keep it from beginning"
     dispatch.remove(["large", "nobody"])
-    assert dispatch.next(0.0) == ("small", Need(20))
+    assert dispatch.next(0.0) == ("small", ResourceRequest(20))
     assert len(dispatch) == 0
 
 

@@ -1,10 +1,16 @@
-"""A plan makes the decisions that a run would make, as far as they can be made now, and changes nothing."""
+"""What a plan says of each stage, why, and what it goes by where an output is usually the same."""
 
 from __future__ import annotations
 
-from engine_samples import Bench, node
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from winml_dag.engine.events import Status
+from engine_samples import Bench, join, node
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.stage import InputSlot, Node, Source, Workspace
+from winml_dag.store.digest import digest_bytes
 
 LINE = (node("export", "weights"), node("quantize", "export.out"), node("compile", "quantize.out"))
 
@@ -52,3 +58,175 @@ def test_a_plan_only_reads(bench: Bench) -> None:
     bench.store.calls.clear()
     bench.plan((node("export", "weights", salt=1), *LINE[1:]), [weights], scope="elsewhere")
     assert {method for method, _ in bench.store.calls} <= {"record", "latest"}
+
+
+LINE = (node("export", "weights"), node("quantize", "export.out"), node("compile", "quantize.out"))
+
+
+def explain(
+    bench: Bench, nodes: Iterable[Node], sources: Iterable[Source], *, scope: str = "here"
+) -> dict[str, StageResult]:
+    return {found.node.id: found for found in bench.plan(nodes, sources, scope=scope, explain=True)}
+
+
+def test_a_source_that_was_edited_is_named_by_its_file(bench: Bench) -> None:
+    bench.run(LINE, [bench.source("weights", "old")])
+    reason = explain(bench, LINE, [bench.source("weights", "new")])["export"].reason
+    old, new = (digest_bytes(text, "xxh3-128") for text in (b"old", b"new"))
+    shown = f"{old[:17]} -> {new.partition(':')[2][:8]}"
+    assert str(reason) == f"input in0: weights.txt changed ({shown})"
+    (change,) = reason.changes
+    assert [(file.old, file.new) for file in change.files] == [(old, new)]
+
+
+def test_a_stages_own_output_that_came_out_differently_is_named_by_its_file(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(LINE, [weights])
+    # Another build runs export alone, so that here the bytes of what it gives are known already.
+    edited = (node("export", "weights", salt=1), *LINE[1:])
+    bench.run(edited[:1], [weights], scope="elsewhere")
+    found = explain(bench, edited, [weights])
+    assert found["export"].reason.kind == "found"
+    assert str(found["quantize"].reason).startswith("input in0: export-out.txt changed (xxh3-128:")
+
+
+def test_the_log_of_a_run_names_the_file_as_the_plan_did(bench: Bench) -> None:
+    bench.run(LINE, [bench.source("weights", "old")])
+    edited = bench.source("weights", "new")
+    planned = explain(bench, LINE, [edited])["export"].reason
+    ran = bench.run(LINE, [edited])
+    assert ran.reason("export") == str(planned)
+    assert ran.reason("quantize").startswith("input in0: export-out.txt changed (xxh3-128:")
+
+
+def test_a_waiting_stage_names_what_it_hangs_on_in_the_end_and_what_differs_already(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(LINE, [weights])
+    edited = (node("export", "weights", salt=1), LINE[1], node("compile", "quantize.out", salt=2))
+    found = explain(bench, edited, [weights])
+    assert found["quantize"].reason.roots == ("export",)
+    assert str(found["quantize"].reason) == "depends on what export will give"
+    assert found["compile"].reason.roots == ("export",)
+    assert str(found["compile"].reason) == "depends on what quantize will give; text.salt: 0 -> 2"
+
+
+def test_a_waiting_stage_names_the_inputs_of_its_own_that_changed_already(bench: Bench) -> None:
+    line = (node("export", "weights"), node("calibrate", "export.out", "data"))
+    bench.run(line, [bench.source("weights", "w"), bench.source("data", "old")])
+    sources = [bench.source("weights", "other"), bench.source("data", "new")]
+    reason = explain(bench, line, sources)["calibrate"].reason
+    assert str(reason).startswith("depends on what export will give; input in1: data.txt changed (xxh3-128:")
+    other_way_round = (line[0], node("calibrate", "export.out"))
+    reason = explain(bench, other_way_round, sources)["calibrate"].reason
+    assert str(reason) == "depends on what export will give; input in1 is gone"
+
+
+def test_two_roots_are_both_named_and_each_once(bench: Bench) -> None:
+    nodes = (
+        node("left", "weights"),
+        node("right", "weights"),
+        node("join", "left.out", "right.out"),
+        node("end", "join.out", "left.out"),
+    )
+    found = explain(bench, nodes, [bench.source("weights", "w")])
+    assert found["join"].reason.roots == ("left", "right")
+    assert found["end"].reason.roots == ("left", "right")
+
+
+def test_a_first_build_is_said_to_be_one_and_names_what_is_near(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    assert str(explain(bench, LINE, [weights])["export"].reason) == "never built before"
+    bench.run(LINE, [weights])
+    edited = (node("export", "weights", salt=1),)
+    reason = explain(bench, edited, [weights], scope="elsewhere")["export"].reason
+    assert reason.kind == "first build"
+    assert str(reason).startswith("never built like this; nearest is ")
+    assert str(reason).endswith(" by tests): text.salt: 0 -> 1")
+
+
+def test_what_another_build_made_that_is_nearer_than_the_last_is_said_beside_the_reason(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run([node("export", "weights", salt=1, toolchain={"torch": "2.0"})], [weights])
+    bench.run([node("export", "weights", salt=2, toolchain={"torch": "2.0"})], [weights], scope="elsewhere")
+    reason = explain(bench, [node("export", "weights", salt=2, toolchain={"torch": "2.1"})], [weights])["export"].reason
+    assert str(reason) == "text.salt: 1 -> 2; torch 2.0 -> 2.1"
+    assert reason.nearest is not None
+    assert [str(change) for change in reason.nearest.changes] == ["torch 2.0 -> 2.1"]
+
+
+def test_a_run_looks_for_no_near_record(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(LINE, [weights])
+    bench.store.calls.clear()
+    bench.run((node("export", "weights", salt=1), *LINE[1:]), [weights], scope="elsewhere")
+    assert "records_of" not in {method for method, _ in bench.store.calls}
+
+
+def test_the_records_of_a_stage_are_read_once_for_all_of_its_uses(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    nodes = [node(f"n{number}", "weights", of="same", salt=number) for number in range(20)]
+    bench.store.calls.clear()
+    explain(bench, nodes, [weights])
+    assert [about for method, about in bench.store.calls if method == "records_of"] == ["same"]
+
+
+def test_an_explanation_only_reads(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(LINE, [weights])
+    bench.store.calls.clear()
+    explain(bench, (node("export", "weights", salt=1), *LINE[1:]), [weights], scope="elsewhere")
+    assert {method for method, _ in bench.store.calls} <= {"record", "records_of", "latest"}
+
+
+def line(*, salt: int = 0, reader: int = 0) -> tuple[Node, ...]:
+    analyze = node("analyze", "weights", salt=salt, outputs=("result", "flags"))
+    analyze = replace(analyze, stage=replace(analyze.stage, usually=("flags",)))
+    return (analyze, node("optimize", "weights", "analyze.flags"), node("quantize", "optimize.out", salt=reader),
+            node("report", "analyze.result"))  # fmt: skip
+
+
+def constant_flags(node: Node, workspace: Workspace) -> JsonObject:
+    if node.id == "analyze":
+        (workspace.outputs["result"] / "result.txt").write_text(str(node.config))
+        (workspace.outputs["flags"] / "flags.txt").write_text("{}")
+        return {}
+    return join(node, workspace)
+
+
+def planned(bench: Bench, nodes: tuple[Node, ...], sources: Sequence[Source] = ()) -> dict[str, StageResult]:
+    """With all that can be said as reasons."""
+    sources = sources or [bench.source("weights", "w")]
+    return {result.node.id: result for result in bench.plan(nodes, sources, explain=True)}
+
+
+def test_what_reads_such_an_output_is_foreseen_and_says_what_it_stands_on(bench: Bench) -> None:
+    bench.run(line(), [bench.source("weights", "w")], work=constant_flags)
+    found = planned(bench, line(salt=1, reader=1))
+    assert (found["analyze"].status, str(found["analyze"].reason)) == (Status.RAN, "text.salt: 0 -> 1")
+    assert (found["optimize"].status, found["optimize"].assumes) == (Status.REUSED, ("analyze",))
+    assert (found["quantize"].status, str(found["quantize"].reason)) == (Status.RAN, "text.salt: 0 -> 1")
+    assert found["quantize"].assumes == ("analyze",)
+    assert str(found["report"].reason).startswith("depends on what analyze will give")
+    ran = bench.run(line(salt=1, reader=1), [bench.source("weights", "w")], work=constant_flags)
+    assert sorted(ran.calls) == ["analyze", "quantize", "report"]
+
+
+def test_nothing_is_assumed_of_what_never_ran_or_is_known(bench: Bench) -> None:
+    assert planned(bench, line())["optimize"].assumes == ()
+    bench.run(line(), [bench.source("weights", "w")], work=constant_flags)
+    assert {result.assumes for result in planned(bench, line()).values()} == {()}
+
+
+def test_where_it_never_ran_a_plan_goes_by_what_is_read_in_that_slot(bench: Bench) -> None:
+    """As analyze hands on what it reads when it finds nothing: what follows is known although analyze is not."""
+    first = node("optimize", "weights", "flags")
+    analyze = replace(node("analyze", "weights", outputs=("result", "flags")), inputs={"flags": "flags"})
+    analyze = replace(analyze, stage=replace(analyze.stage, usually=("flags",), inputs={"flags": InputSlot(None)}))
+    again = replace(node("again", "weights", "analyze.flags"), stage=first.stage, config=first.config)
+    sources = [bench.source("weights", "w"), bench.source("flags", "{}")]
+    bench.run((first,), sources)
+    behind = node("behind", "again.out")
+    found = planned(bench, (analyze, again, behind), sources)
+    assert found["analyze"].status is Status.RAN
+    assert (found["again"].status, found["again"].assumes) == (Status.REUSED, ("analyze",))
+    assert (str(found["behind"].reason), found["behind"].assumes) == ("never built before", ("analyze",))

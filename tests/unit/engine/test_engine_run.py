@@ -11,10 +11,10 @@ from memory_executor import MemoryExecutor
 from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.decide import Run, decide
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
+from winml_dag.engine.plan import Run, decide
 from winml_dag.engine.run import Runner
 from winml_dag.engine.stage import Node, Stage, Workspace
 from winml_dag.errors import Interrupted

@@ -14,10 +14,9 @@ from servers.memory import MemoryRemote
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import source_artifact
 from winml_dag.engine.merge import Part, merge
+from winml_dag.engine.plan import prefetch, source_artifact
 from winml_dag.engine.stage import Node, Source, Workspace
-from winml_dag.engine.waves import look_ahead
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
 from winml_dag.store.remote.remotes import Remotes
@@ -110,7 +109,7 @@ def test_forty_builds_cost_as_many_looks_as_the_graph_is_deep(machine: Machine) 
     digests = {"weights": source_artifact(weights, here.store.fingerprints)}
     parts = [Part(f"cell{number}", graph, digests) for number, graph in enumerate(graphs(weights))]
     together = merge(parts)
-    look_ahead(together.graph, together.sources, here.store)
+    prefetch(together.graph, together.sources, here.store)
     assert here.looks == [1, 1, 1, 1, 40]
     for number in range(40):
         planned = here.plan(line(salt=number), [weights], scope=str(number))

@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from winml_dag.engine.execute import Job, LocalExecutor, Outcome, log_tail
+from winml_dag.engine.execute import Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.progress import PROGRESS_FILE, Progress, read_progress
 from winml_dag.engine.stage import InputSlot, Node, Stage
 
@@ -228,3 +230,26 @@ def test_the_tail_of_a_log_is_its_last_lines_that_say_something(tmp_path: Path) 
     log.write_bytes(b"early\n" * 50_000 + b"\xff late\n\n\nlast\n")
     assert log_tail(log, 2) == ("\N{REPLACEMENT CHARACTER} late", "last")
     assert log_tail(tmp_path / "none.txt") == ()
+
+
+@given(st.binary(max_size=300), st.integers(100, 200))
+def test_both_ends_of_a_log_stay_and_what_is_left_out_is_counted(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, largest: int
+) -> None:
+    log = tmp_path_factory.mktemp("log") / "log.txt"
+    log.write_bytes(data)
+    shorten_log(log, largest)
+    kept = log.read_bytes()
+    half = largest // 2
+    if len(data) <= largest:
+        assert kept == data
+    else:
+        assert kept.startswith(data[:half])
+        assert kept.endswith(data[-half:])
+        assert b"\n[... %d bytes are left out here ...]\n" % (len(data) - 2 * half) in kept
+        assert len(kept) < largest + 60
+
+
+def test_a_log_that_is_not_there_is_nothing_to_shorten(tmp_path: Path) -> None:
+    shorten_log(tmp_path / "log.txt")
+    assert not (tmp_path / "log.txt").exists()

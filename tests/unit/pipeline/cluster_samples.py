@@ -15,11 +15,10 @@ from memory_executor import MemoryExecutor
 
 from winml_dag import __version__
 from winml_dag.engine import reason
-from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
-from winml_dag.engine.known import source_artifact
+from winml_dag.engine.plan import Reuse, Run, source_artifact
 from winml_dag.engine.run import Runner
 from winml_dag.engine.schedule import RunOptions
 from winml_dag.engine.schedule import Scheduler as EngineScheduler

@@ -17,9 +17,9 @@ from cluster_samples import Bench, Machine, SampleWorkplace, bench, far
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.engine.admission import Capacity, Need, Ticket
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
+from winml_dag.engine.resources import Allocation, Capacity, ResourceRequest
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.errors import Interrupted, StageError, UsageError
 from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
@@ -299,22 +299,24 @@ def test_no_more_goes_to_workers_than_they_have_places_for_and_all_runs_come_to_
     machines: list[Machine], runs: list[tuple[str, tuple[str, ...]]], data: st.DataObject
 ) -> None:
     admission = ClusterAdmission(Capacity(1, 1 << 30), Pool(machines))  # type: ignore[arg-type]
-    handed: list[tuple[Ticket, Node]] = []
+    handed: list[tuple[Allocation, Node]] = []
     for tool, pools in runs:
         each = far("a", tool=tool)
-        need = admission.capacity.taken(admission.placed(Need(5 << 20, pools), each))
+        need = admission.capacity.taken(admission.placed(ResourceRequest(5 << 20, pools), each))
         while not admission.fits(need):
             assert handed, "it waits for nobody"
-            ticket, _ = handed.pop(data.draw(st.integers(0, len(handed) - 1)))
-            admission.give_back(ticket)
+            held, _ = handed.pop(data.draw(st.integers(0, len(handed) - 1)))
+            admission.give_back(held)
         handed.append((admission.take(need), each))
         assert len(handed) <= max(1, sum(machine.places for machine in machines))
         able = [machine for machine in machines if machine.tool == tool]
         if able and not pools:
-            alike = [ticket for ticket, other in handed if other.toolchain["tool"] == tool and not ticket.need.pools]
+            alike = [held for held, other in handed if other.toolchain["tool"] == tool and not held.request.pools]
             assert len(alike) <= sum(machine.places for machine in able)
         if able and pools:
-            assert sum(bool(ticket.need.pools) for ticket, _ in handed) <= len({each.name[0] for each in machines})
+            assert sum(bool(allocation.request.pools) for allocation, _ in handed) <= len(
+                {each.name[0] for each in machines}
+            )
 
 
 ORDER = Order(

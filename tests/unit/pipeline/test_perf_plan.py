@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml_dag.engine.keys import cache_key
-from winml_dag.engine.known import Known
+from winml_dag.engine.plan import BuildState
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.host import Host, this_host
@@ -45,7 +45,7 @@ def plan(path: Path, store: LocalStore, host: Host = HOST, **request: Any) -> Pe
 
 def key(planned: PerfPlan) -> str:
     graph = planned.measurement.graph
-    ingredients = Known.at_start(graph, planned.measurement.sources).ingredients(graph.nodes[0])
+    ingredients = BuildState(graph, planned.measurement.sources).ingredients(graph.nodes[0])
     assert ingredients is not None
     return cache_key(ingredients)
 

@@ -16,7 +16,7 @@ from reproduce_stages import SAYS
 from winml_dag.engine.events import Silent, StageResult
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import source_artifact
+from winml_dag.engine.plan import source_artifact
 from winml_dag.engine.run import Runner
 from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.engine.resident import resident
+from winml_dag.engine.memory import resident
 from winml_dag.ep.registry import CPU, QNN, Target, is_emulated
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.perf import PerfFields

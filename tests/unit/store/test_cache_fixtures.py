@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.engine.decide import Reuse, decide
 from winml_dag.engine.keys import cache_key
+from winml_dag.engine.plan import Reuse, decide
 from winml_dag.errors import StoreError
 from winml_dag.store.collect import Limits, collect
 from winml_dag.store.digest import digest_file

@@ -126,8 +126,8 @@ def _chosen(
 
 def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
     """The records that a build of *recipes* would reuse, and how many stages it would run."""
-    from winml_dag.engine.admission import Capacity
     from winml_dag.engine.events import Status
+    from winml_dag.engine.resources import Capacity
     from winml_dag.pipeline.planning import plan_each, refuse_if_all_the_same
     from winml_dag.pipeline.sweep.foreseen import look_ahead
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml_dag.engine.machine import physical_memory_bytes
+from winml_dag.engine.memory import physical_memory_bytes
 
 _GIB = 1 << 30
 # On Windows, the classes of devices for graphics and for neural networks, each device a key with a number.

@@ -20,8 +20,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.execute import Executor, LocalExecutor
 from winml_dag.engine.keys import cache_key
-from winml_dag.engine.known import Known
-from winml_dag.engine.plan import plan_graph
+from winml_dag.engine.plan import BuildState, plan_graph
 from winml_dag.engine.reproduce import Recorded, Rerun, Witness, run_again
 from winml_dag.engine.run import Damaged, Runner
 from winml_dag.engine.stage import Node
@@ -283,7 +282,7 @@ def _chosen(planned: BuildGraph, foreseen: tuple[StageResult, ...], names: Seque
 
 def _look_up(planned: BuildGraph, foreseen: tuple[StageResult, ...], store: LocalStore) -> dict[str, Recorded | str]:
     """Each node's record and inputs by its id; a text says why it has none, or cannot be run."""
-    known = Known.at_start(planned.graph, planned.sources)
+    known = BuildState(planned.graph, planned.sources)
     found: dict[str, Recorded | str] = {}
     for result in foreseen:
         node = result.node

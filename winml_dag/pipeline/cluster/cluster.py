@@ -20,10 +20,10 @@ from uuid import uuid4
 from distributed import Scheduler, Security, SpecCluster
 
 from winml_dag import TOOL_ID, __version__
-from winml_dag.engine.admission import UNLIMITED, Capacity
 from winml_dag.engine.execute import LOG_FILE, log_tail, python_path
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.process import ProcessGroup
+from winml_dag.engine.resources import UNLIMITED, Capacity
 from winml_dag.engine.run import Runner
 from winml_dag.ep.availability import installed
 from winml_dag.ep.elsewhere import knowing

@@ -13,8 +13,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from winml_dag.engine.graph import Graph
+from winml_dag.engine.inputs import place_source
 from winml_dag.engine.keys import cache_key
-from winml_dag.engine.prepare import place_source
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.local import LocalStore

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from winml_dag import __version__
-from winml_dag.engine.machine import memory_for_runs
+from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.stage import Node
 from winml_dag.engine.toolchain import forget_installed
 from winml_dag.ep.availability import installed

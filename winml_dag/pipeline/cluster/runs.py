@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 from uuid import uuid4
 
 from winml_dag.engine import reason
-from winml_dag.engine.admission import UNLIMITED, Admission, Capacity, Need, Ticket, rounded
-from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.keys import cache_key
+from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
+from winml_dag.engine.resources import UNLIMITED, Admission, Allocation, Capacity, ResourceRequest, rounded
 from winml_dag.engine.run import Damaged, Runner, RunOutcome
 from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.stage import Node
@@ -43,7 +43,7 @@ _MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterNeed(Need):
+class ClusterNeed(ResourceRequest):
     """Of a run that goes to a worker. Its memory is counted by dask."""
 
     requirement: Requirement
@@ -58,7 +58,7 @@ class _ClusterCapacity(Capacity):
     smallest_bytes: int
     here: Capacity
 
-    def taken(self, need: Need) -> Need:
+    def taken(self, need: ResourceRequest) -> ResourceRequest:
         if not isinstance(need, ClusterNeed):
             return self.here.taken(need)
         return replace(need, memory_bytes=rounded(need.memory_bytes, self.smallest_bytes))
@@ -77,9 +77,9 @@ class ClusterAdmission(Admission):
         self._handed: Counter[object] = Counter()
         self._handed_bytes = 0
         self._slots: dict[ClusterNeed, int] = {}
-        self._waits: Need | None = None
+        self._waits: ResourceRequest | None = None
         # What was taken last: for the run that begins next.
-        self.last_taken = Ticket(Need())
+        self.last_taken = Allocation(ResourceRequest())
         self.update()
 
     def update(self) -> None:
@@ -93,7 +93,7 @@ class ClusterAdmission(Admission):
         self.capacity = _ClusterCapacity(places=places, memory_bytes=total, smallest_bytes=min(memory), here=here)
         self._slots = {}
 
-    def placed(self, need: Need, node: Node) -> Need:
+    def placed(self, need: ResourceRequest, node: Node) -> ResourceRequest:
         if not is_ours(node):
             return need
         return ClusterNeed(memory_bytes=need.memory_bytes, pools=need.pools, requirement=Requirement.of(node))
@@ -110,7 +110,7 @@ class ClusterAdmission(Admission):
     def _is_cluster_full(self) -> bool:
         return self._handed.total() >= self.capacity.places
 
-    def fits(self, need: Need) -> bool:
+    def fits(self, need: ResourceRequest) -> bool:
         if not isinstance(need, ClusterNeed):
             return self._here.fits(need)
         return not self._is_cluster_full and self._handed[_counted(need)] < self._slots_for(need)
@@ -124,29 +124,29 @@ class ClusterAdmission(Admission):
             slots[need] = found or self.capacity.places  # what nobody can run is refused when it begins
         return slots[need]
 
-    def fits_awaited(self) -> bool:
+    def fits_reserved(self) -> bool:
         if isinstance(self._waits, ClusterNeed):
             return self.fits(self._waits)
-        return self._here.fits_awaited()
+        return self._here.fits_reserved()
 
-    def wait_for(self, need: Need | None) -> None:
+    def reserve(self, need: ResourceRequest | None) -> None:
         self._waits = need
-        self._here.wait_for(None if isinstance(need, ClusterNeed) else need)
+        self._here.reserve(None if isinstance(need, ClusterNeed) else need)
 
-    def take(self, need: Need) -> Ticket:
-        self.last_taken = Ticket(need) if isinstance(need, ClusterNeed) else self._here.take(need)
+    def take(self, need: ResourceRequest) -> Allocation:
+        self.last_taken = Allocation(need) if isinstance(need, ClusterNeed) else self._here.take(need)
         self._count(self.last_taken, 1)
         return self.last_taken
 
-    def give_back(self, ticket: Ticket) -> None:
-        self._count(ticket, -1)
-        if not isinstance(ticket.need, ClusterNeed):
-            self._here.give_back(ticket)
+    def give_back(self, allocation: Allocation) -> None:
+        self._count(allocation, -1)
+        if not isinstance(allocation.request, ClusterNeed):
+            self._here.give_back(allocation)
 
-    def _count(self, ticket: Ticket, sign: int) -> None:
-        if isinstance(ticket.need, ClusterNeed):
-            self._handed[_counted(ticket.need)] += sign
-            self._handed_bytes += sign * ticket.need.memory_bytes
+    def _count(self, allocation: Allocation, sign: int) -> None:
+        if isinstance(allocation.request, ClusterNeed):
+            self._handed[_counted(allocation.request)] += sign
+            self._handed_bytes += sign * allocation.request.memory_bytes
 
 
 def _counted(need: ClusterNeed) -> object:
@@ -182,10 +182,11 @@ class ClusterRuns(LocalRuns):
         self._timeout_seconds = timeout_seconds
         self._rebuild = rebuild
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         super().__enter__()
         self._workers.follow(self._look_again)
         self._admission.update()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -200,13 +201,12 @@ class ClusterRuns(LocalRuns):
     def _look_again(self) -> None:
         """Workers have come, gone or changed: see what can begin. From any thread."""
         self._admission.update()
-        woken: Future[RunOutcome] = Future()
-        woken.cancel()
-        self._waiting.add_future(woken)
+        self._wake()
 
-    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> RunOutcome | None:
+    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> None:
         if not is_ours(node):
-            return super().start(node, decision, inputs, watch)
+            super().start(node, decision, inputs, watch)
+            return
         order = Order(
             id="",
             topic=self._workers.topic,
@@ -219,9 +219,8 @@ class ClusterRuns(LocalRuns):
             function=self._store.function,
             remotes=self._remotes,
         )
-        memory_bytes = self._admission.last_taken.need.memory_bytes
+        memory_bytes = self._admission.last_taken.request.memory_bytes
         self._follow(self._pool.submit(self._run, order, memory_bytes, decision, watch), node, decision)
-        return None
 
     def _run(self, order: Order, memory_bytes: int, decision: Run, watch: Watch) -> RunOutcome:
         node = order.node

@@ -18,11 +18,11 @@ from distributed import Reschedule, Semaphore
 from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject
 from winml_dag.engine import reason
-from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, ingredients_of
+from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.run import Damaged, Runner, RunOutcome
 from winml_dag.engine.stage import Node

@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from winml_dag.engine import waves
-from winml_dag.engine.admission import Capacity
-from winml_dag.engine.eta import seconds_left
+from winml_dag.engine.eta import CostModel, expected_work, seconds_left
 from winml_dag.engine.events import Status
-from winml_dag.engine.expectations import Expectations, expected_work
 from winml_dag.engine.merge import Merged
-from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.plan import prefetch, remembered_name
+from winml_dag.engine.resources import Capacity
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.build import Census, census_of, first_rounds, merged, plan
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -49,7 +47,7 @@ def look_ahead(planned: Sequence[Planned], store: LocalStore, capacity: Capacity
     graphs = {each.label: each.graph for each in planned if isinstance(each.graph, BuildGraph)}
     common = merged(planned)
     if not rebuild:
-        waves.look_ahead(common.graph, common.sources, store)
+        prefetch(common.graph, common.sources, store)
     results = {label: plan(graph, store, rebuild=rebuild) for label, graph in graphs.items()}
     views = _views(common, tuple(results.values()))
     firsts = [views[node.id] for node in first_rounds(common) if node.id in views]
@@ -82,7 +80,7 @@ def _seconds(
         node_id: remembered_name(graphs[place].summary.scope, graphs[place].graph.node(own))
         for node_id, ((place, own), *_) in common.readers().items()
     }
-    work = expected_work(common.graph, names, store.latest(names.values()), Expectations(store, capacity))
+    work = expected_work(common.graph, names, store.latest(names.values()), CostModel(store, capacity))
     return seconds_left(common.graph, {node_id: work.seconds[node_id] for node_id in to_run}, capacity.places)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine import elsewhere
+from winml_dag.engine.memory import Resident, resident
 from winml_dag.engine.process import describe_exit
-from winml_dag.engine.resident import Resident, resident
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.session import SEE_LOG
 from winml_dag.errors import StageError, WinmlDagError

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.memory import resident
 from winml_dag.engine.progress import Tell
-from winml_dag.engine.resident import resident
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target, is_emulated
 from winml_dag.errors import StageError

@@ -1,4 +1,7 @@
-"""How much memory this machine has, and how much of it runs may take together."""
+"""Memory: how much this machine has, how much of it runs may take together, and how much this process takes.
+
+Not ``ru_maxrss`` for a peak: on Linux a new process inherits that of the one that started it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +83,69 @@ def _windows_memory_bytes() -> int:
     library: Any = ctypes
     kernel = library.WinDLL("kernel32")
     return int(status.ullTotalPhys) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else 0
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What this process has in memory, and had at most, in bytes, mapped files included; None where the system does
+    not tell.
+    """
+
+    now: int | None
+    peak: int | None
+
+
+def resident() -> Resident:
+    if sys.platform == "linux":
+        return _linux()
+    elif sys.platform == "win32":  # noqa: RET505 - the type checker takes what follows a return for unreachable
+        return _windows()
+    else:
+        return _other()
+
+
+def _linux() -> Resident:
+    found = {}
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "VmHWM"):
+            found[name] = int(value.split()[0]) * 1024
+    return Resident(found.get("VmRSS"), found.get("VmHWM"))
+
+
+def _windows() -> Resident:
+    import ctypes
+    from ctypes import wintypes
+
+    class Counters(ctypes.Structure):
+        _fields_ = (
+            ("cb", wintypes.DWORD),
+            ("PageFaultCount", wintypes.DWORD),
+            ("PeakWorkingSetSize", ctypes.c_size_t),
+            ("WorkingSetSize", ctypes.c_size_t),
+            ("QuotaPeakPagedPoolUsage", ctypes.c_size_t),
+            ("QuotaPagedPoolUsage", ctypes.c_size_t),
+            ("QuotaPeakNonPagedPoolUsage", ctypes.c_size_t),
+            ("QuotaNonPagedPoolUsage", ctypes.c_size_t),
+            ("PagefileUsage", ctypes.c_size_t),
+            ("PeakPagefileUsage", ctypes.c_size_t),
+        )
+
+    counters = Counters(cb=ctypes.sizeof(Counters))
+    library: Any = ctypes
+    kernel = library.WinDLL("kernel32")
+    kernel.GetCurrentProcess.restype = wintypes.HANDLE
+    kernel.K32GetProcessMemoryInfo.argtypes = (wintypes.HANDLE, ctypes.c_void_p, wintypes.DWORD)
+    if not kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), counters.cb):
+        return Resident(None, None)
+    return Resident(counters.WorkingSetSize, counters.PeakWorkingSetSize)
+
+
+def _other() -> Resident:
+    peak = None
+    if sys.platform != "win32":
+        import resource
+
+        # Bytes on macOS, KiB elsewhere.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Resident(None, peak)

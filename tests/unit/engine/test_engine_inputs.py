@@ -1,15 +1,37 @@
-"""What a stage reads where it lies is the same all the time that it runs, or nothing of it is stored."""
+"""What a stage reads: which sources lie in its folder, and what is noticed when they change."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from typing import cast
 
 import pytest
 from projects import Project
 
-from winml_dag.engine.fileaccess import FileAccess
+from winml_dag.engine.inputs import _lies_in, _source_text
+from winml_dag.engine.sandbox import FileAccess
+from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.local import LocalStore
+
+FOLDERS = [PurePosixPath("/home/me/project"), PureWindowsPath("C:\\Users\\me\\project")]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=["posix", "windows"])
+@pytest.mark.parametrize(
+    ("name", "path", "inside"),
+    [
+        ("notes.txt", "notes.txt", True),
+        ("data/a/1.txt", "data/a/1.txt", True),
+        ("1.txt", "data/a/1.txt", False),
+        ("notes.txt", "../notes.txt", False),
+    ],
+)
+def test_a_nested_source_lies_in_the_folder(folder: PurePath, name: str, path: str, inside: bool) -> None:
+    place, file = cast(Path, folder), SourceFile(name, cast(Path, folder / path))
+    assert _lies_in(place, file) is inside
+    assert _source_text(Source(f"./{path}", "file", (file,)), place) == (name if inside else str(folder / path))
+
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a POSIX shell")
 
