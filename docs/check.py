@@ -49,8 +49,8 @@ _DOTTED = re.compile(r"([a-z]\w*(?:\.\w+)+)(?::.*)?")
 _PATH = re.compile(r"[a-z]\w*(?:/[\w.-]+)*/[\w-]+\.py|(?:tests|winml_dag|docs|recipes)/[\w./-]*")
 # Blocks whose text comes from this folder. That of others is reworded in the code, and here follows it.
 _OWN_BLOCKS = {"recipe", "keys of a sweep", "goal", "search"}
-# Written by the benchmarks; and the page on the code.
-_OTHER_WORDS = {"benchmarks.md", "scaling.md", "architecture.md", "CONTRIBUTING.md"}
+# For those who work on the code.
+_OTHER_WORDS = {"architecture.md", "CONTRIBUTING.md"}
 _MESSAGE_ROW = re.compile(r"^\| (?P<messages>`.+?`)[^`|]* \|", re.MULTILINE)
 # Keys that only a sweep has.
 _OF_SWEEPS = {"matrix", "base", "overrides", "goal", "search", "measure", "folder"}

@@ -269,8 +269,8 @@ One property at a time slower or larger, on 100 machines:
 {limits}
 
 - **Scheduler.** Up to {dearest} ms per stage, about {rate} stages per second: enough for {busy} machines with stages of
-  {length} s, and {busy_long} with stages of a minute. Beyond that, shard the sweep: `--shard 1/4` on four machines gives
-  four schedulers with a cluster each, which share results through the remote.
+  {length} s, and {busy_long} with stages of a minute. Beyond that, shard the sweep: `--shard 1/4` on four machines
+  gives four schedulers with a cluster each, which share results through the remote.
 - **dask.** Its scheduler adds about 2 ms per stage, and 5 with a thousand workers: 200 stages per second, enough for 80
   machines with stages of 0.41 s, and for 12,000 with stages of a minute.
 - **Latency of the remote.** The scheduler waits for an answer before it starts the next stages. With short stages and a
@@ -291,6 +291,6 @@ One property at a time slower or larger, on 100 machines:
 make bench-scale
 ```
 
-It takes about half an hour and writes this page. `tests/benchmarks/scale_bench.py --help` lists single measurements. The
-tests simulate a graph of 2000 stages.
+It takes about half an hour and writes this page. `tests/benchmarks/scale_bench.py --help` lists single measurements.
+The tests simulate a graph of 2000 stages.
 """
