@@ -245,8 +245,8 @@ cache:
 
 w8a16 for the NPU of a Snapdragon X Elite. "load raw" is a session of the quantized model, which QNN compiles while it
 loads; both loads are medians of fresh processes, alternating. Times are of this machine, not of an NPU; the ratio is
-what compiling ahead of time saves here. The cosine is to the float model, on QNN's emulated NPU. "different outputs" counts
-distinct outputs of that many processes, each in another folder and with another hash seed: 1 means all equal.
+what compiling ahead of time saves here. The cosine is to the float model, on QNN's emulated NPU. "different outputs"
+counts distinct outputs of that many processes, each in another folder and with another hash seed: 1 means all equal.
 
 {compiled}
 
