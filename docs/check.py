@@ -49,8 +49,6 @@ _DOTTED = re.compile(r"([a-z]\w*(?:\.\w+)+)(?::.*)?")
 _PATH = re.compile(r"[a-z]\w*(?:/[\w.-]+)*/[\w-]+\.py|(?:tests|winml_dag|docs|recipes)/[\w./-]*")
 # Blocks whose text comes from this folder. That of others is reworded in the code, and here follows it.
 _OWN_BLOCKS = {"recipe", "keys of a sweep", "goal", "search"}
-# For those who work on the code.
-_OTHER_WORDS = {"architecture.md", "CONTRIBUTING.md"}
 _MESSAGE_ROW = re.compile(r"^\| (?P<messages>`.+?`)[^`|]* \|", re.MULTILINE)
 # Keys that only a sweep has.
 _OF_SWEEPS = {"matrix", "base", "overrides", "goal", "search", "measure", "folder"}
@@ -69,8 +67,7 @@ def findings(page: Path) -> Iterator[str]:
         yield "generated blocks are out of date; run: python docs/check.py --write"
     prose = _FENCE.sub("", text)
     yield from _broken_links(page, prose)
-    if page.name not in _OTHER_WORDS:
-        yield from _unwanted_words(text)
+    yield from _unwanted_words(text)
     if page.name == "troubleshooting.md":
         yield from _unknown_messages(prose)
     for command in _commands(text, prose):
