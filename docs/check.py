@@ -1,12 +1,13 @@
 """Check the documentation against the code: ``make docs``. With ``--write``, bring its generated parts up to date.
 
-Checked are: generated parts, relative links and their anchors, the commands and the recipes shown, and the fields of a
-recipe and the files of the project that are named. Nothing is run, so a page's examples of output are as true as on
-the day they were pasted.
+Checks generated blocks, relative links and anchors, the commands and recipes shown, the recipe fields and project files
+named, the words of ``words.txt``, and that the messages under troubleshooting exist in the code. Nothing is run, so
+examples of output may be out of date.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import json
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,15 @@ ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n(?P<text>.*?)<!-- end -->", re.DOTALL)
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_INDENTED_FENCE = re.compile(r"^ +```\w*\n.*?^ +```$", re.DOTALL | re.MULTILINE)
+_TARGET = re.compile(r"\]\([^)]*\)")
 _HEADING = re.compile(r"^#{1,6} +(?P<text>.+?) *$", re.MULTILINE)
 _INLINE_CODE = re.compile(r"`([^`\n]+)`")
 _DOTTED = re.compile(r"([a-z]\w*(?:\.\w+)+)(?::.*)?")
 _PATH = re.compile(r"[a-z]\w*(?:/[\w.-]+)*/[\w-]+\.py|(?:tests|winml_dag|docs|recipes)/[\w./-]*")
+# Blocks whose text comes from this folder. That of others is reworded in the code, and here follows it.
+_OWN_BLOCKS = {"recipe", "keys of a sweep", "goal", "search"}
+_MESSAGE_ROW = re.compile(r"^\| (?P<messages>`.+?`)[^`|]* \|", re.MULTILINE)
 # Keys that only a sweep has.
 _OF_SWEEPS = {"matrix", "base", "overrides", "goal", "search", "measure", "folder"}
 # What ends a command in a line of shell.
@@ -54,12 +61,15 @@ def pages() -> list[Path]:
 
 
 def findings(page: Path) -> Iterator[str]:
-    """Everything that is wrong with *page*, a sentence each."""
+    """Everything that is wrong with *page*, one sentence each."""
     text = page.read_text(encoding="utf-8")
     if regenerated(text) != text:
-        yield "generated parts are out of date; run: python docs/check.py --write"
+        yield "generated blocks are out of date; run: python docs/check.py --write"
     prose = _FENCE.sub("", text)
     yield from _broken_links(page, prose)
+    yield from _unwanted_words(text)
+    if page.name == "troubleshooting.md":
+        yield from _unknown_messages(prose)
     for command in _commands(text, prose):
         if problem := _command_problem(command):
             yield f"{command!r}: {problem}"
@@ -76,8 +86,52 @@ def findings(page: Path) -> Iterator[str]:
             yield f"`{code}`: there is no such file"
 
 
+def _unwanted_words(text: str) -> Iterator[str]:
+    """The words in *text*, outside of code, that ``words.txt`` replaces."""
+    text = _BLOCK.sub(lambda block: block[0] if block["name"] in _OWN_BLOCKS else _blank(block), text)
+    for code in (_FENCE, _INDENTED_FENCE, _INLINE_CODE, _TARGET):
+        text = code.sub(_blank, text)
+    for word, instead in _words():
+        for found in word.finditer(text):
+            yield f"line {text.count(chr(10), 0, found.start()) + 1}: {' '.join(found[0].split())!r}: write {instead}"
+
+
+def _blank(found: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", "_", found[0])
+
+
+@cache
+def _words() -> list[tuple[re.Pattern[str], str]]:
+    lines = (ROOT / "docs" / "words.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(" -> ") for line in lines if not line.startswith("#"))
+    return [(re.compile(rf"\b(?:{word})\b".replace(" ", r"\s+"), re.IGNORECASE), instead) for word, instead in pairs]
+
+
+def _unknown_messages(prose: str) -> Iterator[str]:
+    """The messages in the tables of *prose* that no string of the code contains; ``…`` is any text."""
+    for row in _MESSAGE_ROW.finditer(prose):
+        for message in _INLINE_CODE.findall(row["messages"]):
+            for words in filter(None, (words.strip() for words in message.split("…"))):
+                if len(words) > 2 and not any(words in said for said in _strings_of_the_code()):
+                    yield f"`{message}`: no message of the code has {words!r}"
+
+
+@cache
+def _strings_of_the_code() -> set[str]:
+    """Every string in the code; what an f-string fills in is a line feed."""
+    found = set()
+    for path in (ROOT / "winml_dag").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "\n" for part in node.values)
+                found.add("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
 def regenerated(text: str) -> str:
-    """*text* with every generated part made anew. Raises KeyError for a part that is not known."""
+    """*text* with every generated block regenerated. Raises KeyError for an unknown block."""
     return _BLOCK.sub(
         lambda block: f"<!-- generated: {block['name']} -->\n\n{BLOCKS[block['name']]()}\n\n<!-- end -->", text
     )

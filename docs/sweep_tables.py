@@ -12,37 +12,34 @@ from winml_dag.recipe.goal import Goal, Search
 from winml_dag.recipe.matrix import OneGoal
 
 _HEAD = {
-    "name": Meaning("What the sweep is called. Left out: the name of its file."),
-    "output_dir": Meaning("The folder that the cells' folders go below, relative to the file. `-o` wins over it."),
+    "name": Meaning("Name of the sweep. Default: the name of its file."),
+    "output_dir": Meaning("Folder of the cells' folders, relative to the file. `-o` wins."),
     "folder": Meaning(
-        "A template of a cell's folder, which is also its name: `{model}` stands for the label on that axis. Left out: "
-        "all labels, joined by `/`."
+        "Template of a cell's folder, which is also its name: `{model}` is the label on that axis. Default: all "
+        "labels, joined by `/`."
     ),
     "measure": Meaning(
-        "What is measured of each cell once all are built: `perf`, `eval`. The sections of these names say how."
+        "What to measure of each cell after building: `perf`, `eval`, with the settings in the sections of these names."
     ),
-    "search": Meaning("Search for mixed precision where a goal is missed: [search](#search)."),
-    "goal": Meaning("What the winner is chosen by: [goal](#goal), or a list of goals."),
+    "search": Meaning("Search for mixed precision if a goal is missed: [search](#search)."),
+    "goal": Meaning("How the winner is chosen: [goal](#goal), or a list of goals."),
 }
 _GOAL = {
-    "minimize": Meaning("What is best when it is least."),
+    "minimize": Meaning("What to minimize."),
     "subject_to": Meaning(
         'Bounds by measure, such as `{cosine: ">=0.99", accuracy_drop: "<=0.01"}`:'
-        " [all measures](../how-to/choose-by-goal.md#what-can-be-asked-for)."
+        " [all measures](../how-to/sweeps.md#bounds)."
     ),
-    "per": Meaning(
-        "The axes that there is a winner for each value of. Left out: those that change the model or the target."
-    ),
-    "folder": Meaning("A template of the folder that the winner is put into. Left out: `best/`, and those values."),
+    "per": Meaning("One winner per value of these axes. Default: those that change the model or the target."),
+    "folder": Meaning("Template of the winner's folder. Default: `best/` and those values."),
 }
 _SEARCH = {
-    "method": Meaning("`bisect` looks for the fewest nodes by doubling and halving, `all` tries every number."),
+    "method": Meaning("`bisect` finds the fewest nodes by doubling and halving, `all` tries every number."),
     "keep": Meaning(
-        "In what the worst nodes are kept. `auto`: in 16 bits where the provider mixes widths, and in float where that"
-        " is not enough."
+        "Type of the kept nodes. `auto`: 16 bits where the provider mixes widths, and float where that is not enough."
     ),
-    "most_trials": Meaning("For each cell that is searched. Left out: as many as it takes."),
-    "nodes_at_most": Meaning("That are kept. Left out: all but one."),
+    "most_trials": Meaning("Limit per cell that is searched. Default: none."),
+    "nodes_at_most": Meaning("Most nodes to keep. Default: all but one."),
 }
 
 

@@ -1,6 +1,6 @@
 """What is known to have been done to shared caches, done to this one over a real server, and what each of it meets.
 
-``docs/how-to/trust-a-cache.md`` has a row for every test here, and ``test_table.py`` sees to that.
+``docs/how-to/trust.md`` has a row for every test here, and ``test_table.py`` sees to that.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "trust-a-cache.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "trust.md"
 
 
 def test_every_attack_has_a_row_and_every_row_an_attack() -> None:

@@ -175,25 +175,24 @@ _MODELS = {
 
 _PAGE = """# Benchmarks
 
-Written by `make bench` on {day}. Every figure is the median of several whole processes, in seconds where nothing else
-is said. Machines differ and are seldom quiet, so read the ratios: each is against something that was measured in the
-same minutes.
+Written by `make bench` on {day}. Every figure is the median of several whole processes, in seconds unless stated
+otherwise. Compare ratios, which were measured within the same minutes, rather than absolute times.
 
 ## Nothing to do
 
-One model of 1 MB, w8a8, everything up to date: what one waits for is Python starting and importing.
+One model of 1 MB, w8a8, everything up to date. Most of the time is Python's start and imports.
 
 {start}
 
 ## Chains of small stages
 
-Every chain is four stages, and every stage copies 4 KiB and appends a line: `sh -c "(cat in; echo stage1) > out"`.
-"full" is a build from nothing with two jobs, "null" a build that has nothing to do, "edit" one after a line was
-appended to one input, so that four stages run. 1000 chains, 4000 stages:
+Every chain has four stages, and every stage copies 4 KiB and appends a line: `sh -c "(cat in; echo stage1) > out"`.
+"full" is a build from scratch with two jobs, "null" a build with nothing to do, "edit" a build after one input changed,
+so that four stages run. 1000 chains, 4000 stages:
 
 {peers}
 
-100 chains, 400 stages, for tools that would take from minutes to half an hour for more:
+100 chains, 400 stages, for tools that would take up to half an hour for more:
 
 {slow_peers}
 
@@ -201,57 +200,57 @@ appended to one input, so that four stages run. 1000 chains, 4000 stages:
 
 {large}
 
-What the tools do is not the same. make and ninja compare times: they miss an edit that keeps the time, rebuild after
-one that changes nothing, and put nothing back. doit, dvc and winml-dag compare contents; dvc and winml-dag also put
-back what was deleted, and find again what was built before. Only winml-dag puts a digest of the program and of every
-file that a command names into the key.
+The tools do not do the same. make and ninja compare times: they miss an edit that keeps the time, rebuild after a
+`touch`, and restore nothing. doit, dvc and winml-dag compare contents; dvc and winml-dag also restore deleted outputs
+and reuse older results. Only winml-dag includes a digest of the program, and of every file that a command names, in the
+key.
 
-## The price of bytes
+## Hashing and copying
 
 {bytes}
 
-## The price of a miss
+## Overhead of a full build
 
-ResNet-50 with random weights, 224 x 224, w8a8, compiled for QNN, built with an empty cache; beside it, in turns, a
-script that calls the same functions with the same settings in as many processes, on plain folders.
+ResNet-50 with random weights, 224 x 224, w8a8, compiled for QNN, built with an empty cache, alternating with a script
+that calls the same functions with the same settings in as many processes, on plain folders.
 
 {miss}
 
 ## Memory of an export
 
-A BERT with 270.7 million parameters, 1.01 GiB in safetensors, exported for 128 tokens. The peak is that of resident
-memory of the stage's process. Pages of the mapped checkpoint are part of it, though the system can take them back at
-any time; "of no file" leaves them out, "imports alone" is what PyTorch and transformers take before anything is loaded.
+A BERT with 270.7 million parameters, 1.01 GiB in safetensors, exported for 128 tokens. The peak is resident memory
+of the stage's process, including pages of the mapped checkpoint, which the system can reclaim; "of no file" excludes
+them, "imports alone" is PyTorch and transformers before anything is loaded.
 
 {export_memory}
 
-When TorchScript's exporter was given the weights, it held them more than four times: the same export had a peak of
-4686 MiB, 2489 of them of no file. Now they are kept from it, and put into the file afterwards.
+With the weights passed to TorchScript's exporter, the same export had a peak of 4686 MiB, 2489 of them of no file. Now
+the weights are added to the file afterwards.
 
 ## Precisions
 
-What each precision costs and gives. Seconds are those of calibrate, quantize and compile; ranges are found once for
-all of a model's precisions. Cosine and SQNR are to the float model, on samples that were kept back, on the CPU or on
-QNN's emulated NPU. "pooled" is the cosine of mean-pooled embeddings of twelve other sentences. "parts" are EPContext
-nodes, "nodes left" those that stay in float.
+Cost and quality of each precision. Seconds are those of calibrate, quantize and compile; ranges are computed once for
+all precisions of a model. Cosine and SQNR are to the float model, on held-out samples, on the CPU or on QNN's emulated
+NPU. "pooled" is the cosine of mean-pooled embeddings of twelve other sentences. "partitions" are EPContext nodes,
+"nodes left" those that stay in float.
 
 {precisions}
 
-Five precisions (fp16, w16a16, w16a8, w8a16, w8a8) on the CPU as one graph, against one build each with a cache of its
-own:
+Five precisions (fp16, w16a16, w16a8, w8a16, w8a8) on the CPU as one graph, compared with one build each with its own
+cache:
 
 {five}
 
 ## Compiling for QNN
 
 w8a16 for the NPU of a Snapdragon X Elite. "load raw" is a session of the quantized model, which QNN compiles while it
-loads; both loads are medians of fresh processes, in turns. Times are those of this machine, not of an NPU; the ratio is
+loads; both loads are medians of fresh processes, alternating. Times are of this machine, not of an NPU; the ratio is
 what compiling ahead of time saves here. The cosine is to the float model, on QNN's emulated NPU. "different outputs"
-counts the outputs of as many processes, each in another folder and with another hash seed: 1 is one and the same.
+counts distinct outputs of that many processes, each in another folder and with another hash seed: 1 means all equal.
 
 {compiled}
 
-The levels of optimization (`compile.htp_optimization_level`), medians of three in turns:
+Optimization levels (`compile.htp_optimization_level`), medians of three, alternating:
 
 {levels}
 
@@ -269,9 +268,9 @@ all-MiniLM-L6-v2 for 64 and for 128 tokens:
 make bench
 ```
 
-It installs the other tools into an environment of its own (`.venv-bench`), takes about half an hour, and writes this
-page, but for the parts on sweeps and on CI: `make bench-sweep` and `make bench-ci` measure and write those. The
-programs are in `tests/benchmarks/`.
+It installs the other tools into their own environment (`.venv-bench`), takes about half an hour, and writes this page,
+except for the sections that `make bench-sweep`, `make bench-ci` and `make corpus` write. The programs are in
+`tests/benchmarks/` and `tests/corpus/`.
 """
 
 

@@ -146,11 +146,11 @@ def section(found: Mapping[str, Found], recipe: Path, choices: Sequence[str]) ->
 _SECTION = """{heading}
 {measured}
 
-Every row is a machine with an empty cache and nginx as its remote. "Cold": nothing is anywhere, and what is made is put
-into the remote. "All blobs": `cache pull --all-blobs`, then a build. "The folders": a build, whose output folders show
-intermediate models too. "Minimal": a build with `--final-only`; that it moves records and final outputs and nothing
-else is asserted, by digest. nginx is on the same machine, and its processor time is not counted; wall time is also that
-of whatever else ran. "x" is processor time to that of the cold machine.
+Every row is a machine with an empty cache and nginx as its remote. "Cold": the remote is empty, and results are
+uploaded. "All blobs": `cache pull --all-blobs`, then a build. "The folders": a build with intermediate models in its
+output folders. "Minimal": a build with `--final-only`; a check by digest asserts that it transfers only records and
+final outputs. nginx runs on the same machine, and its processor time is not counted. "x" is processor time relative to
+the cold machine.
 
 {table}
 

@@ -173,10 +173,9 @@ def section(found: Found, recipe: Path, filters: Sequence[str]) -> str:
 _SECTION = """{heading}
 {measured}
 
-"One graph" is one call with one cache. "One by one" is a call for each cell, each with a cache of its own. "Whole
-builds" is what a cache with one key for each build does, over its whole config: all or nothing. Every cache begins
-empty. Processor time and counts are what to read: wall time is also that of whatever else ran. "x" is how many times as
-much as one graph.
+"One graph" is one call with one cache. "One by one" is a call per cell, each with its own cache. "Whole builds" is a
+cache with one key per build. All caches start empty. Compare processor times and counts, since other programs affect
+wall time. "x" is relative to one graph.
 
 First run:
 

@@ -26,7 +26,7 @@ def start_table(found: Mapping[str, float]) -> str:
 
 def peers_table(found: Mapping[str, Any]) -> str:
     """*found* by tool; ratios are to ours, so that 2 means: takes twice as long as winml-dag."""
-    head = ["tool", "full", "null (min-max)", "edit (min-max)", "full to ours", "null to ours", "edit to ours"]
+    head = ["tool", "full", "null (min-max)", "edit (min-max)", "full, ratio", "null, ratio", "edit, ratio"]
     ours = found[_OURS]
     rows = [
         (
@@ -102,7 +102,7 @@ def _spread(found: Mapping[str, float]) -> str:
 
 def precisions_table(found: Mapping[str, Any]) -> str:
     """One model in every precision on every provider: a row each."""
-    head = ["built for", "MB", "cosine", "SQNR dB", "pooled mean", "pooled min", "parts", "nodes left", "seconds"]
+    head = ["built for", "MB", "cosine", "SQNR dB", "pooled mean", "pooled min", "partitions", "nodes left", "seconds"]
     return table(head, [_precision_row(name, one) for name, one in found.items()])
 
 
@@ -125,7 +125,7 @@ def _precision_row(name: str, one: Mapping[str, Any]) -> Sequence[object]:
 
 def compile_table(found: Mapping[str, Any]) -> str:
     """What a compile gave, by model."""
-    head = ["model", "parts", "nodes on the CPU", "compile, s", "binary, MB", "load raw, s", "load compiled, s"]
+    head = ["model", "partitions", "nodes on the CPU", "compile, s", "binary, MB", "load raw, s", "load compiled, s"]
     head += ["ratio", "cosine", "processes", "different outputs"]
     rows = [
         (

@@ -2,7 +2,7 @@
 
     python tests/ci/play.py github
 
-plays them with nginx as ``docs/how-to/set-up-a-remote.md`` has it, and prints what ran and what moved. Every job has a
+plays them with nginx as ``docs/how-to/share-a-cache.md`` has it, and prints what ran and what moved. Every job has a
 machine of its own, on which nothing is but what is installed.
 """
 

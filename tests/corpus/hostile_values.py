@@ -203,7 +203,7 @@ def _(g: Graph) -> None:
     x = g.dense(g.input(shape=(4, 16)), 16, 8)
     keep = g.const(np.ones((4, 8), bool), bool)
     g.output(g.add("Where", keep, x, g.const(np.nan)))
-    g.may_refuse = dict.fromkeys(("cpu", "qnn"), "no integer stands for NaN")
+    g.may_refuse = dict.fromkeys(("cpu", "qnn"), "no integer represents NaN")
 
 
 @VALUES.case("infinite-output")

@@ -1,4 +1,4 @@
-"""The part of the benchmark page on models that others made."""
+"""The section of the benchmark page on models from other tools."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from importlib.metadata import version
 
 from verdicts import MAY_LOSE_DB, Judged, broken, mean
 
-HEADING = "## Models that others made\n"
+HEADING = "## Models from other tools\n"
 
 _HEAD = (
     *("models", "for", "precision", "cells", "built", "refused", "failed", "plain runs", "wrong", "plain wrong"),
     *("SQNR, dB", "plain", "plain, a scale for each tensor"),
 )
 _ABOUT = """
-Every model is built in every precision, and beside it plain `onnxruntime.quantization` makes the same of it, with the
-same integer types and the same samples: with and without `quant_pre_process`, and with a scale for each tensor and for
-each channel. Both run on samples that neither has seen, and are held against the original model, which runs without
-optimizations. "Refused" is a sentence that says why; "failed" is anything else that users should not have to read.
-"Plain runs": cells where at least one of plain onnxruntime's results loads and runs. "Wrong": built, and the values are
-not those of the original, which is looked at without `winml-dag validate`. SQNR is the mean over the cells where both
-are right, each counted up to 60 dB, "plain" with scales of the same granularity as ours.
+Every model is built in every precision, and compared with plain `onnxruntime.quantization` with the same integer types
+and samples: with and without `quant_pre_process`, and with scales per tensor and per channel. Both run on held-out
+samples and are compared with the original model, which runs without optimizations. "Refused" means an error with a
+reason; "failed" is any other error. "Plain runs": cells where at least one of plain onnxruntime's results loads and
+runs. "Wrong": built, but with other values than the original, checked without `winml-dag validate`. SQNR is the mean
+over the cells where both are right, each counted up to 60 dB, "plain" with scales of the same granularity.
 """
 
 
@@ -46,7 +45,7 @@ def section(found: Sequence[Judged], wrong_node_cases: int | None) -> str:
         lines.append(f"Of onnx's own cases of operators, {some} come out of optimize differently.")
     refusals = [one for one in found if one.verdict == "refused" and one.plain_runs]
     if refusals:
-        lines += ["", "What plain onnxruntime runs and we refuse:", ""]
+        lines += ["", "Cells that plain onnxruntime runs and winml_dag refuses:", ""]
         lines += [f"- {cells}: {told}" for told, cells in _grouped(refusals)]
     return "\n".join(lines) + "\n\n"
 

@@ -1,4 +1,4 @@
-"""nginx with WebDAV as a cache, as ``docs/how-to/set-up-a-remote.md`` shows it: a process of its own on 127.0.0.1."""
+"""nginx with WebDAV as a cache, as ``docs/how-to/share-a-cache.md`` shows it: a process of its own on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "set-up-a-remote.md"
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "share-a-cache.md"
 # Debian has it where only root looks.
 _MORE_PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"
 

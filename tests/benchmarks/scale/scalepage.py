@@ -203,101 +203,87 @@ def _spread(figures: Sequence[float]) -> str:
 
 
 _PAGE = """\
-# How far it goes
+# Scaling: how many stages and machines
 
-One scheduler on one machine decides on every stage of a build, also when a [cluster](how-to/use-a-cluster.md)
-runs them, and a [remote](how-to/share-a-cache.md) has what they make. This page says how many stages and machines
-that is good for, what gives out first, and what to do then.
+One scheduler on one machine decides every stage of a build, also when a [cluster](how-to/use-a-cluster.md) runs the
+stages and a [remote](how-to/share-a-cache.md) stores the results. This page shows how many stages and machines it
+supports, and what the bottlenecks are.
 
-## How this was found
+## Method
 
-By simulation: the planner, the look ahead in a remote and the scheduler are those that builds use, and run for real.
-Only work, files, the network and the choice of a worker are played. A run takes as long as it took when
-`recipes/sweeps/small.yaml` was built and recorded (`tests/benchmarks/scale/recorded.json`), and its files are as
-large as they were; then a heap of moments says which ends next, and the clock jumps there. Requests and bytes are
-counted by the rules of the protocol: which record is asked for when, which blob is looked for, fetched or put.
+Simulation: planner, remote lookups and scheduler are the real code. Only work, files, the network and the choice of a
+worker are simulated. Stages take as long, and files are as large, as recorded when `recipes/sweeps/small.yaml` was
+built (`tests/benchmarks/scale/recorded.json`). Requests and bytes are counted by the rules of the protocol.
 
-The graph is that sweep with more and more seeds for its random weights. {planned_stages} stages are {planned_cells}
-cells that were all planned. Larger graphs are copies of these with other keys: the same shapes, merged and scheduled
-like any other, not planned again. A stage that was recorded takes {length} s on average, since the models are tiny;
-so the scheduler has much more to do for a machine than with real ones. Times on the clock do not depend on the
-machine that simulates; processor times do: {where}, two busy processors.
+The graph is that sweep with increasing numbers of seeds for random weights. {planned_stages} stages are {planned_cells}
+cells, all planned. Larger graphs are copies of these with other keys, which are merged and scheduled but not planned
+again. A recorded stage takes {length} s on average, since the models are tiny, so the scheduler has more work per
+machine than with real models. Simulated times do not depend on the machine; processor times do: {where}, two busy
+processors.
 
-Not in the figures is what writes to this machine's disk (a record is a file and a row of the index), what puts folders
-in place, and dask's own messages, with a thread here for each run that goes on elsewhere. So rates of the scheduler are
-what is possible at most.
+Not included: writing to the local disk (a record is a file and a row of the index), restoring output folders, and
+dask's own messages. So scheduler rates are upper limits.
 
 ## Planning and scheduling
 
-Processor time in microseconds for each stage of the merged graph, and the most memory that the process took, with
-the plans, the store and the network that it simulates. "Looking up and reusing" is a second run with nothing left to
-do.
+Processor time in microseconds per stage of the merged graph, and peak memory of the process, including the simulation.
+"Looking up and reusing" is a second run with nothing to do.
 
 {sizes}
 
-All of it is linear in the graph. Memory is {kb_a_stage} KB a stage at the largest, mostly what is kept of each
-result until the end: its record, with ingredients and digests.
+Everything is linear in the graph. Memory is at most {kb_a_stage} KB per stage, mostly the records.
 
-Runs from nothing, with a remote that costs nothing: "took" is on the virtual clock, "the least" the larger of all
-work on all machines and the longest chain.
+Runs from scratch, with a remote that costs nothing. "took" is simulated time, "the least" the larger of total work
+divided by machines and the longest chain.
 
 {runs}
 
-Where a run takes longer than the least, the graph is too small for so many machines: what is left at the end is a
-chain.
+Where a run takes longer than the least, the graph is too small for so many machines: a chain remains at the end.
 
-## What goes to a remote
+## Traffic to a remote
 
-{planned_stages} stages on 100 machines, each with an empty cache at first. The server answers after 2 ms, takes
-2000 requests and moves 1.25 GB in a second, 125 MB for each machine. The scheduler takes 0.3 ms of the clock for
-each run.
+{planned_stages} stages on 100 machines with empty caches. The server answers after 2 ms, takes 2000 requests per second
+and transfers 1.25 GB/s, 125 MB/s per machine. The scheduler takes 0.3 ms per run.
 
 {traffic}
 
-A new machine on which nothing changed asks for each record once and for each blob once whether it is there,
-{warm_requests} requests a stage, and fetches the final files alone. Stages that turn out to be equal are asked for
-once.
+A new machine with nothing changed asks once per record and once per blob, {warm_requests} requests per stage, and
+downloads only final files. A run needs more: its worker looks up the record, downloads missing inputs and uploads blobs
+and record, and the build checks that they are there.
 
-A run asks for more: its worker looks for the record, fetches what its machine has not got, puts blobs and record, and
-the build's machine makes sure that they are there.
+## Number of machines
 
-## The curve
-
-The same graph and server, and work that takes 1, 10 and 100 times as long as it was recorded: seconds on the clock,
-and how near that is to the fastest that is possible, be it by all work on all machines or by the longest chain.
+The same graph and server, with work that takes 1, 10 and 100 times as long as recorded: seconds, and the share of the
+optimum given by total work or the longest chain.
 
 {curve}
 
-At 300 machines all work and the longest chain take about equally long: then no order has both.
+At 300 machines, total work divided by machines equals the longest chain, so no order is optimal for both.
 
-![How near a run comes to the fastest that the graph allows, by the number of machines](scaling.svg)
+![Share of the optimum by the number of machines](scaling.svg)
 
-## What gives out first
+## Bottlenecks
 
-One thing at a time slower or larger, on 100 machines:
+One property at a time slower or larger, on 100 machines:
 
 {limits}
 
-- **The scheduler.** It takes up to {dearest} ms for a stage, so it starts about {rate} a second: enough for {busy}
-  machines with stages of {length} s, and for {busy_long} with stages of a minute. Beyond that, divide the sweep:
-  `--shard 1/4` on four machines makes four schedulers with a cluster each, which share by the remote and know nothing
-  of each other.
-- **dask.** On a cluster its scheduler comes beside ours, in a process of its own. It takes about 2 ms a stage, and 5
-  with a thousand workers to choose from: 200 stages a second, which is enough for 80 machines with stages of 0.41 s,
-  and for 12,000 with stages of a minute.
-- **The way to the remote.** The scheduler waits for an answer before it places what has become possible; all that
-  ended meanwhile is asked for at once. Short stages and slow answers go together badly. Put a level between: a server
-  in the same building as the cluster, before the one far away. Stages that take minutes do not notice.
-- **Requests.** They are what gives out first with short stages. A run costs {of_a_run} of them, so a server that takes
-  2000 a second serves {by_requests} runs a second: {busy_requests} machines with stages of {length} s, as the curve
-  shows, and {busy_requests_long} with stages of a minute. Then use more servers: a level for each group of machines,
-  with the common one behind it; or `file://` on a file system that all machines share, where a question is a `stat`.
-- **Bytes.** A run moves {kb_of_a_run} KB here, and 1.25 GB a second are {by_bytes} runs a second. It grows with the
-  models: a model of 1 GB moves a few GB a stage, in and out. Then the lines are what to pay for, or larger machines,
-  on which more stages find their inputs where they are.
-- **Memory.** {kb_a_stage} KB a stage on the machine that schedules. A million stages fit; divide by shards before
-  ten.
-- **Planning.** Each cell is planned for itself, in one process, on each call that changes it. Shards divide that too.
+- **Scheduler.** Up to {dearest} ms per stage, about {rate} stages per second: enough for {busy} machines with stages of
+  {length} s, and {busy_long} with stages of a minute. Beyond that, shard the sweep: `--shard 1/4` on four machines
+  gives four schedulers with a cluster each, which share results through the remote.
+- **dask.** Its scheduler adds about 2 ms per stage, and 5 with a thousand workers: 200 stages per second, enough for 80
+  machines with stages of 0.41 s, and for 12,000 with stages of a minute.
+- **Latency of the remote.** The scheduler waits for an answer before it starts the next stages. With short stages and a
+  slow remote, put a nearer remote before it. Stages that take minutes are not affected.
+- **Requests.** The first bottleneck with short stages: {of_a_run} requests per run, so a server with 2000 requests per
+  second supports {by_requests} runs per second: {busy_requests} machines with stages of {length} s, and
+  {busy_requests_long} with stages of a minute. Use more servers: one per group of machines before the common one, or
+  `file://` on a shared file system, where a request is a `stat`.
+- **Bandwidth.** A run transfers {kb_of_a_run} KB here; 1.25 GB/s are {by_bytes} runs per second. It grows with the
+  models: a model of 1 GB transfers a few GB per stage. Use faster networks, or larger machines, which find more inputs
+  locally.
+- **Memory.** {kb_a_stage} KB per stage on the scheduling machine: enough for a million stages.
+- **Planning.** Cells are planned one by one in one process, on each call that changes them. Shards help here too.
 
 ## Measure it yourself
 
@@ -305,6 +291,6 @@ One thing at a time slower or larger, on 100 machines:
 make bench-scale
 ```
 
-It takes about half an hour, most of it for the million, and writes this page. A part of it alone:
-`tests/benchmarks/scale_bench.py` names them. A graph of 2000 stages is simulated with the tests.
+It takes about half an hour and writes this page. `tests/benchmarks/scale_bench.py --help` lists single measurements.
+The tests simulate a graph of 2000 stages.
 """

@@ -233,7 +233,7 @@ def test_an_answer_that_obstore_breaks_at_is_a_trouble_as_well(
 def test_with_the_policies_of_the_page_pull_requests_write_their_own_only(
     s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[4] / "docs/how-to/set-up-a-remote.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs/how-to/share-a-cache.md").read_text(encoding="utf-8")
     of_main, of_pull = (
         json.loads(block.replace("my-bucket", BUCKET))
         for block in re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
