@@ -17,7 +17,7 @@ from winml_dag.engine.events import Observer, StageResult
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.toolchain import versions
 from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, Target, find_ep
+from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep
 from winml_dag.ep.support.case import Level, case_of_json
 from winml_dag.ep.support.table import table_files
 from winml_dag.errors import UsageError
@@ -162,7 +162,7 @@ def _normalization(subject: Subject, request: AnalysisRequest, target: Target, c
 
 def measured_targets() -> Iterator[Target]:
     """The targets that there is a table for."""
-    for ep in EXECUTION_PROVIDERS:
+    for ep in execution_providers():
         for device in ep.devices:
             if table_files(Target(ep, device)):
                 yield Target(ep, device)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from onnx import GraphProto, ModelProto, TensorProto
 from onnxruntime.quantization import QuantType, StaticQuantConfig
 
-from winml_dag.ep.quantization import INTEGERS
+from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
 from winml_dag.recipe.precision import type_bits
 from winml_dag.stages.quantize import QuantizeFields
@@ -92,7 +92,7 @@ def _refuse_pairs(graph: GraphProto, fields: QuantizeFields) -> None:
             continue
         weight = types[node.name].weight_type or str(fields.weight_type)
         activation = types[node.name].activation_type or str(fields.activation_type)
-        reason = INTEGERS["qnn"].cannot.get((type_bits(weight), type_bits(activation)))
+        reason = QNN.integers.cannot.get((type_bits(weight), type_bits(activation)))
         if reason is not None:
             raise StageError(
                 f"quant.node_overrides: node {node.name!r} would have {weight} weights with {activation} activations;"
