@@ -18,7 +18,7 @@ from winml_dag.ep.support.table import About, evidence_of, table_bytes
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import discovered
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
-from winml_dag.stages.analyze.work import run
+from winml_dag.stages.analyze.analysis import run
 from winml_dag.stages.probe.cases import Scope, case_of
 
 TAKEN = Outcome(compiled=True, ran=True)

@@ -104,6 +104,45 @@ def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.S
     return settings
 
 
+def session_for(
+    model: Path | bytes, target: Target, settings: onnxruntime.SessionOptions, *, threads: int | None = None
+) -> onnxruntime.InferenceSession:
+    """*model* loaded for *target*, without onnxruntime's own fallback to another provider; it tells who runs what.
+    Raises what onnxruntime raises.
+    """
+    import onnxruntime
+
+    settings.add_session_config_entry(RECORD_ASSIGNMENT, "1")
+    if threads is not None:
+        settings.intra_op_num_threads = threads
+    providers = [CPU.name] if runs_on_cpu(target) else None
+    given = model if isinstance(model, bytes) else str(model)
+    session = onnxruntime.InferenceSession(given, settings, providers, enable_fallback=0)
+    session.disable_fallback()
+    return session
+
+
+def open_session(
+    model: Path | bytes, what: str, settings: onnxruntime.SessionOptions | None = None, *, optimized: bool = False
+) -> onnxruntime.InferenceSession:
+    """A CPU session of the model as it is, nothing fused, or *optimized* with all that onnxruntime can.
+
+    Raises:
+        StageError: when onnxruntime cannot load it; the sentence calls it *what*.
+    """
+    import onnxruntime
+
+    settings = settings or onnxruntime.SessionOptions()
+    levels = onnxruntime.GraphOptimizationLevel
+    settings.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    settings.log_severity_level = 3
+    given = model if isinstance(model, bytes) else str(model)
+    try:
+        return onnxruntime.InferenceSession(given, settings, providers=[CPU.name])
+    except Exception as error:  # onnxruntime's errors have no base class of their own
+        raise StageError(f"onnxruntime cannot load {what}: {explanation(error)}.") from error
+
+
 def create_session(
     model: Path, target: Target, options: Mapping[str, str], *, threads: int | None = None, compiled: bool = False
 ) -> onnxruntime.InferenceSession:
@@ -113,18 +152,11 @@ def create_session(
     Raises:
         StageError: when it does not load there, or would run entirely on the CPU instead.
     """
-    import onnxruntime
-
     settings = session_options(target, options)
-    settings.add_session_config_entry(RECORD_ASSIGNMENT, "1")
-    if threads is not None:
-        settings.intra_op_num_threads = threads
-    providers = [CPU.name] if runs_on_cpu(target) else None
     try:
-        session = onnxruntime.InferenceSession(str(model), settings, providers, enable_fallback=0)
+        session = session_for(model, target, settings, threads=threads)
     except Exception as error:
         raise _load_error(model, target, explanation(error), compiled=compiled) from error
-    session.disable_fallback()
     if _kernels(target.ep) not in assigned_nodes(session) and not runs_on_cpu(target):
         raise StageError(
             f"{target.ep.name} took no part of {model.name}: all of it would run on the CPU.",

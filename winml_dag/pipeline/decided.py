@@ -21,9 +21,8 @@ from winml_dag.pipeline.resolve import resolve_whole
 from winml_dag.pipeline.unread import reads
 from winml_dag.pipeline.variant import Build, CompositeBuild, Skip
 from winml_dag.recipe.schema import Recipe
-from winml_dag.stages.export import ExportConfig
+from winml_dag.stages.export import MODEL, SIGNATURE, ExportConfig, SignatureConfig
 from winml_dag.stages.export.tasks import task_named
-from winml_dag.stages.signature import MODEL, SIGNATURE, SignatureConfig
 
 # How analyze goes on is no part of what is built, so the settings of a build leave it out.
 _OF_ANALYZE = ("auto", "max_optim_iterations", "allow_unsupported_nodes")

@@ -9,8 +9,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source
 from winml_dag.pipeline.answer import answer_of
-from winml_dag.stages.capture import CAPTURE, MODEL, SCRIPT, CaptureConfig
-from winml_dag.stages.export import ExportFields, LoaderFields
+from winml_dag.stages.export import CAPTURE, MODEL_SOURCE, SCRIPT_SOURCE, CaptureConfig, ExportFields, LoaderFields
 
 # What of a whole model's recipe says nothing of a module: its data are not what a module is called with.
 _OF_THE_MODEL = ("eval", "components", "output_dir")
@@ -51,7 +50,7 @@ def module_recipes(
         StageError: when the model cannot be loaded or called, or has no such modules.
     """
     asked = config_json(CaptureConfig(loader, export, module_class))
-    told = answer_of(CAPTURE, asked, {MODEL: model, SCRIPT: script})
+    told = answer_of(CAPTURE, asked, {MODEL_SOURCE: model, SCRIPT_SOURCE: script})
     found = _objects(told.get("modules"))
     left_out = {path: str(why) for path, why in _section(told, "left_out").items()}
     return ModuleRecipes(tuple(_recipe(settings, loader, module_class, module) for module in found), left_out)

@@ -9,8 +9,8 @@ from math import prod
 from winml_dag.ep.support.case import AttributeValue, Case, Operand
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graph import integers_of
+from winml_dag.stages.analyze.judging import opset
 from winml_dag.stages.analyze.patterns import Match
-from winml_dag.stages.analyze.result import opset
 from winml_dag.stages.optimize.merged_axes import merged
 
 _GELU_OPSET = 20
