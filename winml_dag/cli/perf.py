@@ -146,7 +146,7 @@ def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> N
 def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
     """What was measured, for people; *quiet* leaves out what is not a figure."""
     from winml_dag.stages.perf import PICTURE_FILE, REPORT_FILE
-    from winml_dag.stages.perf.measurement import EMULATED
+    from winml_dag.stages.perf.notices import EMULATED
 
     found: Any = done.metrics
     if not quiet:

@@ -13,7 +13,7 @@ from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
 from winml_dag.recipe.schema import InputTensor
 from winml_dag.recipe.spelling import known_instead
-from winml_dag.stages.export.axes import BATCH
+from winml_dag.stages.export.dimensions import BATCH
 
 # Sizes for examples in advice: of a picture's side, and of anything else.
 _PICTURE, _ANYTHING = 224, 128

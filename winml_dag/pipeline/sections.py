@@ -22,7 +22,7 @@ from winml_dag.recipe.spelling import known_instead
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
-from winml_dag.stages.export.axes import BATCH, sized
+from winml_dag.stages.export.dimensions import BATCH, sized
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.selection import select
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget

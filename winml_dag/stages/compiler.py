@@ -7,15 +7,10 @@ process.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
-from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
-
-from onnx import GraphProto, ModelProto, NodeProto, helper, shape_inference
+from typing import TYPE_CHECKING
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.availability import resolve_target
@@ -23,7 +18,6 @@ from winml_dag.ep.registry import QNN, ExecutionProvider, Target
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.onnxmodel.protos import Naming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,73 +26,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from winml_dag.onnxmodel.inspect import ModelSummary
-
-
-# Averages over windows with padding, for QNN: in half precision, it computes those that leave the padding out wrongly.
-#
-# Of a one-node model (1x24x56x56, a window of 3x3, padding of 1) the SQNR is 5 dB, and 69 dB where the padding counts
-# (QNN SDK 2.51). So the padding counts, and a product corrects what it adds. Between integers QNN is right.
-
-_Value = TypeVar("_Value", int, Sequence[int])
-
-
-def count_padding(model: ModelProto) -> bool:
-    """Rewrite each AveragePool of float values that leaves its padding out, in place; whether there was any. One whose
-    shape is not known stays as it is.
-    """
-    graph = model.graph
-    makers = {name: node for node in graph.node for name in node.output}
-    found = [
-        node
-        for node in graph.node
-        if node.op_type == "AveragePool"
-        and any(_attribute(node, "pads", ()))
-        and not _attribute(node, "count_include_pad", 0)
-        and not _attribute(node, "ceil_mode", 0)
-        and makers.get(node.input[0], node).op_type != "DequantizeLinear"
-    ]
-    if not found:
-        return False
-    known = {value.name: value.type.tensor_type for value in shape_inference.infer_shapes(model).graph.value_info}
-    known |= {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
-    naming, changed = Naming.of(graph), False
-    for node in found:
-        tensor = known.get(node.input[0])
-        sizes = [] if tensor is None else [dim.dim_value for dim in tensor.shape.dim[2:]]
-        if tensor is not None and sizes and all(sizes):
-            _count(graph, node, sizes, tensor.elem_type, naming)
-            changed = True
-    return changed
-
-
-def _count(graph: GraphProto, node: NodeProto, sizes: list[int], elem_type: int, naming: Naming) -> None:
-    kernel = _attribute(node, "kernel_shape", ())
-    rank = len(sizes)
-    strides, dilations = (_attribute(node, name, (1,) * rank) for name in ("strides", "dilations"))
-    pads = _attribute(node, "pads", ())
-    inside = []
-    for axis, size in enumerate(sizes):
-        reach = dilations[axis] * (kernel[axis] - 1) + 1
-        starts = range(-pads[axis], size + pads[axis + rank] - reach + 1, strides[axis])
-        steps = range(0, reach, dilations[axis])
-        inside.append([sum(0 <= start + step < size for step in steps) for start in starts])
-    # A window that lies in the padding alone has no average.
-    factors = [math.prod(kernel) / max(1, math.prod(counts)) for counts in product(*inside)]
-    output = node.output[0]
-    at = next(place for place, each in enumerate(graph.node) if output in each.output)
-    node.output[0], factor = naming.new(f"{output}_with_padding"), naming.new(f"{output}_padding_factor")
-    graph.initializer.append(helper.make_tensor(factor, elem_type, [1, 1, *map(len, inside)], factors))
-    corrected = helper.make_node("Mul", [node.output[0], factor], [output], naming.new(f"{node.name}/mul"))
-    graph.node.insert(at + 1, corrected)
-    kept = [each for each in node.attribute if each.name != "count_include_pad"]
-    del node.attribute[:]
-    node.attribute.extend([*kept, helper.make_attribute("count_include_pad", 1)])
-
-
-def _attribute(node: NodeProto, name: str, otherwise: _Value) -> _Value:
-    values = (helper.get_attribute_value(each) for each in node.attribute if each.name == name)
-    return cast(_Value, next(values, otherwise))
-
 
 # Of the model that was given, plans have seen to it: this one comes from somewhere else.
 GIVE_SIZES = (
@@ -201,6 +128,7 @@ def compile_with(
     from winml_dag.onnxmodel.epcontext import put_out_inner_weights
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.onnxmodel.metadata import restore_metadata
+    from winml_dag.stages.averages import count_padding
     from winml_dag.stages.compiled import COMPATIBILITY
 
     graph = read_model(model).graph

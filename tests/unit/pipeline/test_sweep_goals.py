@@ -17,7 +17,7 @@ from winml_dag.pipeline.sweep.measuring import Running
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Measured
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.sweep import Cell
-from winml_dag.stages.perf.measurement import EMULATED
+from winml_dag.stages.perf.notices import EMULATED
 from winml_dag.store.local import LocalStore
 
 SWEEP = """

@@ -9,7 +9,7 @@ from export_models import random_model
 from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
 from winml_dag.stages.export.exporter import ExportOptions, export_onnx
 from winml_dag.stages.export.loading import load_pytorch_model
-from winml_dag.stages.export.tasks import OutputChoice
+from winml_dag.stages.export.outputs import OutputChoice
 
 
 @pytest.mark.parametrize("exporter", [TORCHSCRIPT, pytest.param(DYNAMO, marks=pytest.mark.slow)])

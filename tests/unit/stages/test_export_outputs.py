@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from winml_dag.errors import StageError
-from winml_dag.stages.export.tasks import OutputChoice, choose_outputs
+from winml_dag.stages.export.outputs import OutputChoice, choose_outputs
 
 PRODUCED = ("last_hidden_state", "pooler_output")
 

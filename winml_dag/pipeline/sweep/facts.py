@@ -16,7 +16,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.sweep.result import CellResult, Measured
 from winml_dag.stages.evaluate import METRICS
-from winml_dag.stages.perf.measurement import EMULATED
+from winml_dag.stages.perf.notices import EMULATED
 
 # In place of the ratio to no noise at all, for which JSON has no number: no bound asks for more.
 EXACT_DB = 1000.0

@@ -14,11 +14,12 @@ from winml_dag.ep.registry import find_ep
 from winml_dag.ep.support.case import Case, Level, Operand, Verdict, case_json
 from winml_dag.ep.support.table import Rules
 from winml_dag.errors import UsageError
+from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.onnxmodel.graph import Graph, Model, Node, Value, attribute_of
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.analyze import AnalyzeConfig, AnalyzeTarget, QuantizedTo
-from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
+from winml_dag.stages.probe.cases import as_quantized, case_of
 
 # analyze_result.json: what analyze found, in the fields that winml-cli gives it.
 #
@@ -162,10 +163,10 @@ def assumed(config: AnalyzeConfig, model: Model) -> AnalyzeConfig:
     quant = config.quant
     if quant is None or quant.op_types is None:
         return config
-    scope = Scope.of(model)
+    flow = Dataflow(model)
     for node in model.graph.nodes:
         if any(fnmatchcase(node.op_type, pattern) for pattern in quant.op_types):
-            case = case_of(node, scope)
+            case = case_of(node, flow)
             if any(each is not None and each.dtype == "float32" for each in (*case.inputs, *case.outputs)):
                 return config
     return replace(config, quant=replace(quant, op_types=None))
@@ -207,8 +208,8 @@ class Judge:
         return list(self._graph(model, model.graph))
 
     def _graph(self, model: Model, graph: Graph) -> Iterator[Judged]:
-        scope = Scope.of(model, graph)
-        judged = {id(node): self._node(node, scope) for node in graph.nodes if node.op_type not in QDQ}
+        flow = Dataflow(model, graph)
+        judged = {id(node): self._node(node, flow) for node in graph.nodes if node.op_type not in QDQ}
         converted = {
             name
             for each in judged.values()
@@ -216,17 +217,17 @@ class Judge:
             for name in (*each.node.inputs, *each.node.outputs)
         }
         for node in graph.nodes:
-            yield judged.get(id(node)) or self._conversion(node, scope, converted)
+            yield judged.get(id(node)) or self._conversion(node, flow, converted)
             for attribute in node.attributes:
                 for inner in attribute.graphs:
                     yield from self._graph(model, inner)
 
-    def _node(self, node: Node, scope: Scope) -> Judged:
+    def _node(self, node: Node, flow: Dataflow) -> Judged:
         if node.op_type == "Constant":
             return Judged(node, Level.SUPPORTED, "a constant, which is no work")
         if node.op_type == "EPContext":
             return self._context(node)
-        case = self.as_it_will_be(case_of(node, scope), node.name)
+        case = self.as_it_will_be(case_of(node, flow), node.name)
         found = self.verdict(case)
         return Judged(node, found.level, found.reason, case)
 
@@ -241,11 +242,11 @@ class Judge:
             return Judged(node, Level.UNKNOWN, "compiled, and the model does not say for which execution provider")
         return Judged(node, Level.SUPPORTED, f"compiled for {ep}")
 
-    def _conversion(self, node: Node, scope: Scope, converted: AbstractSet[str]) -> Judged:
+    def _conversion(self, node: Node, flow: Dataflow, converted: AbstractSet[str]) -> Judged:
         """Q and DQ belong to the operators between them, which were measured with them; alone, they are operators."""
         if converted & {*node.inputs[:1], *node.outputs[:1]}:
             return Judged(node, Level.SUPPORTED, "measured with the operator that it converts for")
-        return self._node(node, scope)
+        return self._node(node, flow)
 
 
 def _name_of(text: str) -> str:

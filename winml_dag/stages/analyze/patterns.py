@@ -8,8 +8,7 @@ from itertools import permutations
 from math import pi, sqrt
 
 from winml_dag.onnxmodel.dataflow import Dataflow
-from winml_dag.onnxmodel.graph import Node, integers_of
-from winml_dag.stages.optimize.merged_axes import FROM_RANK
+from winml_dag.onnxmodel.graph import HIGH_RANK, Node, integers_of
 
 # What a group of nodes is told by: terms that are laid upon the graph from its last node upwards.
 #
@@ -273,7 +272,7 @@ def _attention() -> Iterator[Term]:
 
 
 def _of_high_rank(flow: Dataflow, node: Node) -> bool:
-    return len(integers_of(node, "perm")) >= FROM_RANK and bool(flow.dims(node.inputs[0]))
+    return len(integers_of(node, "perm")) >= HIGH_RANK and bool(flow.dims(node.inputs[0]))
 
 
 PATTERNS = (
@@ -298,7 +297,7 @@ PATTERNS = (
     ),
     Pattern(
         "ReshapeTransposeReshapeOverlyHighDim",
-        f"Reshape, Transpose and Reshape through {FROM_RANK} or more dimensions",
+        f"Reshape, Transpose and Reshape through {HIGH_RANK} or more dimensions",
         _forms(op("Reshape", op("Transpose", op("Reshape", _x), where=_of_high_rank)), last="Reshape"),
     ),
     Pattern("TransposeChainPattern", "chain of Transpose", _chains(("Transpose",))),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from winml_dag.errors import StageError
 from winml_dag.stages.evaluate import TASKS
-from winml_dag.stages.evaluate.classes import Case, Given
+from winml_dag.stages.evaluate.cases import Case, Given
 from winml_dag.stages.evaluate.metrics import Metric, answer_f1, exact_match, mean, share
 from winml_dag.stages.evaluate.rows import chosen_numbers, rows_of
 from winml_dag.stages.samples.arrays import fit

@@ -20,7 +20,8 @@ from winml_dag.onnxmodel.feeds import InputSpec, inputs_of_both, model_inputs
 from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
 from winml_dag.stages.evaluate.answers import QuestionAnswering
-from winml_dag.stages.evaluate.classes import Case, Classification, Given, Labels, Task
+from winml_dag.stages.evaluate.cases import Case, Given, Labels, Task
+from winml_dag.stages.evaluate.classes import Classification
 from winml_dag.stages.evaluate.metrics import Metric, Outcomes, difference, estimate
 from winml_dag.stages.evaluate.rows import FeatureSimilarity, chosen_numbers
 from winml_dag.stages.evaluate.tokens import TokenClassification

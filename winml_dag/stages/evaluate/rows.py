@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.evaluate import TASKS
-from winml_dag.stages.evaluate.classes import Case, Given
+from winml_dag.stages.evaluate.cases import Case, Given
 from winml_dag.stages.evaluate.metrics import Metric, pearson, spearman
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.samples.samples import Array, Feed

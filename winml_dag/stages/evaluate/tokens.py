@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from winml_dag.errors import StageError
 from winml_dag.stages.evaluate import TASKS
-from winml_dag.stages.evaluate.classes import Case, Given, within
+from winml_dag.stages.evaluate.cases import Case, Given, within
 from winml_dag.stages.evaluate.metrics import Metric, entities, macro_f1_of_counts, ratio
 from winml_dag.stages.evaluate.rows import chosen_numbers, rows_of
 from winml_dag.stages.samples.arrays import fit

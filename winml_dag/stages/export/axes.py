@@ -13,49 +13,6 @@ from onnx import ValueInfoProto
 from winml_dag.errors import StageError
 from winml_dag.stages.export.makers import ModelInput, Shape, named_axes
 
-# What the axes of input tensors are called, so that ``export.shape_config`` and ``export.batch_size`` reach them.
-#
-# The names are winml-cli's. Without torch, because planning applies them to the tensors that a recipe spells out.
-
-BATCH = "batch_size"
-
-_TEXT = (BATCH, "sequence_length")
-_CHOICES = (BATCH, "num_choices", "sequence_length")
-_POINTS = (BATCH, "point_batch_size", "nb_points_per_image")
-
-# By tensor, for every rank that it comes in; "" is an axis whose size follows from what the tensor is.
-_AXES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "input_ids": (_TEXT, _CHOICES),
-    "attention_mask": (_TEXT, _CHOICES),
-    "token_type_ids": (_TEXT, _CHOICES),
-    "position_ids": (_TEXT,),
-    "encoder_hidden_states": ((*_TEXT, ""),),
-    "bbox": ((*_TEXT, ""),),
-    "pixel_values": (
-        (BATCH, "num_channels", "height", "width"),
-        (BATCH, "num_frames", "num_channels", "height", "width"),
-    ),
-    "pixel_mask": ((BATCH, "height", "width"),),
-    "input_values": ((BATCH, "audio_sequence_length"), (BATCH, "nb_max_frames", "feature_size")),
-    "input_features": ((BATCH, "feature_size", "nb_max_frames"),),
-    "input_points": ((*_POINTS, ""),),
-    "input_labels": (_POINTS,),
-}
-
-
-def sized(
-    tensor: str, shape: tuple[int | str, ...], sizes: Mapping[str, int], batch_size: int
-) -> tuple[int | str, ...]:
-    """*shape* of *tensor* with the *sizes* of its dimensions; an axis that varies goes on doing so. A batch of one is
-    what recipes spell out, so it becomes *batch_size* wherever it stands first.
-    """
-    named = next((axes for axes in _AXES.get(tensor, ()) if len(axes) == len(shape)), ("",) * len(shape))
-    found = [size if isinstance(size, str) else sizes.get(name, size) for name, size in zip(named, shape, strict=True)]
-    if found and named[0] == BATCH and found[0] == 1:
-        found[0] = batch_size
-    return tuple(found)
-
-
 Sizes = Mapping[str, int]
 
 RUNS = 3

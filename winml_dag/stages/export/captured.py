@@ -28,8 +28,8 @@ from winml_dag.stages.export.components import chosen_components
 from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
 from winml_dag.stages.export.makers import model_inputs
 from winml_dag.stages.export.module import assembled, named_outputs
+from winml_dag.stages.export.outputs import call_model
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
-from winml_dag.stages.export.tasks import call_model
 
 _MOST_NAMED = 8
 

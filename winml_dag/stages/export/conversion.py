@@ -48,8 +48,9 @@ from winml_dag.stages.export.hierarchy import (
 from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model, refuse_made_up_weights
 from winml_dag.stages.export.makers import ModelInput, model_inputs
 from winml_dag.stages.export.module import module_subject, parent_loader
+from winml_dag.stages.export.outputs import OutputChoice, call_model, choose_outputs
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
-from winml_dag.stages.export.tasks import OutputChoice, call_model, choose_outputs, task_named
+from winml_dag.stages.export.tasks import task_named
 
 # Whether the exported model computes what the PyTorch model computes, on seeded random inputs.
 

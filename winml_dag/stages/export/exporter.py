@@ -19,7 +19,7 @@ from transformers import masking_utils
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.stages.export.architectures import DYNAMO
-from winml_dag.stages.export.tasks import OutputChoice, named_tensors
+from winml_dag.stages.export.outputs import OutputChoice, named_tensors
 
 # Weights that the TorchScript exporter never sees, so that they are not held twice.
 #

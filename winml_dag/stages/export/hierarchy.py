@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.stages.export.exporter import MODEL_SCOPE
-from winml_dag.stages.export.tasks import call_model
+from winml_dag.stages.export.outputs import call_model
 
 METADATA_FILE = "export_htp_metadata.json"
 METADATA_VERSION = "1.0"

@@ -24,8 +24,8 @@ from winml_dag.stages.export.architectures import did_you_mean
 from winml_dag.stages.export.loading import LoadedModel
 from winml_dag.stages.export.makers import ModelInput, named_axes
 from winml_dag.stages.export.modelclass import is_model_class
+from winml_dag.stages.export.outputs import named_tensors
 from winml_dag.stages.export.subject import Subject
-from winml_dag.stages.export.tasks import named_tensors
 
 # For a dynamic axis of which nothing is known. Not 1: torch.export takes a size of 0 or 1 for a constant.
 _UNKNOWN_SIZE = 2

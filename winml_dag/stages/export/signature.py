@@ -20,8 +20,8 @@ from winml_dag.stages.export.composite import own_fields
 from winml_dag.stages.export.conversion import chosen_subject
 from winml_dag.stages.export.loading import model_without_weights
 from winml_dag.stages.export.makers import ModelInput, model_inputs
+from winml_dag.stages.export.outputs import call_model, choose_outputs
 from winml_dag.stages.export.subject import Subject
-from winml_dag.stages.export.tasks import call_model, choose_outputs
 
 
 class _EveryCheckHolds(TorchFunctionMode):  # type: ignore[misc]

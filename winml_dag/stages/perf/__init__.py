@@ -79,7 +79,7 @@ class HistogramConfig:
 HISTOGRAM = Stage(
     name="histogram",
     version=1,
-    work="winml_dag.stages.perf.latency:run",
+    work="winml_dag.stages.perf.histogram:run",
     config="winml_dag.stages.perf:HistogramConfig",
     inputs={"report": InputSlot(frozenset({kinds.PERFORMANCE}))},
     outputs={"picture": kinds.PICTURE},

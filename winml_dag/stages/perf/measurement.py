@@ -25,16 +25,9 @@ from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs, random_feeds
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
-from winml_dag.stages.perf.latency import (
-    NS_PER_MS,
-    Latencies,
-    clock_resolution_ns,
-    latency_json,
-    measure,
-    percentile,
-    throughput_json,
-)
+from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
+from winml_dag.stages.perf.notices import EMULATED, of_latencies, of_open_sizes
 from winml_dag.stages.quality import RANDOM
 from winml_dag.stages.samples.read import read_samples
 from winml_dag.stages.samples.samples import Feed, failures_explained
@@ -44,64 +37,6 @@ if TYPE_CHECKING:
 
     from winml_dag.onnxmodel.feeds import InputSpec
     from winml_dag.stages.samples.samples import Feed
-
-
-# What to know of a measurement before relying on its figures, one sentence each.
-
-# Below, Python's own part of a call is a good part of what is measured.
-_SHORT_NS = 50_000
-# A clock that ticks so often within one inference tells its duration to 1 %.
-_TICKS = 100
-# Less than this is what every system does now and then.
-_DISTURBED = 0.1
-# With fewer, p99 is the slowest of all.
-_ENOUGH_FOR_P99 = 100
-
-EMULATED = (
-    "QNN's NPU is emulated on this processor: the latencies are the emulator's, and say nothing about the device."
-)
-
-
-def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[str]:
-    """*tick_ns*: the clock's smallest step; looked for when it is not given."""
-    tick = clock_resolution_ns() if tick_ns is None else tick_ns
-    median = percentile(sorted(latencies.each), 50)
-    if median < _TICKS * tick:
-        yield (
-            f"The clock ticks every {tick} ns, and one inference takes {median} ns, so its duration is known to"
-            f" {100 * tick / max(median, 1):.0f} % only. Measure larger inputs or a larger --batch-size."
-        )
-    elif median < _SHORT_NS:
-        yield (
-            f"One inference takes {median / 1000:.1f} µs, of which calling it from Python is some: an application in"
-            " another language may be faster."
-        )
-    if len(latencies.each) < _ENOUGH_FOR_P99:
-        yield (
-            f"p99 is the slowest of {len(latencies.each)} inferences: 100 or more tell what is usual"
-            " (--iterations, --duration)."
-        )
-    if latencies.waited_share is not None and latencies.waited_share > _DISTURBED:
-        yield (
-            f"For {100 * latencies.waited_share:.0f} % of the time a thread of the model waited for a processor: other"
-            " programs ran, or it has more threads than there are processors. On a quiet machine it is faster."
-        )
-
-
-def of_open_sizes(inputs: tuple[InputSpec, ...], sizes: Mapping[str, int]) -> Iterator[str]:
-    """For random inputs, which have a size of 1 where the model takes any and *sizes* say nothing; the first axis is
-    the batch.
-    """
-    open_ones = [
-        f"{spec.name} {list(spec.shape)}"
-        for spec in inputs
-        if any(isinstance(size, str) and size not in sizes for size in spec.shape[1:])
-    ]
-    if open_ones:
-        yield (
-            f"Sizes that the model leaves open were 1: {', '.join(open_ones)}. Give them with --size NAME=NUMBER, or"
-            " inputs of real size with --input-data."
-        )
 
 
 # The inputs that a model is measured on, made before anything is measured, each of as many samples as a batch has.

@@ -1,0 +1,105 @@
+"""The ranking as a picture: the worst nodes as bars, and what it gains to spare them as a curve.
+
+The same numbers give the same bytes with one version of matplotlib: its own fonts, no user's style, no date.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+# Before the import: what matplotlib finds out about fonts stays in the stage's own folder.
+os.environ["MPLCONFIGDIR"] = str(Path("matplotlib").absolute())
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.text import Text
+from matplotlib.ticker import NullFormatter, NullLocator
+
+import matplotlib as mpl
+from winml_dag.stages.sensitivity.ranking import NodeCost, Relief
+
+_MOST_BARS = 25
+_LONGEST_NAME = 68
+# Beyond this ratio nothing is to be seen of the noise; an output without any has no ratio.
+_CLEAN_DB = 100.0
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+
+
+def draw(costs: Sequence[NodeCost], reliefs: Sequence[Relief], how: str, path: Path) -> None:
+    """Write a PNG of the worst of *costs*, and of *reliefs*, in which nodes are spared as *how* says."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        worst = costs[:_MOST_BARS]
+        height = 1.4 + 0.24 * len(worst)
+        figure = Figure(figsize=(11, height + 2.8), dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        bars, curve = figure.subplots(2, 1, height_ratios=(height, 2.4))
+        _draw_bars(bars, worst, len(costs))
+        _draw_curve(curve, reliefs, how)
+        for text in figure.findobj(Text):
+            font = FontProperties(fname=str(Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")))
+            font.set_size(text.get_fontsize())
+            text.set_fontproperties(font)
+        figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _draw_bars(axes: Axes, costs: Sequence[NodeCost], of: int) -> None:
+    errors = [_percent(cost.worst.sqnr_db) for cost in costs]
+    op_types = list(dict.fromkeys(cost.op_type for cost in costs))
+    rows = range(len(costs), 0, -1)
+    for index, op_type in enumerate(op_types):
+        mine = [place for place, cost in enumerate(costs) if cost.op_type == op_type]
+        axes.barh(
+            [rows[place] for place in mine],
+            [errors[place] for place in mine],
+            color=_COLOURS[index % len(_COLOURS)],
+            alpha=1.0 if index < len(_COLOURS) else 0.5,
+            label=op_type,
+        )
+    for row, error, cost in zip(rows, errors, costs, strict=True):
+        ratio = "exact" if cost.worst.sqnr_db is None else f"{cost.worst.sqnr_db:.1f} dB"
+        axes.text(error, row, f" {ratio}", va="center", fontsize=8)
+    axes.set_yticks(list(rows), [_shortened(cost.name) for cost in costs], fontsize=8)
+    axes.set_ylim(0.3, len(costs) + 0.7)
+    axes.set_xlim(0, 1.12 * max(errors, default=1) or 1)
+    axes.set_xlabel("error of the model's worst output when this node alone is quantized, % of its root mean square")
+    axes.set_title(f"What quantizing one node costs: the worst {len(costs)} of {of}", loc="left")
+    axes.legend(loc="lower right", fontsize=8)
+
+
+def _draw_curve(axes: Axes, reliefs: Sequence[Relief], how: str) -> None:
+    places = range(len(reliefs))
+    ratios = [_sqnr(relief) for relief in reliefs]
+    axes.plot(places, ratios, marker="o", color=_COLOURS[0])
+    for place, ratio in zip(places, ratios, strict=True):
+        axes.annotate(
+            f"{ratio:.1f}", (place, ratio), textcoords="offset points", xytext=(0, 6), ha="center", fontsize=8
+        )
+    axes.set_xticks(list(places), [str(relief.nodes) for relief in reliefs])
+    axes.margins(y=0.3)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(f"how many of the worst nodes are left {how}")
+    axes.set_ylabel("SQNR, dB")
+    axes.set_title("The whole model, all other nodes quantized", loc="left")
+
+
+def _percent(sqnr_db: float | None) -> float:
+    return 100 * math.pow(10, -(_CLEAN_DB if sqnr_db is None else sqnr_db) / 20)
+
+
+def _sqnr(relief: Relief) -> float:
+    ratio = relief.worst.sqnr_db
+    return _CLEAN_DB if ratio is None else ratio
+
+
+def _shortened(name: str) -> str:
+    """The end tells one node from another, the beginning where it is."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[: _LONGEST_NAME // 3]}…{name[-(_LONGEST_NAME - _LONGEST_NAME // 3 - 1) :]}"
