@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 
 from winml_dag.errors import UsageError
-from winml_dag.explanation import explanation
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ def load_object(name: str, target: str) -> object:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # somebody else's code, of which anything may be expected
+        from winml_dag.explanation import explanation
+
         raise UsageError(f"plug-in {name!r}: {target} cannot be imported: {explanation(error)}") from error
 
 

@@ -8,10 +8,10 @@ out.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from winml_dag.entrypoints import entry_points
 from winml_dag.ep import providers
@@ -29,8 +29,8 @@ DEVICES = ("npu", "gpu", "cpu")
 EXECUTION_PROVIDERS: tuple[ExecutionProvider, ...] = tuple(
     sorted(
         (
-            importlib.import_module(f"{providers.__name__}.{module.name}").PROVIDER
-            for module in pkgutil.iter_modules(providers.__path__)
+            importlib.import_module(f"{providers.__name__}.{path.stem}").PROVIDER
+            for path in Path(providers.__path__[0]).glob("[!_]*.py")
         ),
         key=lambda ep: ep.place,
     )
