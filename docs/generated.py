@@ -23,7 +23,9 @@ from winml_dag import errors
 from winml_dag.cli.main import COMMANDS, cli
 from winml_dag.engine.stage import Stage
 from winml_dag.engine.worker import load
-from winml_dag.ep import options, quantization, registry
+from winml_dag.ep import options, registry
+from winml_dag.ep.provider import AUTO_PRECISIONS
+from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.errors import UsageError
 from winml_dag.pipeline import remoteconfig
 from winml_dag.pipeline.layout import VISIBLE_OUTPUTS
@@ -211,7 +213,7 @@ def providers() -> str:
 
 def qnn_options() -> str:
     target = registry.Target(registry.QNN, "npu")
-    known = options.option_table(target)
+    known = target.ep.option_table(target.device)
     assert known is not None
     defaults = options.complete_options(target, {})
     rows = []
@@ -227,7 +229,7 @@ def _in_key(option: options.Option) -> str:
 
 
 def refused_qnn_options() -> str:
-    known = options.option_table(registry.Target(registry.QNN, "npu"))
+    known = registry.QNN.option_table("npu")
     assert known is not None
     by_reason: dict[str, list[str]] = {}
     for name, option in known.items():
@@ -237,7 +239,7 @@ def refused_qnn_options() -> str:
 
 
 def socs() -> str:
-    rows = [(f"`{soc.model}`", soc.name, f"`{soc.htp_arch}`") for soc in options.SOCS]
+    rows = [(f"`{soc.model}`", soc.name, f"`{soc.htp_arch}`") for soc in SOCS]
     return table(("soc_model", "chip", "htp_arch"), rows)
 
 
@@ -283,19 +285,19 @@ def _types(name: str, target: registry.Target) -> str:
 
 def integers() -> str:
     rows = []
-    for row in quantization.INTEGERS.values():
+    for ep in registry.EXECUTION_PROVIDERS:
+        row = ep.integers
         symmetric = {True: "symmetric", None: "symmetric if signed", False: "not symmetric"}[row.weight_symmetric]
         weights = f"{'per channel' if row.per_channel else 'per tensor'}, {symmetric}"
         activations = "symmetric" if row.activation_symmetric else "not symmetric"
-        rows.append((f"`{row.ep}`", weights, activations, row.rules, f"{row.reason} ([source]({row.source}))"))
+        rows.append((f"`{ep.alias}`", weights, activations, row.rules, f"{row.reason} ([source]({row.source}))"))
     return table(("provider", "weights", "activations", "rules", "why"), rows)
 
 
 def auto() -> str:
-    rows = [
-        (f"`{row.ep}`" if row.ep else "any", row.device or "any", f"`{row.precision}`", row.reason)
-        for row in quantization.AUTO
-    ]
+    own = [ep for ep in registry.EXECUTION_PROVIDERS if ep.auto is not AUTO_PRECISIONS]
+    rows = [(f"`{ep.alias}`", device, f"`{name}`", why) for ep in own for device, (name, why) in ep.auto.items()]
+    rows += [("any", device, f"`{name}`", why) for device, (name, why) in AUTO_PRECISIONS.items()]
     return table(("provider", "device", "precision", "why"), rows)
 
 

@@ -15,11 +15,12 @@ import onnx
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.support.case import Case, Outcome
 from winml_dag.ep.support.table import About, evidence_of, table_bytes
+from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import discovered
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
-from winml_dag.stages.analyze.work import run
-from winml_dag.stages.probe.cases import Scope, case_of
+from winml_dag.stages.analyze.analysis import run
+from winml_dag.stages.probe.cases import case_of
 
 TAKEN = Outcome(compiled=True, ran=True)
 LEFT = Outcome(compiled=False, ran=True)
@@ -40,7 +41,7 @@ def cases_of(model: onnx.ModelProto, scratch: Path) -> list[Case]:
     """The case of every node of *model*, with the shapes that follow."""
     onnx.save(onnx.shape_inference.infer_shapes(model), scratch)
     read = read_model(scratch, values=True)
-    scope = Scope.of(read)
+    scope = Dataflow(read)
     return [case_of(node, scope) for node in read.graph.nodes]
 
 

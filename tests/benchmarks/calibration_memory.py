@@ -24,7 +24,7 @@ import json, os, resource, sys, time
 from pathlib import Path
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields
-from winml_dag.stages.calibrate.work import run
+from winml_dag.stages.calibrate.observe import run
 method, samples, work = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 work.mkdir(); os.chdir(work); Path("ranges").mkdir()
 inputs = {"model": Path("../model"), "data": Path("../data")}

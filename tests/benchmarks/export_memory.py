@@ -30,7 +30,7 @@ import json, os, re, resource, sys, threading, time
 from pathlib import Path
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields
-from winml_dag.stages.export.work import run
+from winml_dag.stages.export.conversion import run
 import torch, transformers
 
 def anonymous():

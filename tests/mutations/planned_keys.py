@@ -21,7 +21,8 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.plan import BuildState
 from winml_dag.engine.stage import Node
-from winml_dag.ep.registry import OPENVINO, QNN, ExecutionProvider
+from winml_dag.ep.providers.openvino import OPENVINO
+from winml_dag.ep.registry import QNN, ExecutionProvider
 from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.autoconf import BEGIN
 from winml_dag.pipeline.buildgraph import BuildGraph

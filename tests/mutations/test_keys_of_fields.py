@@ -20,7 +20,6 @@ from planned_keys import NO_OPTIONS, Stages, differing, keys, reached, stages_of
 from reach import BASES, EDITS, OPTIONS, REFUSED, TRIED, Edit, declared_name, edited, within
 from same_meaning import SAME, SAME_OPTIONS
 
-from winml_dag.ep.options import option_table
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import RecipeError, WinmlDagError
 from winml_dag.pipeline.request import Overrides
@@ -182,7 +181,7 @@ def test_all_values_of_an_option_reach_what_the_table_says(project: Path, field:
 
 
 NPU = Target(QNN, "npu")
-PROVIDER_OPTIONS = {name: option for name, option in (option_table(NPU) or {}).items() if not option.refusal}
+PROVIDER_OPTIONS = {name: option for name, option in (QNN.option_table("npu") or {}).items() if not option.refusal}
 
 
 @pytest.mark.parametrize("name", PROVIDER_OPTIONS)

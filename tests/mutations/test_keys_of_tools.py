@@ -19,9 +19,10 @@ from test_keys_of_configs import STAGES
 import winml_dag
 from winml_dag.engine import toolchain
 from winml_dag.engine.stage import Stage
-from winml_dag.ep.registry import QNN, RUNTIME_BUILDS
+from winml_dag.ep.registry import QNN, runtime_builds
 from winml_dag.pipeline import line
 
+RUNTIME_BUILDS = runtime_builds()
 # Whose version reaches which stages, in "static" and, where that differs, with data of some kind. All others: none.
 PACKAGES = {
     "torch": "export",

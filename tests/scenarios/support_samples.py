@@ -11,8 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.ep.support.case import Case, Outcome
 from winml_dag.ep.support.table import About, evidence_of, table_bytes
+from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.stages.probe.cases import Scope, case_of
+from winml_dag.stages.probe.cases import case_of
 
 _ABOUT = About("CPUExecutionProvider", "cpu", "1", "", "1", "1", {}, emulated=False, opset=21)
 
@@ -46,7 +47,7 @@ def with_gelu(path: Path) -> None:
 
 def _cases(path: Path) -> Iterable[Case]:
     model = read_model(path, values=True)
-    scope = Scope.of(model)
+    scope = Dataflow(model)
     return [case_of(node, scope) for node in model.graph.nodes]
 
 

@@ -67,13 +67,13 @@ def _here() -> _Here:
 
     from winml_dag.engine.toolchain import installed_distributions, normalised
     from winml_dag.ep.configuration import config_file
-    from winml_dag.ep.registry import RUNTIME_BUILDS
+    from winml_dag.ep.registry import runtime_builds
     from winml_dag.pipeline.assess.host import this_host
     from winml_dag.store.location import default_cache_dir
 
     present = installed_distributions()
     packages = {name: present.get(normalised(name)) for name in _PACKAGES}
-    packages |= {name: present[normalised(name)] for name in RUNTIME_BUILDS if normalised(name) in present}
+    packages |= {name: present[normalised(name)] for name in runtime_builds() if normalised(name) in present}
     return _Here(
         host=this_host(),
         platform=platform.platform(),

@@ -14,18 +14,14 @@ from pathlib import Path
 from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.elsewhere import is_elsewhere
 from winml_dag.ep.environments import Environment, Named, look, named_environments
+from winml_dag.ep.provider import ExecutionProvider, Package, Target, nearest
 from winml_dag.ep.registry import (
     AUTO,
     CPU,
     DEVICES,
-    EXECUTION_PROVIDERS,
-    QNN,
-    ExecutionProvider,
-    Package,
-    Target,
+    drivers,
+    execution_providers,
     find_ep,
-    is_arm,
-    nearest,
 )
 from winml_dag.ep.windowsml import is_windows, library_in_catalog
 from winml_dag.errors import UsageError
@@ -53,7 +49,7 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
         return _target(find_ep(ep), device)
     if device is None:
         return Target(CPU, "cpu")
-    candidates = DEVICES[device]
+    candidates = drivers(device)
     found = min(filter(_drives, candidates), key=lambda ep: _lacking(ep, device), default=None)
     return Target(candidates[0], device, is_open=True) if found is None else Target(found, device)
 
@@ -62,9 +58,7 @@ def _lacking(ep: ExecutionProvider, device: str) -> int:
     """How much of what *ep* needs for *device* is missing; another machine is not ours to judge."""
     if is_elsewhere(ep.alias):
         return 0
-    if ep == QNN and device == "gpu":
-        return int(not is_arm())  # the GPU of a Snapdragon
-    return sum(not library.is_there() for library in ep.needs)
+    return ep.lacks(device)
 
 
 def _drives(ep: ExecutionProvider) -> bool:
@@ -81,7 +75,7 @@ def _drives(ep: ExecutionProvider) -> bool:
 def _ep_named_as_device(device: str) -> ExecutionProvider:
     with suppress(UsageError):
         return find_ep(device)
-    advice = nearest(device, [AUTO, *DEVICES, *(ep.alias for ep in EXECUTION_PROVIDERS)])
+    advice = nearest(device, [AUTO, *DEVICES, *(ep.alias for ep in execution_providers())])
     raise UsageError(f"There is no device {device!r}.", advice=advice)
 
 
@@ -147,7 +141,7 @@ def environments_behind(target: Target) -> Iterator[Environment]:
 
     Where a device alone is named, all that drive it are asked.
     """
-    for ep in dict.fromkeys((target.ep, *DEVICES[target.device])):
+    for ep in dict.fromkeys((target.ep, *drivers(target.device))):
         # One that cannot be used has decided nothing: where its provider is asked for, that is an error.
         with suppress(UsageError):
             if ep != CPU and (environment := environment_of(ep)) is not None:
@@ -213,5 +207,5 @@ def what_is_missing(target: Target) -> str:
 
 
 def _ways(device: str) -> str:
-    ways = "; ".join(f"{ep.alias}: {ep.how_to_get.rstrip('.')}" for ep in DEVICES[device])
+    ways = "; ".join(f"{ep.alias}: {ep.how_to_get.rstrip('.')}" for ep in drivers(device))
     return f"Install one of these, or name another target with --ep. {ways}."

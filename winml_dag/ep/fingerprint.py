@@ -11,7 +11,7 @@ from pathlib import Path
 
 from winml_dag.ep.availability import package_folder, package_of, search_path
 from winml_dag.ep.environments import Environment
-from winml_dag.ep.registry import ExecutionProvider
+from winml_dag.ep.provider import ExecutionProvider
 from winml_dag.ep.windowsml import library_in_catalog
 from winml_dag.errors import UsageError
 from winml_dag.readlog import before_reading

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.ep.registry import is_arm
+from winml_dag.ep.provider import is_arm
 from winml_dag.errors import InputError, UsageError
 from winml_dag.readlog import before_reading
 

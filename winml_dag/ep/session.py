@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.ep.availability import package_of
-from winml_dag.ep.registry import CPU, QNN, ExecutionProvider, Target
+from winml_dag.ep.provider import ExecutionProvider, Target
+from winml_dag.ep.registry import CPU
 from winml_dag.ep.windowsml import ready_library
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
@@ -39,7 +40,7 @@ def register(ep: ExecutionProvider) -> None:
     Raises:
         StageError: when *ep* is not installed, or its library does not load.
     """
-    if ep.name in _registered or _is_built_in(ep):
+    if ep.name in _registered or _kernels(ep) in _built_in():
         return
     import onnxruntime
 
@@ -59,10 +60,20 @@ def register(ep: ExecutionProvider) -> None:
     _registered.add(ep.name)
 
 
-def _is_built_in(ep: ExecutionProvider) -> bool:
+def _built_in() -> list[str]:
     import onnxruntime
 
-    return ep.name in onnxruntime.get_available_providers()
+    return list(onnxruntime.get_available_providers())
+
+
+def _kernels(ep: ExecutionProvider) -> str:
+    """The provider that onnxruntime gives the nodes to."""
+    return ep.runs_as or ep.name
+
+
+def runs_on_cpu(target: Target) -> bool:
+    """Whether it is onnxruntime's own kernels for the CPU that run models for *target*."""
+    return _kernels(target.ep) == CPU.name
 
 
 def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.SessionOptions:
@@ -76,10 +87,11 @@ def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.S
     onnxruntime.set_default_logger_severity(3)  # warnings about every node that stays on the CPU hide the errors
     register(target.ep)
     settings = onnxruntime.SessionOptions()
-    if target.ep == CPU:
+    if runs_on_cpu(target):
         return settings
     if target.ep.name in _registered:
-        settings.add_provider_for_devices([_device(target)], {**options, **_backend(target)})
+        extras = target.ep.session_extras(target.device, package_of(target.ep, None))
+        settings.add_provider_for_devices([_device(target)], {**options, **extras})
         return settings
     try:
         settings.add_provider(target.ep.name, dict(options))
@@ -92,6 +104,45 @@ def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.S
     return settings
 
 
+def session_for(
+    model: Path | bytes, target: Target, settings: onnxruntime.SessionOptions, *, threads: int | None = None
+) -> onnxruntime.InferenceSession:
+    """*model* loaded for *target*, without onnxruntime's own fallback to another provider; it tells who runs what.
+    Raises what onnxruntime raises.
+    """
+    import onnxruntime
+
+    settings.add_session_config_entry(RECORD_ASSIGNMENT, "1")
+    if threads is not None:
+        settings.intra_op_num_threads = threads
+    providers = [CPU.name] if runs_on_cpu(target) else None
+    given = model if isinstance(model, bytes) else str(model)
+    session = onnxruntime.InferenceSession(given, settings, providers, enable_fallback=0)
+    session.disable_fallback()
+    return session
+
+
+def open_session(
+    model: Path | bytes, what: str, settings: onnxruntime.SessionOptions | None = None, *, optimized: bool = False
+) -> onnxruntime.InferenceSession:
+    """A CPU session of the model as it is, nothing fused, or *optimized* with all that onnxruntime can.
+
+    Raises:
+        StageError: when onnxruntime cannot load it; the sentence calls it *what*.
+    """
+    import onnxruntime
+
+    settings = settings or onnxruntime.SessionOptions()
+    levels = onnxruntime.GraphOptimizationLevel
+    settings.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    settings.log_severity_level = 3
+    given = model if isinstance(model, bytes) else str(model)
+    try:
+        return onnxruntime.InferenceSession(given, settings, providers=[CPU.name])
+    except Exception as error:  # onnxruntime's errors have no base class of their own
+        raise StageError(f"onnxruntime cannot load {what}: {explanation(error)}.") from error
+
+
 def create_session(
     model: Path, target: Target, options: Mapping[str, str], *, threads: int | None = None, compiled: bool = False
 ) -> onnxruntime.InferenceSession:
@@ -101,19 +152,12 @@ def create_session(
     Raises:
         StageError: when it does not load there, or would run entirely on the CPU instead.
     """
-    import onnxruntime
-
     settings = session_options(target, options)
-    settings.add_session_config_entry(RECORD_ASSIGNMENT, "1")
-    if threads is not None:
-        settings.intra_op_num_threads = threads
-    providers = [CPU.name] if target.ep == CPU else None
     try:
-        session = onnxruntime.InferenceSession(str(model), settings, providers, enable_fallback=0)
+        session = session_for(model, target, settings, threads=threads)
     except Exception as error:
         raise _load_error(model, target, explanation(error), compiled=compiled) from error
-    session.disable_fallback()
-    if target.ep != CPU and target.ep.name not in assigned_nodes(session):
+    if _kernels(target.ep) not in assigned_nodes(session) and not runs_on_cpu(target):
         raise StageError(
             f"{target.ep.name} took no part of {model.name}: all of it would run on the CPU.",
             advice=f"{ASK_ANALYZE} Or build it for the CPU.",
@@ -165,9 +209,8 @@ def _device(target: Target) -> onnxruntime.OrtEpDevice:
 
     devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == target.ep.name]
     wanted = {target.device}
-    if target.ep == QNN and target.device == "npu":
-        # On x86-64, QNN has an emulator of its NPU: it compiles for the real one, and shows up as a CPU.
-        wanted.add("cpu")
+    if target.device in target.ep.emulates:
+        wanted.add("cpu")  # which is what the emulator shows up as
     by_preference = sorted(devices, key=lambda device: device.device.type.name.lower() != target.device)
     for device in by_preference:
         if device.device.type.name.lower() in wanted:
@@ -177,18 +220,6 @@ def _device(target: Target) -> onnxruntime.OrtEpDevice:
         f"{target.ep.name} finds no {target.device} on this machine (devices: {found}).",
         advice="Run this target on a machine that has one, or give another --device.",
     )
-
-
-def _backend(target: Target) -> dict[str, str]:
-    """QNN's own library for the device. Where it lies is different on every machine, so never part of a key."""
-    package = package_of(QNN, None)
-    if target.ep != QNN or package is None:
-        return {}
-    if package.catalog:
-        return {"backend_type": "htp" if target.device == "npu" else "gpu"}
-    module = _module(package.plugin)
-    path = module.get_qnn_htp_path() if target.device == "npu" else module.get_qnn_gpu_path()
-    return {"backend_path": path}
 
 
 _NEWER_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")

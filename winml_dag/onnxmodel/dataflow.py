@@ -25,13 +25,18 @@ Numbers = tuple[int | float, ...]
 
 @dataclass(frozen=True)
 class Dataflow:
-    """The main graph of *model*, which was read with its values."""
+    """A graph of *model*, which was read with its values: the main one, or one *inside* of it."""
 
     model: Model
+    inside: Graph | None = None
+
+    @property
+    def graph(self) -> Graph:
+        return self.inside or self.model.graph
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return self.model.graph.nodes
+        return self.graph.nodes
 
     @cached_property
     def makers(self) -> Mapping[str, Node]:
@@ -51,7 +56,7 @@ class Dataflow:
     @cached_property
     def outputs(self) -> frozenset[str]:
         """The values that the graph gives."""
-        return frozenset(value.name for value in self.model.graph.outputs)
+        return frozenset(value.name for value in self.graph.outputs)
 
     @cached_property
     def constants(self) -> Mapping[str, Tensor]:
@@ -59,18 +64,18 @@ class Dataflow:
         further use of equal weights), by the name under which nodes read them. An initializer that is among the inputs
         is none: the user may feed another value.
         """
-        fed = {value.name for value in self.model.graph.inputs}
-        found = {tensor.name: tensor for tensor in self.model.graph.initializers if tensor.name not in fed}
+        fed = {value.name for value in self.graph.inputs}
+        found = {tensor.name: tensor for tensor in self.graph.initializers if tensor.name not in fed}
         for node in self.nodes:
             if node.op_type == "Constant" and node.outputs:
-                found.update((node.outputs[0], tensor) for attribute in node.attributes for tensor in attribute.tensors)
+                found.update((node.outputs[0], tensor) for tensor in _given(node))
             elif node.op_type == "Identity" and node.inputs and node.inputs[0] in found:
                 found[node.outputs[0]] = found[node.inputs[0]]
         return found
 
     @cached_property
     def _values(self) -> Mapping[str, Value]:
-        graph = self.model.graph
+        graph = self.graph
         return {value.name: value for value in (*graph.values, *graph.inputs, *graph.outputs)}
 
     def dtype(self, name: str) -> str:
@@ -92,6 +97,21 @@ class Dataflow:
         """Those of a constant that has few; None for others, and for what is no constant."""
         tensor = self.constants.get(name)
         return None if tensor is None else numbers_of(tensor)
+
+
+def _given(node: Node) -> Iterable[Tensor]:
+    """What a Constant node gives, in whichever of its attributes."""
+    for attribute in node.attributes:
+        yield from attribute.tensors
+        if attribute.name == "value_int" and attribute.integer is not None:
+            yield Tensor("", 7, (), 8, None, None, (attribute.integer,))
+        elif attribute.name == "value_ints":
+            yield Tensor("", 7, (len(attribute.integers),), 0, None, None, attribute.integers)
+        elif attribute.name == "value_float" and attribute.number is not None:
+            yield Tensor("", 1, (), 4, None, None, (), struct.pack("<f", attribute.number))
+        elif attribute.name == "value_floats":
+            count = len(attribute.numbers)
+            yield Tensor("", 1, (count,), 0, None, None, (), struct.pack(f"<{count}f", *attribute.numbers))
 
 
 def numbers_of(tensor: Tensor) -> Numbers | None:

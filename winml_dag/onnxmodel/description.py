@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel import lint
+from winml_dag.onnxmodel import soundness
 from winml_dag.onnxmodel.facts import byte_size, dtype_name
 from winml_dag.onnxmodel.graph import Model, Tensor, all_nodes, all_tensors, constants_of
 from winml_dag.onnxmodel.graphfile import read_model
@@ -97,9 +97,9 @@ def describe_model(path: Path, *, for_npu: bool = False) -> Description:
     model = read_model(path)
     summary = summarize(path, model)
     sidecars = tuple(_sidecars(path, model, summary))
-    warnings = [*lint.findings(path, model)]
+    warnings = [*soundness.findings(path, model)]
     if for_npu or summary.is_compiled:
-        warnings += lint.dynamic_inputs(model)
+        warnings += soundness.dynamic_inputs(model)
     return Description(
         path=path,
         size=path.stat().st_size,

@@ -7,14 +7,8 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.ep.options import (
-    NPU_SETTINGS,
-    compile_options,
-    complete_options,
-    file_options,
-    option_of,
-    with_npu_settings,
-)
+from winml_dag.ep.options import compile_options, complete_options
+from winml_dag.ep.providers.qnn import NPU_SETTINGS, option_of, with_npu_settings
 from winml_dag.ep.qairt import OPTIONS, QairtSdk, find_sdk
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import InputError, UsageError
@@ -49,7 +43,7 @@ def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue], tar
     written = {name: value for name, value in section.to_dict().items() if option_of(name) not in said}
     kept = {name: value for name, value in section.provider_options.items() if name not in said}
     options = {
-        name: str(Path(value).absolute()) if name in file_options(target.ep) else value
+        name: str(Path(value).absolute()) if name in target.ep.file_options else value
         for name, value in asked.provider_options.items()
     }
     changed = {**written, **settings, "provider_options": {**kept, **options}}
@@ -160,7 +154,7 @@ def file_option_names(context: ResolveContext, target: Target) -> frozenset[str]
     section = context.recipe.compile
     if section is None:
         return frozenset()
-    return (file_options(target.ep) | {*section.provider_option_file_keys}) & section.provider_options.keys()
+    return (target.ep.file_options | {*section.provider_option_file_keys}) & section.provider_options.keys()
 
 
 def option_files(context: ResolveContext, target: Target) -> Source | None:

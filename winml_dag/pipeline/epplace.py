@@ -15,7 +15,7 @@ from winml_dag.ep.availability import environment_of, installed, package_of
 from winml_dag.ep.configuration import config_file
 from winml_dag.ep.elsewhere import environment_elsewhere, environment_name
 from winml_dag.ep.fingerprint import libraries_of
-from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, is_emulated
+from winml_dag.ep.registry import CPU, Target, is_emulated, runtime_builds
 from winml_dag.pipeline.assess.host import this_host
 from winml_dag.store.fingerprints import Fingerprints
 
@@ -53,7 +53,7 @@ class EpPlace:
         present = self.present()
         found = versions_in(present, packages)
         if "onnxruntime" in found:
-            builds = {build: present[normalised(build)] for build in RUNTIME_BUILDS if normalised(build) in present}
+            builds = {build: present[normalised(build)] for build in runtime_builds() if normalised(build) in present}
             if builds and "onnxruntime" not in present:
                 del found["onnxruntime"]  # it is there, by another name
             found |= builds
@@ -84,7 +84,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     present = installed_distributions(path)
     counts = package_of(target.ep, environment)
     # Some have the same module, built for one thing or another; of those nothing but the distribution tells which.
-    packages = {
+    packages = {target.ep.plugin} | {  # a plug-in's own code decides too
         package.distribution
         for package in target.ep.packages
         if counts is not None and (package.plugin, package.catalog) == (counts.plugin, counts.catalog)

@@ -21,10 +21,19 @@ from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.resolve import resolve_whole
 from winml_dag.pipeline.variant import Build, CompositeBuild, Skip
 from winml_dag.recipe.schema import Recipe
-from winml_dag.stages.capture import CAPTURE, SCRIPT, CaptureConfig
-from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields
+from winml_dag.stages.export import (
+    CAPTURE,
+    MODEL,
+    MODEL_SOURCE,
+    SCRIPT_SOURCE,
+    SIGNATURE,
+    CaptureConfig,
+    ExportConfig,
+    ExportFields,
+    LoaderFields,
+    SignatureConfig,
+)
 from winml_dag.stages.export.tasks import task_named
-from winml_dag.stages.signature import MODEL, SIGNATURE, SignatureConfig
 
 # How analyze goes on is no part of what is built, so the settings of a build leave it out.
 _OF_ANALYZE = ("auto", "max_optim_iterations", "allow_unsupported_nodes")
@@ -209,7 +218,7 @@ def module_recipes(
         StageError: when the model cannot be loaded or called, or has no such modules.
     """
     asked = config_json(CaptureConfig(loader, export, module_class))
-    told = run_ephemeral_stage(CAPTURE, asked, {MODEL: model, SCRIPT: script})
+    told = run_ephemeral_stage(CAPTURE, asked, {MODEL_SOURCE: model, SCRIPT_SOURCE: script})
     found = _objects(told.get("modules"))
     left_out = {path: str(why) for path, why in _section(told, "left_out")}
     return ModuleRecipes(tuple(_recipe(settings, loader, module_class, module) for module in found), left_out)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from winml_dag.ep.quantization import DYNAMIC_WEIGHTS, Integers, auto_precision, integers_of
-from winml_dag.ep.registry import Target
+from winml_dag.ep.provider import Integers, Target
+from winml_dag.ep.registry import CPU
 from winml_dag.errors import UsageError
 from winml_dag.recipe.precision import Precision, parse_precision, type_bits
 from winml_dag.recipe.schema import Quant
@@ -21,6 +21,8 @@ class _Model:
     left_out: tuple[str, ...]
 
 
+# Operators with integer weights and float activations run on the CPU only. ConvInteger has no kernel for int8 weights.
+_DYNAMIC_WEIGHTS = CPU.integers.weights[8]
 _MODELS = {"qwen3": _Model("int8", 16, ("GroupQueryAttention",))}
 
 
@@ -32,8 +34,8 @@ def precision_for(name: str, target: Target) -> Precision:
     """
     precision = parse_precision(name)
     if precision.is_auto:
-        return parse_precision(auto_precision(target))
-    integers, ep = integers_of(target.ep), target.ep.name
+        return parse_precision(target.ep.auto[target.device][0])
+    integers, ep = target.ep.integers, target.ep.name
     weights, activations = precision.weight_bits, precision.activation_bits
     if precision.mode == "dynamic" and not integers.runs_blocks:
         raise UsageError(f"{ep} does not run what dynamic quantization makes.", advice="Use w8a8, or the CPU.")
@@ -65,7 +67,7 @@ def with_precision(quant: Quant, precision: Precision, target: Target) -> Quant:
     So types that the section names stay when they have the width asked for: signs are not in the name.
     """
     weights, activations = precision.weight_bits, precision.activation_bits
-    integers = _of_model(quant, integers_of(target.ep))
+    integers = _of_model(quant, target.ep.integers)
     if precision.mode == "static" or _takes_as_qdq(integers, precision):
         assert weights is not None
         assert activations is not None
@@ -110,14 +112,14 @@ def with_types(quant: Quant, target: Target) -> Quant:
     if quant.mode == "dynamic":
         return quant.model_copy(
             update={
-                "weight_type": quant.weight_type or DYNAMIC_WEIGHTS,
+                "weight_type": quant.weight_type or _DYNAMIC_WEIGHTS,
                 "per_channel": bool(quant.per_channel),
                 "weight_symmetric": _first(quant.weight_symmetric, quant.symmetric),
             }
         )
     if quant.mode != "static":
         return quant
-    integers, rules = _of_model(quant, integers_of(target.ep)), _MODELS.get(quant.model_type or "")
+    integers, rules = _of_model(quant, target.ep.integers), _MODELS.get(quant.model_type or "")
     weight_type = quant.weight_type or integers.weights[8]
     activation_type = quant.activation_type or integers.activations[rules.activation_bits if rules else 8]
     per_channel = integers.per_channel if quant.per_channel is None else quant.per_channel

@@ -7,7 +7,6 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import get_args
 
-from winml_dag.ep.quantization import integers_of
 from winml_dag.ep.registry import Target
 from winml_dag.errors import RecipeError
 from winml_dag.pipeline.calibration import Calibration
@@ -195,7 +194,7 @@ def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfi
     if isinstance(quant, Skip):
         return quant
     if quant.mode == "static":
-        integers, fields = integers_of(target.ep), _quantize_fields(quant)
+        integers, fields = target.ep.integers, _quantize_fields(quant)
         op_types = None if fields.op_types_to_quantize else operators_by_default(quant, target)
         return (QuantizeConfig(fields, QuantizeTarget(integers.rules, integers.mixes_widths, op_types)),)
     first = QuantizeConfig(_quantize_fields(quant))
@@ -209,7 +208,7 @@ def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfi
 def operators_by_default(quant: Quant, target: Target) -> tuple[str, ...] | None:
     """What static quantization for *target* takes where *quant*, whose types are settled, does not say; None: all."""
     assert quant.activation_type is not None
-    return integers_of(target.ep).operators.get(type_bits(quant.activation_type))
+    return target.ep.integers.operators.get(type_bits(quant.activation_type))
 
 
 def _quantize_fields(quant: Quant) -> QuantizeFields:

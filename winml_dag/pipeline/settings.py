@@ -11,7 +11,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.config import config_json
-from winml_dag.ep.options import NPU_SETTINGS
+from winml_dag.ep.providers.qnn import NPU_SETTINGS
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.compilation import file_option_names
 from winml_dag.pipeline.context import Model, ResolveContext

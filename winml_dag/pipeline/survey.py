@@ -18,7 +18,7 @@ from winml_dag.engine.toolchain import installed_distributions, normalised
 from winml_dag.engine.worker import RESULT_FILE
 from winml_dag.ep.availability import environment_of, package_of
 from winml_dag.ep.environments import Environment
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN, RUNTIME_BUILDS, ExecutionProvider
+from winml_dag.ep.registry import CPU, ExecutionProvider, execution_providers, runtime_builds
 from winml_dag.errors import UsageError
 from winml_dag.stages.devices import DEVICES
 
@@ -72,9 +72,9 @@ class ProviderFound:
 
     @property
     def emulates_npu(self) -> bool:
-        """On x86-64, QNN has an emulator of its NPU, which it calls a CPU."""
+        """Emulators call themselves a CPU."""
         types = {device.type for device in self.devices}
-        return self.ep == QNN and bool(types) and "npu" not in types
+        return "npu" in self.ep.emulates and bool(types) and "npu" not in types
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Survey:
         return found
 
 
-def survey(providers: Iterable[ExecutionProvider] = EXECUTION_PROVIDERS) -> Survey:
-    """Look for *providers*, and ask those that are installed."""
+def survey(providers: Iterable[ExecutionProvider] | None = None) -> Survey:
+    """Look for *providers*, by default all, and ask those that are installed."""
     problems: dict[str, None] = {}
     executor = LocalExecutor()
 
@@ -114,7 +114,7 @@ def survey(providers: Iterable[ExecutionProvider] = EXECUTION_PROVIDERS) -> Surv
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
-            found = tuple(pool.map(look, providers))
+            found = tuple(pool.map(look, execution_providers() if providers is None else providers))
         except BaseException:
             executor.stop()
             raise
@@ -124,7 +124,7 @@ def survey(providers: Iterable[ExecutionProvider] = EXECUTION_PROVIDERS) -> Surv
 def _found(ep: ExecutionProvider, environment: Environment | None, executor: LocalExecutor) -> ProviderFound:
     present = installed_distributions(None if environment is None else environment.site_packages)
     folder = None if environment is None else environment.folder
-    runtime = _first_present(present, (*RUNTIME_BUILDS, "onnxruntime"))
+    runtime = _first_present(present, (*runtime_builds(), "onnxruntime"))
     package = package_of(ep, environment)
     if package is None and ep.packages:
         where = "here" if folder is None else f"in {folder}"

@@ -16,13 +16,12 @@ from typing import Literal
 from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError
-from winml_dag.recipe.axes import Axis, AxisReader, Value, labels_meant
+from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, TextFile, Value, labels_meant, merged, positions_in
 from winml_dag.recipe.document import Findings, Location, Position
 from winml_dag.recipe.fields import ListOf, Section, Text
 from winml_dag.recipe.goal import Goal, Search, goal_problems
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.pieces import Bases, Piece, TextFile, merged, positions_in
 from winml_dag.recipe.problems import placed_problems, problem_line, problems
 from winml_dag.recipe.reading import RecipeFormat, read_recipe
 from winml_dag.recipe.schema import Component, Quant, Recipe

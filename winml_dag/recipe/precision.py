@@ -1,7 +1,7 @@
 """The names of precisions, what each asks of the quantize stage, and which may follow each other.
 
 Two names for the same work (``int8`` and ``w8a8``) are one :class:`Precision`, so that a sweep over both is one build.
-A name tells widths; the execution provider decides which integers have them (:mod:`winml_dag.ep.quantization`).
+A name tells widths; the execution provider decides which integers have them (:mod:`winml_dag.ep.provider`).
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.inliner
-import onnxruntime as ort
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
+from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.files import resave
@@ -170,22 +170,6 @@ def _ask_onnxruntime(model: ModelProto, names: list[str]) -> None:
             # No dimensions: a number, or, as usual, a shape that it does not know.
             shape = argument.shape or None
             model.graph.value_info.append(helper.make_tensor_value_info(argument.name, TensorProto.FLOAT, shape))
-
-
-def open_session(path: Path, what: str, *, optimized: bool = False) -> ort.InferenceSession:
-    """A CPU session of the model as it is, nothing fused, or *optimized* with all that onnxruntime can.
-
-    Raises:
-        StageError: when onnxruntime cannot load it; the sentence calls it *what*.
-    """
-    options = ort.SessionOptions()
-    levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no base class of their own
-        raise StageError(f"onnxruntime cannot load {what}: {explanation(error)}.") from error
 
 
 def float_tensors(graph: GraphProto) -> frozenset[str]:

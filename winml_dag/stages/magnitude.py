@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 from onnx import GraphProto, NodeProto, helper
 
+from winml_dag.ep.session import open_session
 from winml_dag.stages.figures import OutputFigures
 from winml_dag.stages.running import run_model
 from winml_dag.stages.samples.samples import Feed
@@ -66,7 +67,7 @@ def magnitudes(path: Path, outputs: Collection[str], feeds: Iterable[Feed]) -> M
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(traced.values()))
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    session = open_session(model.SerializeToString(), "the reference", options, optimized=True)
     largest = dict.fromkeys(traced, 0.0)
     for feed in feeds:
         values = run_model(session, list(traced.values()), feed)

@@ -290,7 +290,7 @@ def _require_as_on_cpu(
 def _advice(reference: Path, *, scale: bool) -> str:
     """What to do about a result that is too far from *reference*; *scale*: also in the scale of its values."""
     from winml_dag.onnxmodel.graphfile import read_model
-    from winml_dag.onnxmodel.lint import findings
+    from winml_dag.onnxmodel.soundness import findings
 
     if wrong := next(findings(reference, read_model(reference)), None):
         return wrong

@@ -11,7 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml_dag.cli.main import run
-from winml_dag.ep.registry import OPENVINO, QNN, VITISAI
+from winml_dag.ep.providers.openvino import OPENVINO
+from winml_dag.ep.providers.vitisai import VITISAI
+from winml_dag.ep.registry import QNN
 from winml_dag.recipe.load import load_recipe
 
 Told = Callable[..., tuple[int, str]]

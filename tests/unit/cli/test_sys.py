@@ -15,7 +15,9 @@ import onnxruntime
 import pytest
 
 from winml_dag.cli.main import run
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, MIGRAPHX, OPENVINO, QNN
+from winml_dag.ep.providers.migraphx import MIGRAPHX
+from winml_dag.ep.providers.openvino import OPENVINO
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN
 from winml_dag.pipeline.survey import ProviderFound, survey
 
 ROOT = Path(__file__).parents[3]

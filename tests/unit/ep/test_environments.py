@@ -13,7 +13,9 @@ from winml_dag.ep.availability import environment_of, installed, package_of, req
 from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.environments import Environment
 from winml_dag.ep.fingerprint import libraries_of
-from winml_dag.ep.registry import CUDA, OPENVINO, QNN, Target
+from winml_dag.ep.providers.cuda import CUDA
+from winml_dag.ep.providers.openvino import OPENVINO
+from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import UsageError
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="environments lie otherwise on Windows")

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.options import SOCS, compile_options, complete_options, file_options, option_table
+from winml_dag.ep.options import compile_options, complete_options
+from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.ep.registry import QNN, find_ep
 from winml_dag.errors import UsageError
 
@@ -47,7 +48,7 @@ def test_a_soc_model_and_an_architecture_that_do_not_fit_are_refused():
 
 @given(st.data())
 def test_completing_again_changes_nothing(data):
-    table = option_table(NPU)
+    table = QNN.option_table("npu")
     names = [name for name, option in table.items() if option.values and not option.refusal and name != "htp_arch"]
     name = data.draw(st.sampled_from(names))
     once = complete_options(NPU, {name: data.draw(st.sampled_from(table[name].values))})
@@ -99,8 +100,8 @@ def test_what_only_matters_at_run_time_is_no_reason_to_compile_again():
 
 
 def test_options_that_name_files_are_known():
-    assert file_options(QNN) == {"op_affinity"}
-    assert file_options(find_ep("cpu")) == frozenset()
+    assert QNN.file_options == {"op_affinity"}
+    assert find_ep("cpu").file_options == frozenset()
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.ep import registry
+from winml_dag.ep import provider
 from winml_dag.ep.availability import installed, require_installed, resolve_target
 from winml_dag.ep.fingerprint import Libraries, libraries_of
+from winml_dag.ep.providers import tensorrt
 from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN, Target, find_ep
 from winml_dag.errors import UsageError
 
@@ -89,7 +90,7 @@ def packages(monkeypatch, tmp_path):
     site.mkdir()
     system.mkdir()
     monkeypatch.setattr(sys, "path", [str(site)])
-    monkeypatch.setattr(registry, "_LOADER_CACHE", tmp_path / "ld.so.cache")
+    monkeypatch.setattr(provider, "_LOADER_CACHE", tmp_path / "ld.so.cache")
     for variable in ("LD_LIBRARY_PATH", "PATH"):
         monkeypatch.setenv(variable, str(system))
     monkeypatch.setenv("SYSTEMROOT", str(tmp_path))
@@ -140,8 +141,8 @@ def test_a_device_alone_goes_to_what_is_installed_and_has_its_libraries(packages
 @pytest.mark.usefixtures("packages")
 def test_a_library_that_ldconfig_knows_is_there(tmp_path):
     (tmp_path / "ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1\0libcuda.so.1\0/usr/lib/libcuda.so.1\0")
-    assert registry.NVIDIA_DRIVER.is_there()
-    assert not registry.TENSORRT_SDK.is_there()
+    assert provider.NVIDIA_DRIVER.is_there()
+    assert not tensorrt.SDK.is_there()
 
 
 @pytest.mark.usefixtures("packages")

@@ -13,9 +13,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.ep.quantization import INTEGERS
+from winml_dag.ep.registry import CPU
 
-OPERATORS = INTEGERS["cpu"].operators
+OPERATORS = CPU.integers.operators
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 
 

@@ -14,7 +14,10 @@ import pytest
 
 from winml_dag.ep import availability, windowsml
 from winml_dag.ep.availability import installed, package_of, resolve_target
-from winml_dag.ep.registry import DML, MIGRAPHX, OPENVINO, QNN
+from winml_dag.ep.providers.dml import DML
+from winml_dag.ep.providers.migraphx import MIGRAPHX
+from winml_dag.ep.providers.openvino import OPENVINO
+from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
 
 # Names and values as the package windowsml 2.5 has them.
@@ -129,7 +132,7 @@ os.environ["LIBRARY"] = str(onnxruntime_qnn.get_library_path())
 from winml_dag.ep import availability, registry, session, windowsml
 windowsml.is_windows = availability.is_windows = lambda: True
 catalog = next(package for package in registry.QNN.packages if package.catalog)
-qnn = registry.QNN = session.QNN = dataclasses.replace(registry.QNN, packages=(catalog,))
+qnn = dataclasses.replace(registry.QNN, packages=(catalog,))
 session.session_options(registry.Target(qnn, "npu"), {})
 import onnxruntime
 assert qnn.name in {device.ep_name for device in onnxruntime.get_ep_devices()}

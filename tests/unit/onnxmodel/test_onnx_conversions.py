@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.lint import findings
+from winml_dag.onnxmodel.soundness import findings
 
 WIDTH = 4
 HALF = (0.5, 0)

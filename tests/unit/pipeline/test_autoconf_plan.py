@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, save
 
 from winml_dag.engine.keys import cache_key, ingredients_of
 from winml_dag.engine.stage import Node
-from winml_dag.ep.quantization import INTEGERS
+from winml_dag.ep.registry import CPU
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.planning import plan_request
@@ -147,7 +147,7 @@ def test_analyze_assumes_the_operators_that_quantize_takes_on_the_cpu(
     assumed, taken = node.config["quant"], quantize.config["target"]
     assert isinstance(assumed, dict)
     assert isinstance(taken, dict)
-    assert assumed["op_types"] == taken["op_types"] == list(INTEGERS["cpu"].operators[width])
+    assert assumed["op_types"] == taken["op_types"] == list(CPU.integers.operators[width])
 
     (own,) = searching(
         planned(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.ep.availability import installed
-from winml_dag.ep.registry import VITISAI
+from winml_dag.ep.providers.vitisai import VITISAI
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request

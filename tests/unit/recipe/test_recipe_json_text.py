@@ -10,7 +10,7 @@ from recipe_strategies import json_values
 
 from winml_dag.errors import RecipeError
 from winml_dag.recipe.document import MAX_DEPTH, Location
-from winml_dag.recipe.json_text import read_json
+from winml_dag.recipe.reading import read_json
 from winml_dag.recipe.yaml_text import read_yaml
 
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.evaluate import EvaluateConfig, EvaluateFields
-from winml_dag.stages.evaluate.work import run
+from winml_dag.stages.evaluate.evaluation import run
 from winml_dag.stages.target import RunTarget
 
 WORDS = tuple(f"w{number}" for number in range(24))

@@ -72,7 +72,7 @@ class Bench:
 @functools.cache
 def _stage() -> Callable[[ExportConfig, Workspace], JsonObject]:
     """The stage, whose modules are looked through by no garbage collection from now on."""
-    from winml_dag.stages.export.work import run
+    from winml_dag.stages.export.conversion import run
 
     gc.freeze()
     return run

@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
-from winml_dag.stages.calibrate.work import run as run_calibrate
+from winml_dag.stages.calibrate.observe import run as run_calibrate
 from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
-from winml_dag.stages.quantize.work import run as run_quantize
+from winml_dag.stages.quantize.modes import run as run_quantize
 
 SEQUENCE, VOCABULARY, WIDTH = 6, 16, 32
 

@@ -284,7 +284,7 @@ def test_a_model_that_tells_its_shapes_is_analyzed_without_onnx(tmp_path: Path, 
     analyze(folder, onnx.shape_inference.infer_shapes(gelu), QNN)
     script = (
         "import sys; from pathlib import Path; from winml_dag.engine.stage import Workspace\n"
-        "from winml_dag.stages.analyze import AnalyzeConfig; from winml_dag.stages.analyze.work import run\n"
+        "from winml_dag.stages.analyze import AnalyzeConfig; from winml_dag.stages.analyze.analysis import run\n"
         "run(AnalyzeConfig(), Workspace({'model': Path('model')}, {s: Path('out') / s for s in ('result', 'flags')}))\n"
         "print([name for name in ('onnx', 'numpy', 'onnxruntime', 'torch', 'pydantic') if name in sys.modules])"
     )

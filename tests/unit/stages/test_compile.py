@@ -10,7 +10,8 @@ from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run
 
 from winml_dag.ep.availability import installed, resolve_target
 from winml_dag.ep.options import complete_options
-from winml_dag.ep.registry import OPENVINO, QNN, find_ep
+from winml_dag.ep.providers.openvino import OPENVINO
+from winml_dag.ep.registry import QNN, find_ep
 from winml_dag.ep.session import create_session
 from winml_dag.errors import StageError
 from winml_dag.stages.compile import COMPILE

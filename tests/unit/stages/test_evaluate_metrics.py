@@ -12,18 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.stages.evaluate.certainty import difference, estimate, mcnemar, wilson
 from winml_dag.stages.evaluate.metrics import (
     Metric,
     answer_f1,
+    difference,
     entities,
+    estimate,
     exact_match,
     macro_f1,
     macro_f1_of_counts,
+    mcnemar,
     pearson,
     ratio,
     share,
     spearman,
+    wilson,
 )
 
 CASES: dict[str, Any] = json.loads(Path(__file__).with_name("metric_cases.json").read_text(encoding="utf-8"))

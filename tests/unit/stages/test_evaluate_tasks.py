@@ -379,7 +379,7 @@ def test_what_does_not_fit_is_refused_by_name(
 
 
 def test_labels_are_numbers_in_any_form_and_names_in_any_case(tmp_path: Path) -> None:
-    from winml_dag.stages.evaluate.labels import Labels
+    from winml_dag.stages.evaluate.cases import Labels
 
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}}))
     labels = Labels.of(None, tmp_path)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export.axes import output_shape, shape_at, sizes_by_run
-from winml_dag.stages.export.inputs import ModelInput
+from winml_dag.stages.export.makers import ModelInput
 
 
 def _input(*shape: int | str, sizes: tuple[int, ...]) -> ModelInput:

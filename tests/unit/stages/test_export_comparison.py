@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from winml_dag.errors import StageError
-from winml_dag.stages.export.work import agreement
+from winml_dag.stages.export.conversion import agreement
 
 RIGHT = np.linspace(-2, 3, 50, dtype=np.float32)
 

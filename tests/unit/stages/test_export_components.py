@@ -20,9 +20,9 @@ from winml_dag.stages.export import ExportFields
 from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, configuration
 from winml_dag.stages.export.component_modules import DecoderModule, cache_shape, component_module
 from winml_dag.stages.export.components import chosen_components, component_named, composite_of
+from winml_dag.stages.export.conversion import exporter_of
 from winml_dag.stages.export.loading import LoadedModel
 from winml_dag.stages.export.subject import component_subject
-from winml_dag.stages.export.work import exporter_of
 
 _CACHE = 12
 _SOURCE = {"input_ids": torch.arange(3, 12)[None], "attention_mask": torch.ones(1, 9, dtype=torch.int64)}

@@ -95,7 +95,7 @@ def test_the_model_is_loaded_once_for_all_components(
 def test_a_component_alone_has_the_bytes_that_it_has_among_others(
     exported: tuple[Path, JsonObject, list[LoaderFields]], tmp_path: Path
 ) -> None:
-    from winml_dag.stages.export.work import run
+    from winml_dag.stages.export.conversion import run
 
     text = replace(FIELDS, input_tensors=FIELDS.input_tensors and FIELDS.input_tensors[:2], dynamic_axes=None)
     loader = replace(LOADER, model_class=_CLASSES[TEXT], task=_TASKS[TEXT])

@@ -18,8 +18,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.pipeline.frozen_recipe import module_recipes
-from winml_dag.stages.capture import CaptureConfig
-from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, RandomWeights
+from winml_dag.stages.export import CaptureConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.export.captured import run
 
 HIDDEN = ExportFields(input_tensors=(InputTensor("hidden_states", shape=(1, 5, 32)),))

@@ -78,7 +78,7 @@ def test_only_what_the_script_defines_itself_is_taken_for_the_model(tmp_path: Pa
 
 def test_the_stage_exports_it_with_the_recipes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from winml_dag.engine.stage import Workspace
-    from winml_dag.stages.export.work import run
+    from winml_dag.stages.export.conversion import run
 
     (tmp_path / "script").mkdir()
     script(tmp_path / "script")

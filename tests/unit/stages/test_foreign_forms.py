@@ -17,7 +17,7 @@ from quantization_samples import Result, calibrate, model_of, quantize, run_mode
 
 from winml_dag.errors import StageError
 from winml_dag.stages.normalize.forms import normalize_forms
-from winml_dag.stages.quantize import soundness
+from winml_dag.stages.quantize import modes as soundness
 from winml_dag.stages.validate import VALIDATE
 
 Nodes = list[onnx.NodeProto]

@@ -19,7 +19,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.stages.normalize import GivenInput, GivenInputs, NormalizeConfig
-from winml_dag.stages.normalize.work import NORMALIZED_FILE, run
+from winml_dag.stages.normalize.rewrite import NORMALIZED_FILE, run
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 

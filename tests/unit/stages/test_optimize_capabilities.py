@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from optimize_samples import assert_same_results, graph, optimize, outputs
 
 from winml_dag.errors import RecipeError
+from winml_dag.onnxmodel.graph import merged_axes
 from winml_dag.recipe.capabilities import CATALOG
-from winml_dag.stages.optimize.merged_axes import merged
 from winml_dag.stages.optimize.rewriting import rewrite_named
 from winml_dag.stages.optimize.selection import WHOLE, select
 
@@ -215,7 +215,7 @@ class TestHighRankTranspose:
     @given(st.data(), st.lists(st.integers(1, 4), min_size=2, max_size=7))
     def test_merged_axes_move_everything_to_the_same_place(self, data: st.DataObject, sizes: list[int]) -> None:
         order = tuple(data.draw(st.permutations(range(len(sizes)))))
-        fewer, merged_order = merged(tuple(sizes), order)
+        fewer, merged_order = merged_axes(tuple(sizes), order)
         numbers = np.arange(np.prod(sizes))
         moved = numbers.reshape(sizes).transpose(order)
         assert len(fewer) <= len(sizes)

@@ -14,10 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.support.case import Case, Level, Operand, Outcome, Quantized
 from winml_dag.ep.support.table import read_table, table_files
+from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.pipeline.assess.analysis import probe
 from winml_dag.stages.probe.attempt import agree, attempt, confirmed
-from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
+from winml_dag.stages.probe.cases import as_quantized, case_of
 from winml_dag.stages.probe.measure import Measurements, measure, read_rows
 from winml_dag.stages.probe.onenode import UnmakeableError, case_of_model, one_node
 from winml_dag.stages.probe.samples.draft import OTHER_SIZES
@@ -74,7 +75,7 @@ def test_small_constants_count_with_their_values_and_large_ones_without(tmp_path
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
     )
     model = read_model(path, values=True)
-    reshape, neg = (case_of(node, Scope.of(model)) for node in model.graph.nodes)
+    reshape, neg = (case_of(node, Dataflow(model)) for node in model.graph.nodes)
     assert reshape.inputs == (Operand("float32", (2, 600), True), Operand("int64", (2,), True, (2, -1)))
     assert neg.inputs == (Operand(),)  # the file says nothing of what lies between
     assert neg.opset == 18

@@ -37,9 +37,9 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.stages.quantize import NodeTypes, QuantizeTarget
 from winml_dag.stages.sensitivity import SENSITIVITY, RankedFields, SamplesFields, SensitivityConfig
+from winml_dag.stages.sensitivity.nodes import run
 from winml_dag.stages.sensitivity.pieces import Pieces, run_session
 from winml_dag.stages.sensitivity.replacement import Replacement
-from winml_dag.stages.sensitivity.work import run
 
 SAMPLES = 3
 BYTES = {"weight_type": "uint8", "activation_type": "uint8"}

@@ -10,7 +10,7 @@ from quantization_samples import image_model, inside, pixels, put
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields
-from winml_dag.stages.calibrate.work import run as run_calibrate
+from winml_dag.stages.calibrate.observe import run as run_calibrate
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import ValidateConfig, ValidateFields
 from winml_dag.stages.validate import run as run_validate

@@ -18,7 +18,7 @@ from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.toolchain import versions
 from winml_dag.ep.availability import require_installed, resolve_target
 from winml_dag.ep.options import complete_options
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, Target, find_ep
+from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep
 from winml_dag.ep.support.case import Case, Level, Verdict, case_json, case_of_json
 from winml_dag.ep.support.table import table_files
 from winml_dag.errors import UsageError
@@ -170,7 +170,7 @@ def _normalization(built: BuiltModel, request: AnalysisRequest, target: Target, 
 
 def measured_targets() -> Iterator[Target]:
     """The targets that there is a table for."""
-    for ep in EXECUTION_PROVIDERS:
+    for ep in execution_providers():
         for device in ep.devices:
             if table_files(Target(ep, device)):
                 yield Target(ep, device)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
-from winml_dag.ep.options import complete_options, file_options
+from winml_dag.ep.options import complete_options
 from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulated
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.sidecar import shares_binary
@@ -165,7 +165,7 @@ def options_on(built: BuiltModel, target: Target, given: Mapping[str, str]) -> d
     """
     built_with = built.provider_options if target == built.target else {}
     options = complete_options(target, {**built_with, **given})
-    files = file_options(target.ep)
+    files = target.ep.file_options
     return {name: value for name, value in options.items() if name not in files}
 
 
@@ -275,7 +275,7 @@ def _provider_options(settings: JsonObject, ep: ExecutionProvider) -> dict[str, 
     if not isinstance(given, Mapping):
         return {}
     named = section.get("provider_option_file_keys") if isinstance(section, Mapping) else None
-    files = {*file_options(ep), *(named if isinstance(named, list | tuple) else ())}
+    files = {*ep.file_options, *(named if isinstance(named, list | tuple) else ())}
     return {str(name): str(value) for name, value in given.items() if name not in files}
 
 

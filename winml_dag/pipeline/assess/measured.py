@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from winml_dag.onnxmodel.compare import Agreement
     from winml_dag.pipeline.assess.eval import EvaluationPlan
     from winml_dag.pipeline.assess.measurement import Measurement
-    from winml_dag.stages.evaluate.certainty import Difference, Estimate
+    from winml_dag.stages.evaluate.metrics import Difference, Estimate
 
 # Of a report on one output, how often something is the same.
 _AGREEMENTS = ("top1", "top5", "exact")
@@ -164,13 +164,13 @@ def _metric(found: Any) -> MetricResult:
 
 def _estimate(found: Any) -> Estimate:
     # Imported here: it takes numpy.
-    from winml_dag.stages.evaluate.certainty import Estimate
+    from winml_dag.stages.evaluate.metrics import Estimate
 
     return Estimate(found["value"], found["low"], found["high"], found["interval"])
 
 
 def _difference(found: Any) -> Difference:
-    from winml_dag.stages.evaluate.certainty import Difference
+    from winml_dag.stages.evaluate.metrics import Difference
 
     return Difference(found["value"], found["low"], found["high"], found["significant"], found["p_value"])
 

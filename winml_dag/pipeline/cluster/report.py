@@ -24,7 +24,7 @@ from winml_dag.engine.stage import Node
 from winml_dag.engine.toolchain import forget_installed
 from winml_dag.ep.availability import installed
 from winml_dag.ep.elsewhere import Environment
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, RUNTIME_BUILDS, Target, find_ep
+from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, runtime_builds
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.cluster.order import Text
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
@@ -113,7 +113,7 @@ NO_REPORT = Report(version="", places=1, memory_bytes=1, tags=(), host="", store
 def _ep_places(fingerprints: Fingerprints) -> Mapping[str, EpPlace]:
     """By name, each environment that this machine has."""
     found = {"": HERE}
-    for ep in EXECUTION_PROVIDERS:
+    for ep in execution_providers():
         # A configuration that does not name an environment: this provider is not offered.
         with suppress(UsageError):
             if ep != CPU and installed(ep):
@@ -216,8 +216,8 @@ def _packages(toolchain: Mapping[str, str], tools: Collection[str]) -> list[str]
     """The packages that *toolchain* was made from. Of onnxruntime's builds that go by other names, onnxruntime brings
     those that are installed.
     """
-    named = [name for name in toolchain if name not in tools and name not in RUNTIME_BUILDS]
-    has_runtime = any(name in RUNTIME_BUILDS and name not in tools for name in toolchain)
+    named = [name for name in toolchain if name not in tools and name not in runtime_builds()]
+    has_runtime = any(name in runtime_builds() and name not in tools for name in toolchain)
     return [*named, _RUNTIME] if has_runtime and _RUNTIME not in named else named
 
 

@@ -1,6 +1,6 @@
 """analyze: what the target can do with each operator of a model, and which capabilities of optimize would help.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.analyze.work`. The optimizations that it puts out are
+This is the declaration; the work is in :mod:`winml_dag.stages.analyze.analysis`. The optimizations that it puts out are
 cumulative, and byte for byte those that it read when there is nothing to add: the optimize that reads them has the key
 of the one before then, and need not run.
 """
@@ -97,7 +97,7 @@ class AnalyzeConfig:
 ANALYZE = Stage(
     name="analyze",
     version=4,
-    work="winml_dag.stages.analyze.work:run",
+    work="winml_dag.stages.analyze.analysis:run",
     config="winml_dag.stages.analyze:AnalyzeConfig",
     inputs={
         "model": InputSlot(kinds.ANY_MODEL),

@@ -8,10 +8,10 @@ from math import prod
 
 from winml_dag.ep.support.case import AttributeValue, Case, Operand
 from winml_dag.onnxmodel.dataflow import Dataflow
-from winml_dag.onnxmodel.graph import integers_of
+from winml_dag.onnxmodel.graph import integers_of, merged_axes
+from winml_dag.stages.analyze.judging import opset
 from winml_dag.stages.analyze.patterns import Match
-from winml_dag.stages.analyze.result import opset
-from winml_dag.stages.optimize.merged_axes import merged
+from winml_dag.stages.probe.cases import operand_of
 
 _GELU_OPSET = 20
 _LAYER_NORM_OPSET = 17
@@ -32,8 +32,7 @@ class Situation:
         return cls(flow, opset(flow.model), standard_domain_only)
 
     def operand(self, name: str) -> Operand:
-        dims = self.flow.dims(name)
-        return Operand(self.flow.dtype(name), dims, name in self.flow.constants, self.flow.numbers(name))
+        return operand_of(name, self.flow)
 
     def result(self, match: Match) -> Operand:
         """What the last node of *match* gives."""
@@ -117,7 +116,7 @@ def _fewer_axes(match: Match, situation: Situation) -> tuple[Case, ...]:
     order = integers_of(turned, "perm")
     if split.dims is None or None in split.dims or 0 in split.dims or sorted(order) != [*range(len(split.dims))]:
         return ()
-    shape, order = merged(tuple(dim or 0 for dim in split.dims), order)
+    shape, order = merged_axes(tuple(dim or 0 for dim in split.dims), order)
     if len(shape) >= len(split.dims):
         return ()
     low, after = Operand(x.dtype, shape), Operand(x.dtype, tuple(shape[axis] for axis in order))

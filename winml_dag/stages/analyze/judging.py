@@ -2,21 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
-from winml_dag.canonical import json_hash
+from winml_dag.canonical import JsonObject, json_hash
 from winml_dag.ep.registry import find_ep
 from winml_dag.ep.support.case import Case, Level, Operand, Verdict, case_json
 from winml_dag.ep.support.table import Rules
 from winml_dag.errors import UsageError
+from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.onnxmodel.graph import Graph, Model, Node, attribute_of
-from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
-from winml_dag.stages.analyze.result import Judged
-from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
+from winml_dag.onnxmodel.graph import Graph, Model, Node, Value, attribute_of
+from winml_dag.onnxmodel.graphfile import read_model
+from winml_dag.stages.analyze import AnalyzeConfig, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.probe.cases import as_quantized, case_of
+
+# analyze_result.json: what analyze found, in the fields that winml-cli gives it.
+#
+# It is the same for the same model and target: identifiers are made from what they identify, there is no time in it,
+# and the model goes by its file's name.
+
+# Types and shapes of values that a file does not tell, as onnx infers them.
+#
+# onnx is imported only for models that leave something open: what optimize writes has all of them.
+
+_LARGEST_PROTOBUF = 2**31 - 1
+
+
+def untold(graph: Graph) -> list[str]:
+    """The values that nodes of *graph* make and whose type or rank the file does not tell."""
+    known = {value.name for value in (*graph.values, *graph.outputs) if value.data_type and value.dims is not None}
+    return [
+        name for node in graph.nodes if node.op_type != "Constant" for name in node.outputs if name not in known | {""}
+    ]
+
+
+def inferred(path: Path, model: Model) -> tuple[Value, ...]:
+    """What onnx infers for the values of *model*, as read from *path*; nothing where the file tells them all.
+
+    Weights in files of their own are not read. Operators that onnx does not know stay open, and what follows them.
+    """
+    if not untold(model.graph) or path.stat().st_size > _LARGEST_PROTOBUF:
+        return ()
+    import onnx
+
+    proto = onnx.load_model(path, load_external_data=False)
+    _drop_data(proto.graph.initializer)
+    try:
+        found = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except (ValueError, RuntimeError, onnx.shape_inference.InferenceError):
+        return ()  # what is not known stays so: the model may be fine for all that
+    inferred_file = Path("inferred.onnx")
+    inferred_file.write_bytes(found.SerializeToString())
+    return read_model(inferred_file, values=True).graph.values
+
+
+def _drop_data(initializers: Iterable[object]) -> None:
+    """Only numbers that may be a shape are of use; the others would be written and read again for nothing."""
+    for tensor in initializers:
+        if len(tensor.raw_data) > 1024:  # type: ignore[attr-defined]
+            tensor.ClearField("raw_data")  # type: ignore[attr-defined]
+
+
+# In the order in which results list them.
+LEVELS = (Level.SUPPORTED, Level.PARTIAL, Level.UNSUPPORTED, Level.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A node with its verdict and why that is so. ``case``: what was asked for; None for what is in no table."""
+
+    node: Node
+    verdict: Level
+    reason: str
+    case: Case | None = None
+
+    @property
+    def operator(self) -> str:
+        return operator_id(self.node)
+
+
+def operator_id(node: Node) -> str:
+    """``OP/ai.onnx/Conv``."""
+    return f"OP/{node.domain or 'ai.onnx'}/{node.op_type}"
+
+
+def worst(verdicts: Iterable[Level]) -> Level:
+    """An operator is as good as its worst node; what is not known is better than what is known to fail."""
+    order = (Level.UNSUPPORTED, Level.PARTIAL, Level.UNKNOWN, Level.SUPPORTED)
+    return min(verdicts, key=order.index)
+
+
+def classification(judged: Sequence[Judged]) -> dict[str, list[str]]:
+    """The operators by verdict, each list in the order in which the model uses them first."""
+    found: dict[str, list[Level]] = {}
+    for each in judged:
+        found.setdefault(each.operator, []).append(each.verdict)
+    return {level.value: [name for name, all_ in found.items() if worst(all_) is level] for level in LEVELS}
+
+
+def identifier(*content: str) -> str:
+    """An identifier in the form of a UUID, made from *content*."""
+    text = json_hash(list(content))[:32]
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def metadata(name: str, model: Model, patterns: Mapping[str, int]) -> JsonObject:
+    """What the model is: *name* is that of its file, *patterns* how often each was found."""
+    counts = Counter(node.op_type for node in model.graph.nodes)
+    return {
+        "model_path": name,
+        "opset_version": opset(model),
+        "producer_name": model.producer_name,
+        "producer_version": model.producer_version,
+        "total_operators": len(model.graph.nodes),
+        "operator_counts": dict(counts),
+        "unique_operator_types": len(counts),
+        "detected_pattern_count": dict(patterns),
+    }
+
+
+def opset(model: Model) -> int:
+    """The version of the ONNX standard that *model* is written in; 0 when it does not say."""
+    return max((model.opsets.get(domain, 0) for domain in ("", "ai.onnx")), default=0)
+
+
+def target_result(
+    target: AnalyzeTarget, version: str | None, judged: Sequence[Judged], information: Sequence[JsonObject]
+) -> JsonObject:
+    """The result for one target; *version* is that of its execution provider, where a table tells it."""
+    classes = classification(judged)
+    return {
+        "ihv_type": find_ep(target.execution_provider).ihv_type,
+        "ep_type": target.execution_provider,
+        "device_type": target.device,
+        "ep_version": version,
+        "driver_version": None,
+        "runtime_support": not any(classes[level] for level in LEVELS[1:]),
+        "has_errors": bool(classes["unsupported"]),
+        "has_warnings": bool(classes["partial"]),
+        "classification": classes,
+        "information": list(information),
+    }
+
 
 _FLOAT16 = "float16"
 
@@ -31,10 +163,10 @@ def assumed(config: AnalyzeConfig, model: Model) -> AnalyzeConfig:
     quant = config.quant
     if quant is None or quant.op_types is None:
         return config
-    scope = Scope.of(model)
+    flow = Dataflow(model)
     for node in model.graph.nodes:
         if any(fnmatchcase(node.op_type, pattern) for pattern in quant.op_types):
-            case = case_of(node, scope)
+            case = case_of(node, flow)
             if any(each is not None and each.dtype == "float32" for each in (*case.inputs, *case.outputs)):
                 return config
     return replace(config, quant=replace(quant, op_types=None))
@@ -76,8 +208,8 @@ class Judge:
         return list(self._graph(model, model.graph))
 
     def _graph(self, model: Model, graph: Graph) -> Iterator[Judged]:
-        scope = Scope.of(model, graph)
-        judged = {id(node): self._node(node, scope) for node in graph.nodes if node.op_type not in QDQ}
+        flow = Dataflow(model, graph)
+        judged = {id(node): self._node(node, flow) for node in graph.nodes if node.op_type not in QDQ}
         converted = {
             name
             for each in judged.values()
@@ -85,17 +217,17 @@ class Judge:
             for name in (*each.node.inputs, *each.node.outputs)
         }
         for node in graph.nodes:
-            yield judged.get(id(node)) or self._conversion(node, scope, converted)
+            yield judged.get(id(node)) or self._conversion(node, flow, converted)
             for attribute in node.attributes:
                 for inner in attribute.graphs:
                     yield from self._graph(model, inner)
 
-    def _node(self, node: Node, scope: Scope) -> Judged:
+    def _node(self, node: Node, flow: Dataflow) -> Judged:
         if node.op_type == "Constant":
             return Judged(node, Level.SUPPORTED, "a constant, which is no work")
         if node.op_type == "EPContext":
             return self._context(node)
-        case = self.as_it_will_be(case_of(node, scope), node.name)
+        case = self.as_it_will_be(case_of(node, flow), node.name)
         found = self.verdict(case)
         return Judged(node, found.level, found.reason, case)
 
@@ -110,11 +242,11 @@ class Judge:
             return Judged(node, Level.UNKNOWN, "compiled, and the model does not say for which execution provider")
         return Judged(node, Level.SUPPORTED, f"compiled for {ep}")
 
-    def _conversion(self, node: Node, scope: Scope, converted: AbstractSet[str]) -> Judged:
+    def _conversion(self, node: Node, flow: Dataflow, converted: AbstractSet[str]) -> Judged:
         """Q and DQ belong to the operators between them, which were measured with them; alone, they are operators."""
         if converted & {*node.inputs[:1], *node.outputs[:1]}:
             return Judged(node, Level.SUPPORTED, "measured with the operator that it converts for")
-        return self._node(node, scope)
+        return self._node(node, flow)
 
 
 def _name_of(text: str) -> str:

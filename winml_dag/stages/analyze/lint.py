@@ -13,13 +13,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.onnxmodel import lint as sound
+from winml_dag.onnxmodel import soundness as sound
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, QDQ
 from winml_dag.onnxmodel.graph import Node
 from winml_dag.stages.analyze import AnalyzeConfig
-from winml_dag.stages.analyze.result import opset
-from winml_dag.stages.analyze.types import untold
+from winml_dag.stages.analyze.judging import opset, untold
 
 _MOST_NODES = 10  # in a finding; it says how many there are
 # Clip: a huge bound says "no bound".

@@ -3,20 +3,68 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from winml_dag.canonical import JsonObject
-from winml_dag.ep.support.case import Case, Level, Verdict
-from winml_dag.onnxmodel.graph import Node
+from winml_dag.ep.support.case import AttributeValue, Case, Level, Verdict
+from winml_dag.ep.support.table import PATTERN
+from winml_dag.onnxmodel.graph import Node, integers_of
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.analyze.fusions import FUSIONS, Fusion, Situation
-from winml_dag.stages.analyze.judging import Judge
+from winml_dag.stages.analyze.judging import Judge, Judged, identifier, worst
 from winml_dag.stages.analyze.lint import name_of
 from winml_dag.stages.analyze.patterns import PATTERNS, Match
-from winml_dag.stages.analyze.result import Judged, identifier, worst
 from winml_dag.stages.discovered import Discovered
+from winml_dag.stages.probe.cases import turned_attributes
 from winml_dag.store.quantities import counted
+
+# Patterns that a target takes as a whole, although not each of their operators by itself.
+
+Attributes = tuple[tuple[str, AttributeValue], ...]
+
+
+def _gelu_form(match: Match, _situation: Situation) -> Attributes | None:
+    return (("form", "Erf" if any(node.op_type == "Erf" for node in match.nodes) else "Tanh"),)
+
+
+def _turned_form(match: Match, situation: Situation) -> Attributes | None:
+    turned = match.nodes[1]
+    split, order = situation.operand(turned.inputs[0]).dims, integers_of(turned, "perm")
+    if split is None or None in split or sorted(order) != [*range(len(split))]:
+        return None
+    return turned_attributes(tuple(size or 0 for size in split), order)
+
+
+# What tells forms of a pattern apart, for those that are measured as wholes (:mod:`winml_dag.stages.probe.wholes`).
+# None where the model leaves it open.
+_MEASURED: Mapping[str, Callable[[Match, Situation], Attributes | None]] = {
+    "GeluPattern": _gelu_form,
+    "ReshapeTransposeReshapeOverlyHighDim": _turned_form,
+}
+
+
+def as_wholes(judge: Judge, judged: Sequence[Judged], matches: Sequence[Match], situation: Situation) -> list[Judged]:
+    """*judged*, where nodes of a pattern that the target takes as a whole are supported with it."""
+    taken: dict[int, str] = {}
+    for match in matches:
+        if (case := _case_of_whole(match, situation)) is not None:
+            verdict = judge.verdict(judge.as_it_will_be(case, match.nodes[0].name))
+            if verdict.level is Level.SUPPORTED:
+                taken.update((id(node), f"in a whole that is taken: {verdict.reason}") for node in match.nodes)
+    return [
+        replace(each, verdict=Level.SUPPORTED, reason=taken[id(each.node)]) if id(each.node) in taken else each
+        for each in judged
+    ]
+
+
+def _case_of_whole(match: Match, situation: Situation) -> Case | None:
+    form = _MEASURED[match.pattern](match, situation) if match.pattern in _MEASURED else None
+    if form is None:
+        return None
+    inputs = (situation.operand(match.values["x"]),)
+    return Case(match.pattern, PATTERN, situation.opset, inputs, (situation.result(match),), tuple(sorted(form)))
+
 
 _BETTER = {Level.UNSUPPORTED: 0, Level.PARTIAL: 1, Level.SUPPORTED: 2}
 _MOST_REASONS = 5

@@ -1,7 +1,7 @@
 """calibrate: run the model on data and write down the range of every activation.
 
 Ranges depend on the model, the data and the method, not on the integer types; so one calibration serves every
-precision. This is the declaration; the work is in :mod:`winml_dag.stages.calibrate.work`.
+precision. This is the declaration; the work is in :mod:`winml_dag.stages.calibrate.observe`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CalibrateConfig:
 CALIBRATE = Stage(
     name="calibrate",
     version=4,
-    work="winml_dag.stages.calibrate.work:run",
+    work="winml_dag.stages.calibrate.observe:run",
     config="winml_dag.stages.calibrate:CalibrateConfig",
     inputs={
         "model": kinds.model_slot("calibrated", kinds.FLOAT_MODEL),

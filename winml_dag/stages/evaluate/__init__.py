@@ -1,6 +1,6 @@
 """evaluate: how good a model is, on labelled samples, or beside another model on the same inputs.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.evaluate.work`.
+This is the declaration; the work is in :mod:`winml_dag.stages.evaluate.evaluation`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class EvaluateConfig:
 EVALUATE = Stage(
     name="evaluate",
     version=2,
-    work="winml_dag.stages.evaluate.work:run",
+    work="winml_dag.stages.evaluate.evaluation:run",
     config="winml_dag.stages.evaluate:EvaluateConfig",
     inputs={
         "model": InputSlot(kinds.ANY_MODEL),

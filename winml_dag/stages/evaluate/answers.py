@@ -14,7 +14,7 @@ from winml_dag.stages.evaluate import TASKS
 from winml_dag.stages.evaluate.cases import Case, Given
 from winml_dag.stages.evaluate.metrics import Metric, answer_f1, exact_match, mean, share
 from winml_dag.stages.evaluate.rows import chosen_numbers, rows_of
-from winml_dag.stages.samples.fit import fit
+from winml_dag.stages.samples.arrays import fit
 from winml_dag.stages.samples.samples import Array
 
 # As everybody who evaluates on SQuAD has it; what is longer is hardly an answer.

@@ -15,7 +15,7 @@ from winml_dag.stages.evaluate import TASKS
 from winml_dag.stages.evaluate.cases import Case, Given, within
 from winml_dag.stages.evaluate.metrics import Metric, entities, macro_f1_of_counts, ratio
 from winml_dag.stages.evaluate.rows import chosen_numbers, rows_of
-from winml_dag.stages.samples.fit import fit
+from winml_dag.stages.samples.arrays import fit
 from winml_dag.stages.samples.samples import Array
 
 # What a data set says of a word that has no tag.

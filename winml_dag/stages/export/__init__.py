@@ -1,6 +1,6 @@
 """export: a PyTorch model becomes ``export.onnx``.
 
-This is the declaration; the work, which needs torch and transformers, is in :mod:`winml_dag.stages.export.work`.
+This is the declaration; the work, which needs torch and transformers, is in :mod:`winml_dag.stages.export.conversion`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,64 @@ from dataclasses import dataclass, field, replace
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
+
+# Capture: which modules of a class a model has, and what each is called with. No stage of a build: `config --module`
+# asks, in a process of its own, and nothing of the answer is kept.
+#
+# This is the declaration; the work, which needs torch and transformers, is in
+# :mod:`winml_dag.stages.export.captured`.
+
+# Names among the surroundings of its node: folders of the saved model and of the user's script.
+MODEL_SOURCE, SCRIPT_SOURCE = "model", "script"
+
+
+@dataclass(frozen=True)
+class CaptureConfig:
+    """``loader`` and ``export`` as for the whole model, ``module_class`` the name of a class of PyTorch modules."""
+
+    loader: LoaderFields
+    export: ExportFields
+    module_class: str
+
+
+CAPTURE = Stage(
+    name="capture",
+    version=1,
+    work="winml_dag.stages.export.captured:run",
+    config="winml_dag.stages.export:CaptureConfig",
+    inputs={},
+    outputs={},
+    memory=Memory(450 << 20, 2.6),
+)
+
+
+# Signature: the tensors that a model takes and gives, told from its configuration alone. No stage of a build:
+# `config` asks, in a process of its own, and nothing of the answer is kept.
+#
+# This is the declaration; the work, which needs torch and transformers, is in
+# :mod:`winml_dag.stages.export.signature`.
+
+# Name among the surroundings of its node: the folder of the saved model.
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class SignatureConfig:
+    """``loader`` and ``export`` as for the export that it is about. ``component``: the one that is meant, if any."""
+
+    loader: LoaderFields
+    export: ExportFields
+    component: ComponentFields | None = None
+
+
+SIGNATURE = Stage(
+    name="signature",
+    version=1,
+    work="winml_dag.stages.export.signature:run",
+    config="winml_dag.stages.export:SignatureConfig",
+    inputs={},
+    outputs={},
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +134,7 @@ class ExportConfig:
 EXPORT = Stage(
     name="export",
     version=4,
-    work="winml_dag.stages.export.work:run",
+    work="winml_dag.stages.export.conversion:run",
     config="winml_dag.stages.export:ExportConfig",
     inputs={
         "model": InputSlot(frozenset({kinds.MODEL_FOLDER}), required=False),

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from onnx import ValueInfoProto
 
 from winml_dag.errors import StageError
-from winml_dag.stages.export.inputs import named_axes
-from winml_dag.stages.export.makers import ModelInput, Shape
+from winml_dag.stages.export.makers import ModelInput, Shape, named_axes
 
 Sizes = Mapping[str, int]
 

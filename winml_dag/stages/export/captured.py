@@ -22,11 +22,11 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
-from winml_dag.stages.capture import MODEL, SCRIPT, CaptureConfig
+from winml_dag.stages.export import MODEL_SOURCE, SCRIPT_SOURCE, CaptureConfig
 from winml_dag.stages.export.axes import shape_at, sizes_by_run
 from winml_dag.stages.export.components import chosen_components
-from winml_dag.stages.export.inputs import model_inputs
 from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
+from winml_dag.stages.export.makers import model_inputs
 from winml_dag.stages.export.module import assembled, named_outputs
 from winml_dag.stages.export.outputs import call_model
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
@@ -58,7 +58,9 @@ def run(config: CaptureConfig, workspace: Workspace) -> JsonObject:
     Raises:
         StageError: when there is none of the class, or none that can be called alone.
     """
-    folder, script = (Path(named) if (named := workspace.surroundings.get(name)) else None for name in (MODEL, SCRIPT))
+    folder, script = (
+        Path(named) if (named := workspace.surroundings.get(name)) else None for name in (MODEL_SOURCE, SCRIPT_SOURCE)
+    )
     loaded = load_pytorch_model(config.loader, folder, script, config.export.input_tensors)
     modules = _of_class(loaded.model, config.module_class)
     calls: dict[str, _Told] = {}

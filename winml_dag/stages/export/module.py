@@ -21,9 +21,8 @@ from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
 from winml_dag.stages.export.architectures import did_you_mean
-from winml_dag.stages.export.inputs import named_axes
 from winml_dag.stages.export.loading import LoadedModel
-from winml_dag.stages.export.makers import ModelInput
+from winml_dag.stages.export.makers import ModelInput, named_axes
 from winml_dag.stages.export.modelclass import is_model_class
 from winml_dag.stages.export.outputs import named_tensors
 from winml_dag.stages.export.subject import Subject

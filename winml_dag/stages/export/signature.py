@@ -15,14 +15,13 @@ from torch.overrides import TorchFunctionMode
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
+from winml_dag.stages.export import MODEL, SignatureConfig
 from winml_dag.stages.export.composite import own_fields
-from winml_dag.stages.export.inputs import model_inputs
+from winml_dag.stages.export.conversion import chosen_subject
 from winml_dag.stages.export.loading import model_without_weights
-from winml_dag.stages.export.makers import ModelInput
+from winml_dag.stages.export.makers import ModelInput, model_inputs
 from winml_dag.stages.export.outputs import call_model, choose_outputs
 from winml_dag.stages.export.subject import Subject
-from winml_dag.stages.export.work import chosen_subject
-from winml_dag.stages.signature import MODEL, SignatureConfig
 
 
 class _EveryCheckHolds(TorchFunctionMode):  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """normalize: an ONNX file that somebody else made gets the form that all later stages expect, and stays the same model.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.normalize.work`.
+This is the declaration; the work is in :mod:`winml_dag.stages.normalize.rewrite`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NormalizeConfig:
 NORMALIZE = Stage(
     name="normalize",
     version=1,
-    work="winml_dag.stages.normalize.work:run",
+    work="winml_dag.stages.normalize.rewrite:run",
     config="winml_dag.stages.normalize:NormalizeConfig",
     inputs={
         "model": InputSlot(

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from onnx import GraphProto, ModelProto, NodeProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: A004
 
-from winml_dag.ep.session import unread_version
+from winml_dag.ep.session import open_session, unread_version
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel import graph as onnx_graph
@@ -25,7 +25,6 @@ from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.files import use_short_domain
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside, rename_values
-from winml_dag.stages.float_model import open_session
 from winml_dag.stages.optimize.selection import PORTABLE
 
 _PORTABLE_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC

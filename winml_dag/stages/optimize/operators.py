@@ -12,8 +12,8 @@ import onnx_ir as ir
 from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OpsetPatternBuilder, OrValue, RewriteRuleClassBase, Var
 
+from winml_dag.onnxmodel.graph import HIGH_RANK, merged_axes
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.merged_axes import FROM_RANK, merged
 from winml_dag.stages.optimize.rewriting import (
     Outcome,
     Rule,
@@ -67,9 +67,9 @@ class _ReshapeTransposeReshape(RewriteRuleClassBase):  # type: ignore[misc]
 
     def check(self, _context: MatchContext, split: ir.Value, turned: ir.Value, joined: ir.Value, **_: ir.Value) -> bool:
         shape = known_shape(split)
-        if shape is None or 0 in shape or len(shape) < FROM_RANK or known_shape(joined) is None:
+        if shape is None or 0 in shape or len(shape) < HIGH_RANK or known_shape(joined) is None:
             return False
-        return len(merged(shape, _order(turned, len(shape)))[0]) < len(shape)
+        return len(merged_axes(shape, _order(turned, len(shape)))[0]) < len(shape)
 
     def rewrite(
         self, op: RewriterContext, x: ir.Value, split: ir.Value, turned: ir.Value, joined: ir.Value, **_: ir.Value
@@ -77,7 +77,7 @@ class _ReshapeTransposeReshape(RewriteRuleClassBase):  # type: ignore[misc]
         shape = known_shape(split)
         if shape is None:
             return None
-        fewer, order = merged(shape, _order(turned, len(shape)))
+        fewer, order = merged_axes(shape, _order(turned, len(shape)))
         moved = op.Transpose(op.Reshape(x, shape_constant(op, fewer)), perm=order)
         return op.Reshape(moved, shape_constant(op, known_shape(joined)))
 

@@ -14,7 +14,6 @@ from typing import Any
 # Before the import: what matplotlib finds out about fonts stays in the stage's own folder.
 os.environ["MPLCONFIGDIR"] = str(Path("matplotlib").absolute())
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -22,6 +21,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
+import matplotlib as mpl
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.perf import PICTURE_FILE, HistogramConfig

@@ -12,7 +12,7 @@ from itertools import pairwise
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.stages.perf import PerfFields
-from winml_dag.stages.perf.waiting import waited_ns, waited_share
+from winml_dag.stages.perf.load import waited_ns, waited_share
 
 PERCENTILES = (50, 90, 99)
 PERCENTILE_DEFINITION = "nearest rank: the smallest measured value that at least p % of all do not exceed"

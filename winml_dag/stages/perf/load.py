@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +21,34 @@ from winml_dag.engine.process import describe_exit
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.session import SEE_LOG
 from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.stages.perf.waiting import waited_ns, waited_share
 
 if TYPE_CHECKING:
     import onnxruntime
+
+
+# How long the threads of this process have waited for a processor: what other programs took from a measurement.
+#
+# The load average would not tell: it counts what we ran ourselves a moment ago.
+
+_THREADS = Path("/proc/self/task")
+
+
+def waited_ns() -> Mapping[str, int]:
+    """By thread, since it began. Empty where the system does not tell, which only Linux does."""
+    found = {}
+    with suppress(OSError):
+        for thread in _THREADS.iterdir():
+            with suppress(OSError, ValueError, IndexError):  # it may have ended
+                found[thread.name] = int((thread / "schedstat").read_text(encoding="ascii").split()[1])
+    return found
+
+
+def waited_share(before: Mapping[str, int], after: Mapping[str, int], passed_ns: int) -> float | None:
+    """What part of the time *passed_ns* the thread that waited longest has waited: those that work together end
+    together. None where the system does not tell.
+    """
+    waited = [ns - before.get(thread, 0) for thread, ns in after.items()]
+    return min(1.0, max(waited) / max(passed_ns, 1)) if waited else None
 
 
 # A fresh Python beside a worker, in the same environment: for stages that need several processes.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.ep.session import RECORD_ASSIGNMENT, register, session_options
+from winml_dag.ep.session import register, session_for, session_options
 from winml_dag.ep.support.case import Case, Level, Outcome, case_of_json
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
@@ -102,7 +102,7 @@ def attempt(
         StageError: when the provider or its device is not here, which says nothing of the model.
     """
     try:
-        session = open_session(model, target, options)
+        session = session_for(model, target, session_options(target, options), threads=1)
     except StageError:
         raise
     except Exception as error:  # onnxruntime raises what it likes; all of it means that the model does not load
@@ -119,23 +119,10 @@ def attempt(
     return Outcome(True, True, expected is None or agree(results, expected))
 
 
-def open_session(model: bytes, target: Target, options: Mapping[str, str]) -> onnxruntime.InferenceSession:
-    """A session as an application makes it, without onnxruntime's own fallback to another provider."""
-    import onnxruntime
-
-    settings = session_options(target, options)
-    settings.intra_op_num_threads = 1
-    settings.add_session_config_entry(RECORD_ASSIGNMENT, "1")
-    providers = [CPU.name] if target.ep == CPU else None
-    session = onnxruntime.InferenceSession(model, settings, providers, enable_fallback=0)
-    session.disable_fallback()
-    return session
-
-
 def run_on_cpu(model: bytes, feeds: Mapping[str, Array]) -> list[Array] | None:
     """What the CPU makes of *model*; None when it cannot."""
     try:
-        return list(open_session(model, _ON_CPU, {}).run(None, dict(feeds)))
+        return list(session_for(model, _ON_CPU, session_options(_ON_CPU, {}), threads=1).run(None, dict(feeds)))
     except Exception:
         return None
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from winml_dag.ep.support.case import AttributeValue, Case, Number, Operand, Quantized
-from winml_dag.onnxmodel.dataflow import numbers_of
+from winml_dag.onnxmodel.dataflow import Dataflow, numbers_of
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, dtype_name
-from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, Tensor, Value
+from winml_dag.onnxmodel.graph import Attribute, Node, Tensor
 
 _FLOATS = frozenset({"float32", "float16", "float64", "bfloat16"})
 _MOST_VALUES = 8
@@ -36,57 +34,19 @@ _WEIGHTS = {
 _WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization"})
 
 
-@dataclass(frozen=True)
-class Scope:
-    """What a node may refer to: the types and constants of a graph by name, and the conversions around its values.
-
-    Attributes:
-        opsets: by domain.
-        dequantized: by name of a value, the DequantizeLinear that makes it.
-        quantizers: by name of a value, the QuantizeLinear nodes that read it.
-        sources: by name of what a conversion gives, the name of what it has the shape of.
-    """
-
-    opsets: Mapping[str, int]
-    values: Mapping[str, Value]
-    constants: Mapping[str, Tensor]
-    dequantized: Mapping[str, Node]
-    quantizers: Mapping[str, tuple[Node, ...]]
-    sources: Mapping[str, str]
-
-    @classmethod
-    def of(cls, model: Model, graph: Graph | None = None, values: Iterable[Value] = ()) -> Scope:
-        """Of *graph* of *model*, by default the outermost. *values* are types that were inferred."""
-        graph = model.graph if graph is None else graph
-        fed = {value.name for value in graph.inputs}
-        constants = {tensor.name: tensor for tensor in graph.initializers if tensor.name not in fed}
-        dequantized: dict[str, Node] = {}
-        quantizers: dict[str, tuple[Node, ...]] = {}
-        sources: dict[str, str] = {}
-        for node in graph.nodes:
-            if node.op_type == "Constant" and node.outputs and (tensor := _constant(node)) is not None:
-                constants[node.outputs[0]] = tensor
-            elif node.op_type == "DequantizeLinear":
-                dequantized |= dict.fromkeys(node.outputs[:1], node)
-            elif node.op_type == "QuantizeLinear":
-                for name in node.inputs[:1]:
-                    quantizers[name] = (*quantizers.get(name, ()), node)
-            if node.op_type in QDQ and node.inputs and node.outputs:
-                sources[node.outputs[0]] = node.inputs[0]
-        known = {value.name: value for value in (*values, *graph.values, *graph.inputs, *graph.outputs)}
-        return cls(model.opsets, known, constants, dequantized, quantizers, sources)
-
-
-def case_of(node: Node, scope: Scope) -> Case:
+def case_of(node: Node, flow: Dataflow) -> Case:
     """The case that *node* is. Conversions around it count as the integer types that it is quantized with."""
-    quantized = _quantized(node, scope)
-    operands = tuple(_input(name, scope, quantized is not None) for name in _given(node.inputs))
+    quantized = _quantized(node, flow)
+    operands = tuple(_input(name, flow, quantized is not None) for name in _given(node.inputs))
     return Case(
         node.op_type,
         node.domain,
-        scope.opsets.get(node.domain, 0),
+        flow.model.opsets.get(node.domain, 0),
         operands,
-        tuple(None if not name else _value(name, scope) for name in _given(node.outputs)),
+        tuple(
+            replace(operand_of(name, flow), constant=False, values=None) if name else None
+            for name in _given(node.outputs)
+        ),
         tuple(sorted((attribute.name, _attribute(attribute)) for attribute in node.attributes)),
         quantized,
     )
@@ -136,28 +96,33 @@ def _given(names: tuple[str, ...]) -> tuple[str, ...]:
     return names[:last]
 
 
-def _input(name: str, scope: Scope, quantized: bool) -> Operand | None:
+def operand_of(name: str, flow: Dataflow) -> Operand:
+    """The value *name*, with its numbers where it is a constant that has few."""
+    tensor = flow.constants.get(name)
+    dims = flow.dims(name)
+    if dims is None and (maker := flow.makers.get(name)) is not None and maker.op_type in QDQ:
+        dims = operand_of(maker.inputs[0], flow).dims  # which it has of what goes in
+    return Operand(flow.dtype(name), dims, tensor is not None, None if tensor is None else values_of(tensor))
+
+
+def _input(name: str, flow: Dataflow, quantized: bool) -> Operand | None:
     if not name:
         return None
-    if quantized and (conversion := scope.dequantized.get(name)) is not None and conversion.inputs:
-        tensor = scope.constants.get(conversion.inputs[0])
-        if tensor is not None:
-            return Operand("float32", tensor.dims, constant=True)
-        found = _value(name, scope)
-        return replace(found, dtype="float32")
-    if (tensor := scope.constants.get(name)) is not None:
-        return Operand(dtype_name(tensor.data_type), tensor.dims, True, values_of(tensor))
-    return _value(name, scope)
+    found = operand_of(name, flow)
+    if quantized and (conversion := _dequantized(name, flow)) is not None:
+        tensor = flow.constants.get(conversion.inputs[0])
+        return Operand("float32", found.dims if tensor is None else tensor.dims, constant=tensor is not None)
+    return found
 
 
-def _value(name: str, scope: Scope) -> Operand:
-    known = scope.values.get(name)
-    if known is None:
-        # What comes out of a conversion has the shape of what goes in.
-        source = scope.sources.get(name)
-        return Operand() if source is None else Operand("", _value(source, scope).dims)
-    dims = None if known.dims is None else tuple(dim if isinstance(dim, int) else None for dim in known.dims)
-    return Operand(dtype_name(known.data_type) if known.data_type else "", dims)
+def _output(name: str, flow: Dataflow) -> Operand | None:
+    return replace(operand_of(name, flow), constant=False, values=None) if name else None
+
+
+def _dequantized(name: str, flow: Dataflow) -> Node | None:
+    """The DequantizeLinear that makes the value *name*."""
+    maker = flow.makers.get(name)
+    return maker if maker is not None and maker.op_type == "DequantizeLinear" and maker.inputs else None
 
 
 def values_of(tensor: Tensor) -> tuple[Number, ...] | None:
@@ -171,23 +136,6 @@ def values_of(tensor: Tensor) -> tuple[Number, ...] | None:
     if numbers is None or not all(map(math.isfinite, numbers)):
         return None
     return tuple(int(number) if isinstance(number, bool) else number for number in numbers)
-
-
-def _constant(node: Node) -> Tensor | None:
-    """What a Constant node gives."""
-    for attribute in node.attributes:
-        if attribute.tensors:
-            return attribute.tensors[0]
-        if attribute.name == "value_int" and attribute.integer is not None:
-            return Tensor("", 7, (), 8, None, None, (attribute.integer,))
-        if attribute.name == "value_ints":
-            return Tensor("", 7, (len(attribute.integers),), 0, None, None, attribute.integers)
-        if attribute.name == "value_float" and attribute.number is not None:
-            return Tensor("", 1, (), 4, None, None, (), struct.pack("<f", attribute.number))
-        if attribute.name == "value_floats":
-            count = len(attribute.numbers)
-            return Tensor("", 1, (count,), 0, None, None, (), struct.pack(f"<{count}f", *attribute.numbers))
-    return None
 
 
 def _attribute(attribute: Attribute) -> AttributeValue:
@@ -206,7 +154,7 @@ def _attribute(attribute: Attribute) -> AttributeValue:
     return attribute.integers or attribute.numbers
 
 
-def _quantized(node: Node, scope: Scope) -> Quantized | None:
+def _quantized(node: Node, flow: Dataflow) -> Quantized | None:
     """The integer types around *node*: None unless all floats that go in come from integers, and what comes out goes
     to integers, if it is float.
     """
@@ -215,35 +163,37 @@ def _quantized(node: Node, scope: Scope) -> Quantized | None:
     activations = weights = ""
     per_channel = False
     for number, name in enumerate(node.inputs):
-        conversion = scope.dequantized.get(name)
+        conversion = _dequantized(name, flow)
         if conversion is None:
-            if name and not stays_float(node.op_type, number) and _is_float(name, scope):
+            if name and not stays_float(node.op_type, number) and _is_float(name, flow):
                 return None
             continue
-        constant = scope.constants.get(conversion.inputs[0]) if conversion.inputs else None
+        constant = flow.constants.get(conversion.inputs[0])
         if constant is None:
-            activations = activations or _point(conversion, scope)
+            activations = activations or _point(conversion, flow)
         elif number in weights_of(node.op_type):
             weights = weights or dtype_name(constant.data_type)
-            scale = scope.constants.get(conversion.inputs[1]) if len(conversion.inputs) > 1 else None
+            scale = flow.constants.get(conversion.inputs[1]) if len(conversion.inputs) > 1 else None
             per_channel = per_channel or (scale is not None and prod(scale.dims) > 1)
-    quantizers = [each for name in node.outputs[:1] for each in scope.quantizers.get(name, ())]
-    gives_floats = bool(node.outputs) and _is_float(node.outputs[0], scope, otherwise=True)
-    if not activations or (gives_floats and not quantizers):
+    gives_floats = bool(node.outputs) and _is_float(node.outputs[0], flow, otherwise=True)
+    if not activations or (gives_floats and not _is_quantized(node.outputs[0], flow)):
         return None
     return Quantized(activations, weights, per_channel)
 
 
-def _is_float(name: str, scope: Scope, *, otherwise: bool = False) -> bool:
-    if (tensor := scope.constants.get(name)) is not None:
-        return dtype_name(tensor.data_type) in _FLOATS
-    known = scope.values.get(name)
-    return otherwise if known is None or not known.data_type else dtype_name(known.data_type) in _FLOATS
+def _is_quantized(name: str, flow: Dataflow) -> bool:
+    """Whether a QuantizeLinear makes integers of the value *name*."""
+    return any(node.op_type == "QuantizeLinear" and node.inputs[0] == name for node in flow.readers.get(name, ()))
 
 
-def _point(conversion: Node, scope: Scope) -> str:
+def _is_float(name: str, flow: Dataflow, *, otherwise: bool = False) -> bool:
+    dtype = flow.dtype(name)
+    return dtype in _FLOATS if dtype else otherwise
+
+
+def _point(conversion: Node, flow: Dataflow) -> str:
     """The integer type of a conversion: that of its zero point, uint8 without one."""
-    point = scope.constants.get(conversion.inputs[2]) if len(conversion.inputs) > 2 else None
+    point = flow.constants.get(conversion.inputs[2]) if len(conversion.inputs) > 2 else None
     return "uint8" if point is None else dtype_name(point.data_type)
 
 

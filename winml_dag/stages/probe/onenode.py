@@ -12,8 +12,9 @@ import numpy.typing as npt
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from winml_dag.ep.support.case import AttributeValue, Case, Operand, Quantized
+from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.stages.probe.cases import Scope, bias_of, case_of, stays_float, weights_of
+from winml_dag.stages.probe.cases import bias_of, case_of, stays_float, weights_of
 
 Array = npt.NDArray[Any]
 
@@ -342,4 +343,4 @@ def case_of_model(model: bytes, folder: Path) -> Case:
     path.write_bytes(model)
     read = read_model(path, values=True)
     node = next(node for node in read.graph.nodes if node.name == PROBED)
-    return case_of(node, Scope.of(read))
+    return case_of(node, Dataflow(read))

@@ -1,6 +1,6 @@
 """quantize: float weights and activations become integers (QDQ) or float16.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.quantize.work`.
+This is the declaration; the work is in :mod:`winml_dag.stages.quantize.modes`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class QuantizeConfig:
 QUANTIZE = Stage(
     name="quantize",
     version=6,
-    work="winml_dag.stages.quantize.work:run",
+    work="winml_dag.stages.quantize.modes:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={
         "model": kinds.model_slot("quantized", kinds.FLOAT_MODEL),

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,50 @@ import numpy as np
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec
-from winml_dag.stages.samples.samples import Array
+from winml_dag.stages.samples.arrays import fit
+from winml_dag.stages.samples.samples import Array, Feed, Samples
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+# Samples from image files, through the model's image processor.
+
+
+def image_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec], processor: Processor) -> Samples:
+    """Each file an image, in the order given.
+
+    Raises:
+        StageError: for what is no image, and when the image processor does not make all inputs.
+    """
+
+    def make(number: int) -> Feed:
+        name = files[number].relative_to(folder).as_posix()
+        arrays = processor.of_image(open_image(files[number], name))
+        if missing := sorted({spec.name for spec in inputs} - arrays.keys()):
+            raise StageError(
+                f"The image processor does not make the model's input {', '.join(missing)}.",
+                advice="Give arrays for all inputs (.npz).",
+            )
+        return fit(arrays, inputs, f"the image {name}")
+
+    return Samples.one_by_one("images", len(files), make)
+
+
+def open_image(source: Path | bytes, name: str) -> Image:
+    """The image in colour, upright as its camera says. Raises StageError when it is none."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
+            upright = ImageOps.exif_transpose(image)
+            return upright.convert("RGB")
+    # Of a file that is no image, or a part of one; of one that would fill the memory.
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise StageError(
+            f"The data {name} is not an image that can be read: {explanation(error)}.", advice="Take it away."
+        ) from error
+
 
 # Of a text that does not fit at once: so many tokens are in two windows, so that no answer is cut in both.
 _OVERLAP = 128

@@ -1,6 +1,6 @@
 """sensitivity: what quantizing each node alone costs, and what leaving the worst of them in float gains.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.sensitivity.work`.
+This is the declaration; the work is in :mod:`winml_dag.stages.sensitivity.nodes`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SensitivityConfig:
 SENSITIVITY = Stage(
     name="sensitivity",
     version=5,
-    work="winml_dag.stages.sensitivity.work:run",
+    work="winml_dag.stages.sensitivity.nodes:run",
     config="winml_dag.stages.sensitivity:SensitivityConfig",
     inputs={
         "model": kinds.model_slot("ranked by sensitivity", kinds.FLOAT_MODEL),

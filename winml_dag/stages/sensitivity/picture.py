@@ -13,7 +13,6 @@ from pathlib import Path
 # Before the import: what matplotlib finds out about fonts stays in the stage's own folder.
 os.environ["MPLCONFIGDIR"] = str(Path("matplotlib").absolute())
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -21,8 +20,8 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from winml_dag.stages.sensitivity.ranking import NodeCost
-from winml_dag.stages.sensitivity.relief import Relief
+import matplotlib as mpl
+from winml_dag.stages.sensitivity.ranking import NodeCost, Relief
 
 _MOST_BARS = 25
 _LONGEST_NAME = 68

@@ -16,6 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.protos import subgraphs
@@ -121,18 +122,13 @@ class Pieces:
             graph.output.add(name=name)
         graph.initializer.extend(own)
         options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 3
         # Nodes are measured beside each other: a thread for each needs less time than many for one, and gives the same
         # numbers on every machine.
         options.intra_op_num_threads = 1
         # A second copy of all weights otherwise.
         options.add_session_config_entry("session.disable_prepacking", "1")
         self._constants.give(graph, options, used.keys() - made)
-        try:
-            return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's errors have no base class of their own
-            raise StageError(f"onnxruntime cannot load a part of the model: {explanation(error)}.") from error
+        return open_session(model.SerializeToString(), "a part of the model", options)
 
 
 def reads(node: NodeProto) -> list[str]:

@@ -35,6 +35,7 @@ from winml_dag.stages.samples.samples import Feed, failures_explained
 if TYPE_CHECKING:
     import onnxruntime
 
+    from winml_dag.onnxmodel.feeds import InputSpec
     from winml_dag.stages.samples.samples import Feed
 
 

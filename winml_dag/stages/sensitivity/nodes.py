@@ -21,16 +21,15 @@ from winml_dag.stages.float_model import NOT_COMPUTING, refuse_unless_float, wri
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.quantize.half import float_reasons
 from winml_dag.stages.quantize.mixed import name_nodes
+from winml_dag.stages.quantize.modes import Quantized, quantize_typed, read_ranges
 from winml_dag.stages.quantize.outliers import tame_outliers
 from winml_dag.stages.quantize.selection import by_default, identity
-from winml_dag.stages.quantize.work import Quantized, quantize_typed, read_ranges
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_to_validate
 from winml_dag.stages.samples.samples import Samples
 from winml_dag.stages.sensitivity import PICTURE_FILE, RELIEF, REPORT_FILE, SensitivityConfig
 from winml_dag.stages.sensitivity.pieces import Pieces
-from winml_dag.stages.sensitivity.ranking import NodeCost, Reference, rank
-from winml_dag.stages.sensitivity.relief import Relief, relieve
+from winml_dag.stages.sensitivity.ranking import NodeCost, Reference, Relief, rank, relieve
 from winml_dag.stages.sensitivity.replacement import (
     Replacement,
     from_half,

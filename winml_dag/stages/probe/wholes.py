@@ -1,5 +1,5 @@
 """Measuring patterns, groups of nodes that a provider takes as one although it does not take each of them:
-``python -m winml_dag.stages.probe.patterns --ep qnn``.
+``python -m winml_dag.stages.probe.wholes --ep qnn``.
 
 QNN takes a GELU that is spelled out with Erf, which it has no operator for; in integers it does not. It takes a
 Reshape, a Transpose and a Reshape through six dimensions, if one of them is 1, and none of the three alone.

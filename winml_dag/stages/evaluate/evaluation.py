@@ -2,31 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.ep.session import assigned_nodes
+from winml_dag.ep.session import assigned_nodes, create_session
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.compare import Agreement, class_scores
 from winml_dag.onnxmodel.feeds import InputSpec, inputs_of_both, model_inputs
+from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
 from winml_dag.stages.evaluate.answers import QuestionAnswering
-from winml_dag.stages.evaluate.cases import Case, Given, Task
-from winml_dag.stages.evaluate.certainty import difference, estimate
+from winml_dag.stages.evaluate.cases import Case, Given, Labels, Task
 from winml_dag.stages.evaluate.classes import Classification
-from winml_dag.stages.evaluate.compared import compare_models
-from winml_dag.stages.evaluate.labels import Labels
-from winml_dag.stages.evaluate.metrics import Metric, Outcomes
-from winml_dag.stages.evaluate.model import Model
-from winml_dag.stages.evaluate.similarity import FeatureSimilarity
+from winml_dag.stages.evaluate.metrics import Metric, Outcomes, difference, estimate
+from winml_dag.stages.evaluate.rows import FeatureSimilarity, chosen_numbers
 from winml_dag.stages.evaluate.tokens import TokenClassification
+from winml_dag.stages.figures import Measuring, OutputFigures
+from winml_dag.stages.pair import Odd
+from winml_dag.stages.running import Batching
+from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.processor import Processor
-from winml_dag.stages.samples.samples import Feed
+from winml_dag.stages.samples.read import samples_of
+from winml_dag.stages.samples.samples import Array, Feed, Samples, random_samples
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+# A model beside a reference on the same inputs: no labels are needed, and every output counts.
+
+# One of the models of an evaluation: loaded where it runs, with how many samples it takes at once.
+
+
+@dataclass(frozen=True)
+class Model:
+    """``outputs``: with the shapes that the file tells."""
+
+    file: Path
+    session: onnxruntime.InferenceSession
+    batching: Batching
+    outputs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def load(cls, file: Path, target: Target, options: Mapping[str, str], fields: EvaluateFields) -> Model:
+        """Raises StageError when it does not load there, or cannot take as many samples at once as *fields* say."""
+        session = create_session(file, target, options)
+        batching = Batching.of(session, fields.batch_size, whole=fields.mode == "compare")
+        return cls(file, session, batching, tuple(inspect_model(file).outputs))
+
+    def run(self, names: Sequence[str], feeds: Sequence[Feed]) -> Iterator[list[Array]]:
+        return self.batching.run(self.session, names, feeds)
+
+
+def compare_models(
+    fields: EvaluateFields, workspace: Workspace, candidate: Model, reference: Model, inputs: Sequence[InputSpec]
+) -> JsonObject:
+    """Figures of every output, over all samples of the stage's input ``data``, or of as many random ones.
+
+    Raises:
+        StageError: when the outputs are not of the same names and shapes, or the data does not fit.
+    """
+    names = [output.name for output in reference.outputs]
+    if set(names) != {output.name for output in candidate.outputs}:
+        found = ", ".join(output.name for output in candidate.outputs)
+        raise StageError(f"The model has the outputs {found}, but its reference has {', '.join(names)}.")
+    samples, of = _samples(fields, workspace, inputs)
+    measuring = Measuring(names, class_scores(names, classifies=fields.classifies))
+    done, unknown = 0, dict.fromkeys(names, 0)
+    for feeds in _chunks(samples, fields.batch_size):
+        workspace.progress(done, samples.count, "samples")
+        both = zip(reference.run(names, feeds), candidate.run(names, feeds), strict=True)
+        for feed, (expected, got) in zip(feeds, both, strict=True):
+            for name, *values in zip(names, expected, got, strict=True):
+                if not all(isinstance(value, np.ndarray) for value in values):
+                    raise StageError(f"Output {name!r} is no tensor, and only tensors can be compared.")
+                unknown[name] += Odd.of(values[0]).nan
+            measuring.add(feed, expected, got)
+        done += len(feeds)
+    workspace.progress(done, samples.count, "samples")
+    return {
+        "data": samples.kind,
+        "samples": samples.count,
+        "of": of,
+        "outputs": {
+            figures.read.name: {**_output_json(figures), "reference_nan_count": unknown[figures.read.name]}
+            for figures in measuring.figures()
+        },
+    }
+
+
+def _samples(fields: EvaluateFields, workspace: Workspace, inputs: Sequence[InputSpec]) -> tuple[Samples, int | None]:
+    """Those to run, and of how many they are chosen; None for random ones."""
+    if not workspace.has("data"):
+        return random_samples(inputs, fields.samples, fields.seed or 0, "uniform", purpose="evaluate"), None
+    every = samples_of(workspace, inputs, Columns(fields.columns_mapping))
+    chosen = chosen_numbers(every.count, fields.samples, fields.seed)
+    return Samples(every.kind, chosen, every.read), every.count
+
+
+def _chunks(samples: Samples, size: int) -> Iterator[list[Feed]]:
+    feeds = iter(samples)
+    while chunk := list(islice(feeds, size)):
+        yield chunk
+
+
+def _output_json(figures: OutputFigures) -> JsonObject:
+    agreements = {"top1": figures.top1, "top5": figures.top5, "exact": figures.exact}
+    return {
+        "cosine": figures.cosine,
+        "cosine_min": figures.lowest_cosine,
+        "sqnr_db": figures.sqnr_db,
+        "max_abs_error": None if figures.read.inf_count or figures.read.nan_count else figures.max_abs_error,
+        "nan_count": figures.whole.nan_count,
+        "inf_count": figures.whole.inf_count,
+        **{name: _agreement_json(found) for name, found in agreements.items()},
+    }
+
+
+def _agreement_json(found: Agreement | None) -> JsonObject | None:
+    return None if found is None else {"agreed": found.agreed, "of": found.of}
+
 
 _TASKS: dict[str, type[Any]] = {
     "text-classification": Classification,

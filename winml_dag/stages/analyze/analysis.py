@@ -18,13 +18,20 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import discovered
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig, Learned
 from winml_dag.stages.analyze.fusions import Situation
-from winml_dag.stages.analyze.judging import Judge, assumed, case_key
+from winml_dag.stages.analyze.judging import (
+    LEVELS,
+    Judge,
+    Judged,
+    assumed,
+    case_key,
+    classification,
+    inferred,
+    metadata,
+    target_result,
+)
 from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, name_of
 from winml_dag.stages.analyze.patterns import PATTERNS, find_all
-from winml_dag.stages.analyze.proposals import Adviser, proposed
-from winml_dag.stages.analyze.result import LEVELS, Judged, classification, metadata, target_result
-from winml_dag.stages.analyze.types import inferred
-from winml_dag.stages.analyze.wholes import as_wholes
+from winml_dag.stages.analyze.proposals import Adviser, as_wholes, proposed
 from winml_dag.stages.discovered import Discovered
 
 _MOST_NAMES = 5

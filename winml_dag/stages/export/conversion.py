@@ -45,9 +45,8 @@ from winml_dag.stages.export.hierarchy import (
     node_tags,
     traced_modules,
 )
-from winml_dag.stages.export.inputs import model_inputs
 from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model, refuse_made_up_weights
-from winml_dag.stages.export.makers import ModelInput
+from winml_dag.stages.export.makers import ModelInput, model_inputs
 from winml_dag.stages.export.module import module_subject, parent_loader
 from winml_dag.stages.export.outputs import OutputChoice, call_model, choose_outputs
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject

@@ -1,0 +1,81 @@
+"""What installed packages declare for this program: the entry points of a group, each naming an object.
+
+Without ``importlib.metadata``, whose import and whose reading of every package's metadata take longer than an
+up-to-date build: one small file of each package says it all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from winml_dag.errors import UsageError
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """``target``: the object, as ``package.module:ATTRIBUTE``."""
+
+    name: str
+    target: str
+    distribution: str
+    version: str
+
+    def load(self) -> object:
+        """The object. Raises UsageError when importing it fails."""
+        return load_object(self.name, self.target)
+
+
+def load_object(name: str, target: str) -> object:
+    """What *target* of the plug-in *name* is.
+
+    Raises:
+        UsageError: when importing it fails.
+    """
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # somebody else's code, of which anything may be expected
+        from winml_dag.explanation import explanation
+
+        raise UsageError(f"plug-in {name!r}: {target} cannot be imported: {explanation(error)}") from error
+
+
+@cache
+def entry_points(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Those of *group* by name; the first folder of *path* wins, as it does for imports."""
+    found: dict[str, EntryPoint] = {}
+    for folder in path:
+        for entry in sorted(_metadata_folders(folder or ".")):
+            for point in _of_package(group, Path(folder or ".", entry)):
+                found.setdefault(point.name, point)
+    return found
+
+
+def _metadata_folders(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.endswith((".dist-info", ".egg-info"))]  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _of_package(group: str, metadata: Path) -> Iterator[EntryPoint]:
+    try:
+        text = (metadata / "entry_points.txt").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return
+    if group not in text:
+        return
+    # The name of the folder is fixed by the packaging specification: name-version.dist-info.
+    distribution, _, version = metadata.stem.partition("-")
+    section = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line.strip("[] ")
+        elif section == group and "=" in line and not line.startswith(("#", ";")):
+            name, _, target = line.partition("=")
+            yield EntryPoint(name.strip(), target.split("[", 1)[0].strip(), distribution, version.split("-", 1)[0])

@@ -1,0 +1,249 @@
+"""What an execution provider is to this program: one object with all that sets it apart from the others.
+
+A module of :mod:`winml_dag.ep.providers` or an installed package declares it. The defaults here are those of a provider
+that needs nothing of its own; a subclass overrides what it needs. onnxruntime is never imported here, because a plan
+asks these objects.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# What ldconfig has found in the system's folders, those of SDKs and drivers included.
+_LOADER_CACHE = Path("/etc/ld.so.cache")
+
+
+@dataclass(frozen=True)
+class SystemLibrary:
+    """One that no Python package brings: how its file's name begins on Linux, and on Windows."""
+
+    linux: str
+    windows: str
+
+    def is_there(self) -> bool:
+        if sys.platform == "win32":
+            system = Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32"
+            return _is_in([*_folders("PATH"), system], f"{self.windows}*.dll")
+        return _is_in(_folders("LD_LIBRARY_PATH"), f"{self.linux}*") or self._is_cached()
+
+    def _is_cached(self) -> bool:
+        try:
+            return f"{self.linux}.".encode() in _LOADER_CACHE.read_bytes()
+        except OSError:
+            return False
+
+
+def _folders(variable: str) -> list[Path]:
+    return [Path(text) for text in os.environ.get(variable, "").split(os.pathsep) if text]
+
+
+def _is_in(folders: list[Path], pattern: str) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for folder in folders if folder.is_dir())
+
+
+NVIDIA_DRIVER = SystemLibrary("libcuda.so", "nvcuda")
+
+
+@dataclass(frozen=True)
+class Package:
+    """One way in which an execution provider is installed.
+
+    Attributes:
+        distribution: what installers call it.
+        plugin: the module whose ``get_library_path()`` names a library to register with onnxruntime.
+        catalog: it asks the catalog of Windows ML where that library is. With neither, it is a build of onnxruntime
+            that has the provider in it, and is installed in place of ``onnxruntime``.
+    """
+
+    distribution: str
+    plugin: str = ""
+    catalog: bool = False
+
+    @property
+    def is_runtime(self) -> bool:
+        return not (self.plugin or self.catalog)
+
+
+# The catalog has QNN, OpenVINO, VitisAI, NvTensorRTRTX and MIGraphX, for whoever has the hardware.
+WINDOWS_ML = Package("windowsml", plugin="windowsml", catalog=True)
+
+
+WHOLE_NUMBER = "[0-9]+"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of one provider option.
+
+    Attributes:
+        values: all that it may be; empty when ``pattern`` or anything goes.
+        pattern: a regular expression for the whole value, when there is no list.
+        file: the value names a file, whose content belongs to the key.
+        run_time: read when a session runs, without a trace in a compiled model (checked byte by byte).
+        refusal: why it cannot be given in a recipe; empty when it can.
+    """
+
+    values: tuple[str, ...] = ()
+    pattern: str = ""
+    file: bool = False
+    run_time: bool = False
+    refusal: str = ""
+
+
+ONNXRUNTIME_QUANTIZATION = "https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html"
+ONNXRUNTIME_PROVIDERS = "https://onnxruntime.ai/docs/execution-providers"
+UNSIGNED_WEIGHTS = {8: "uint8", 16: "int16"}
+SIGNED = {8: "int8", 16: "int16"}
+UNSIGNED_ACTIVATIONS = {8: "uint8", 16: "uint16"}
+
+
+@dataclass(frozen=True)
+class Integers:
+    """The form of quantized models for one execution provider.
+
+    A precision names widths only. Which integers have those widths, and what else has to hold, is of the provider.
+
+    Attributes:
+        weights: integer type of weights by width in bits. 4: it takes such weights in QDQ, without MatMulNBits.
+        activations: integer type of activations by width in bits.
+        rules: whose rules decide where Q and DQ go: ``qnn`` or ``onnxruntime``.
+        per_channel: whether weights have a scale for each channel, unless the recipe says.
+        weight_symmetric, activation_symmetric: whether ranges are centred on zero, unless the recipe says. None: those
+            of weights in signed types are.
+        runs_blocks: whether MatMulNBits, the form of block-wise weights, runs where the rest of the model does.
+        mixes_widths: whether nodes with 16-bit activations may stand among nodes with 8 bits without leaving the
+            provider; false where nobody has seen it.
+        operators: those that are quantized unless the recipe says, by the width of activations in bits; without such a
+            width, all that a model has.
+        cannot: pairs of widths (weights, activations) that it does not run, with the end of a sentence that says so.
+        reason: why these and no others.
+        source: the page that says so.
+    """
+
+    weights: Mapping[int, str]
+    activations: Mapping[int, str]
+    source: str
+    reason: str
+    rules: str = "onnxruntime"
+    per_channel: bool = False
+    weight_symmetric: bool | None = None
+    activation_symmetric: bool = False
+    runs_blocks: bool = True
+    mixes_widths: bool = False
+    operators: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    cannot: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+
+# What the precision ``auto`` means on a device, and why.
+AUTO_PRECISIONS: Mapping[str, tuple[str, str]] = {
+    "npu": ("w8a16", "an NPU needs integers, and 16-bit activations keep the quality without a knob"),
+    "gpu": ("fp32", "the float model is the one that cannot be wrong"),
+    "cpu": ("fp32", "the float model is the one that cannot be wrong"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionProvider:
+    """One execution provider of onnxruntime.
+
+    Attributes:
+        name: as onnxruntime spells it.
+        alias: what users write.
+        aliases: further spellings that are accepted.
+        devices: what it can drive, the preferred one first.
+        place: where lists have it; those of plug-ins come last.
+        places: its place among the providers that are asked when a recipe names that device only.
+        packages: each brings it; the first that is found counts. None when it is part of every onnxruntime.
+        needs: libraries that have to be on the machine besides, such as a driver's.
+        how_to_get: what to do when it is missing, as one sentence.
+        ihv_type: the hardware vendor, as analysis results spell it.
+        integers: the form of quantized models.
+        takes_onnx: whether ONNX models are shipped for it as they are, to be compiled, if at all, when they are loaded;
+            not so where that takes minutes on the device.
+        makes_ep_context: whether it can compile a model ahead of time into EPContext nodes.
+        fixed_shapes: whether it takes models of fixed shapes only, whatever is done with them.
+        for_this_machine: whether what it compiles, ahead or on load, is for the very device that it finds; QNN
+            compiles for the chip that an option names.
+        emulates: devices that it emulates on machines that are none of Arm's: results count there, times do not.
+        file_options: options whose value names a file.
+        auto: by device, the name of the precision that ``auto`` means, and why.
+        runs_as: the provider that onnxruntime gives the nodes to, where that is another.
+        plugin: the installed package that declares it; empty for ours.
+    """
+
+    name: str
+    alias: str
+    devices: tuple[str, ...]
+    how_to_get: str
+    ihv_type: str
+    integers: Integers = field(compare=False)
+    aliases: tuple[str, ...] = ()
+    place: int = sys.maxsize
+    places: Mapping[str, int] = field(default_factory=dict, compare=False)
+    packages: tuple[Package, ...] = ()
+    needs: tuple[SystemLibrary, ...] = ()
+    takes_onnx: bool = True
+    makes_ep_context: bool = False
+    fixed_shapes: bool = False
+    for_this_machine: bool = True
+    emulates: tuple[str, ...] = ()
+    file_options: frozenset[str] = frozenset()
+    auto: Mapping[str, tuple[str, str]] = field(default_factory=lambda: AUTO_PRECISIONS, compare=False)
+    runs_as: str = ""
+    plugin: str = ""
+
+    def lacks(self, device: str) -> int:  # noqa: ARG002 - others tell by it
+        """How much of what it needs on this machine for *device* is missing."""
+        return sum(not library.is_there() for library in self.needs)
+
+    def option_table(self, device: str) -> Mapping[str, Option] | None:
+        """The options that it knows for *device*; None where it refuses what it does not know by itself."""
+        return {} if device == "cpu" and not self.makes_ep_context else None
+
+    def takes_device_type(self) -> bool:
+        """Whether ``device_type`` is an option of its own."""
+        return False
+
+    def with_defaults(self, device: str, given: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002
+        """*given*, which were checked, with those that it needs besides. Raises UsageError where they contradict."""
+        return dict(given)
+
+    def session_extras(self, device: str, package: Package | None) -> dict[str, str]:  # noqa: ARG002
+        """Options of every session that are different on every machine, and so never part of a key. *package* brings
+        it.
+        """
+        return {}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a model is to run. ``is_open``: no provider was named, and none that drives the device is installed."""
+
+    ep: ExecutionProvider
+    device: str
+    is_open: bool = field(default=False, compare=False)
+
+
+def nearest(text: str, known: Iterable[str]) -> str:
+    """Advice with the spelling closest to *text*, or with all of *known* when none is close."""
+    import difflib  # costs as much as all else here, and is needed for errors only
+
+    names = sorted(set(known))
+    close = difflib.get_close_matches(text, names, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(names)}."
+
+
+def is_emulated(target: Target) -> bool:
+    """Whether the device is emulated, on a processor that no machine with it has: results count, times do not."""
+    return target.device in target.ep.emulates and not is_arm()
+
+
+def is_arm() -> bool:
+    """Whether this is a machine of the kind that has Qualcomm's NPU; elsewhere QNN emulates it."""
+    import platform  # slow to import, and of use here alone
+
+    return platform.machine().lower() in ("arm64", "aarch64")

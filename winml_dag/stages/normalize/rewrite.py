@@ -1,0 +1,368 @@
+"""The work of the normalize stage: initializers leave the inputs, open dimensions are fixed, the opset is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto, helper
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Workspace
+from winml_dag.ep.session import open_session
+from winml_dag.errors import InputError, StageError
+from winml_dag.explanation import explanation
+from winml_dag.onnxmodel.facts import standard_opset
+from winml_dag.onnxmodel.feeds import INPUTS_KEY, model_inputs, random_feeds, write_io_specs
+from winml_dag.onnxmodel.files import EXTERNAL_TENSOR_MINIMUM, load_model, save_model
+from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, inspect_model
+from winml_dag.onnxmodel.protos import graphs_of
+from winml_dag.stages.normalize import FIRST_OPSET, NormalizeConfig
+
+# Raises the opset of a model: onnx's converter, with what it loses put back, and a check that outputs stay equal.
+#
+# The converter drops metadata of nodes, and takes Resize of opset 10 for one with the defaults of later versions.
+
+# 21 is what exports have; some models convert to one of the others only.
+VERSIONS = (21, 17, 13)
+
+# The opset from which on Resize says where its samples lie.
+_MODES_OF_RESIZE = 11
+# Before it, every initializer had to be an input as well.
+_FIRST_IR = 4
+_SAMPLES = 2
+_BEFORE_FILE, _AFTER_FILE = Path("before.onnx"), Path("after.onnx")
+_Outputs = list[list[NDArray[np.generic]]]
+
+
+@dataclass(frozen=True)
+class Raised:
+    """``model`` is the one that was given where no version suits it; ``kept`` says why then. ``compared``: whether
+    outputs were, since some models do not run on random inputs.
+    """
+
+    model: ModelProto
+    compared: bool = False
+    kept: str = ""
+
+
+def ir_version_for(model: ModelProto) -> int:
+    """The lowest version of the file format that holds *model*: its operators, and initializers that are no inputs."""
+    needed = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
+    return max(int(model.ir_version), _FIRST_IR, int(needed))
+
+
+def raise_opset(model: ModelProto) -> Raised:
+    """*model* in the highest of :data:`VERSIONS` in which it loads and, on random inputs, computes what it did."""
+    if model.functions or any(graph.sparse_initializer for graph in graphs_of(model.graph)):
+        return Raised(model, kept="the converter takes neither functions nor sparse tensors")
+    save_model(model, _BEFORE_FILE)
+    expected = _outputs(_BEFORE_FILE)
+    why = ""
+    for version in VERSIONS:
+        try:
+            converted = _converted(model, version)
+            save_model(converted, _AFTER_FILE)
+            if expected is None:
+                open_session(_AFTER_FILE, "it")
+                return Raised(converted)
+            if _equal(expected, _outputs(_AFTER_FILE, needed=True)):
+                return Raised(converted, compared=True)
+            why = f"in opset {version} its outputs differ"
+        except StageError as error:
+            why = f"opset {version}: {error.message}"
+        except (RuntimeError, ValueError, onnx.shape_inference.InferenceError) as error:
+            why = f"it cannot be converted to opset {version}: {explanation(error)}"
+    return Raised(model, kept=why)
+
+
+def _outputs(path: Path, *, needed: bool = False) -> _Outputs | None:
+    """What the model *path* gives for random inputs; None for one that does not take such, unless that is *needed*."""
+    try:
+        session = open_session(path, "it")
+        feeds = random_feeds(model_inputs(session), seed=0, count=_SAMPLES)
+        return [session.run(None, feed) for feed in feeds]
+    except (StageError, InputError):
+        if needed:
+            raise
+        return None
+    except Exception as error:  # onnxruntime's errors have no base class of their own
+        if needed:
+            raise StageError(f"it does not run: {explanation(error)}") from error
+        return None
+
+
+def _equal(expected: _Outputs, found: _Outputs | None) -> bool:
+    return found is not None and all(
+        len(mine) == len(theirs) and all(map(_same, mine, theirs)) for mine, theirs in zip(expected, found, strict=True)
+    )
+
+
+def _same(expected: object, found: object) -> bool:
+    """Equal up to the noise of another order of the same sums."""
+    mine, theirs = np.asarray(expected), np.asarray(found)
+    if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+        return False
+    if mine.dtype.kind != "f":
+        return bool(np.array_equal(mine, theirs))
+    finite = mine[np.isfinite(mine)]
+    largest = float(np.abs(finite).max()) if finite.size else 0.0
+    return bool(np.allclose(theirs, mine, rtol=1e-3, atol=1e-5 * largest, equal_nan=True))
+
+
+def _converted(model: ModelProto, version: int) -> ModelProto:
+    # What rank a value has decides how some operators are converted: Softmax stays one node where that is known.
+    whole = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    large = _without_large(whole.graph)
+    converted = onnx.version_converter.convert_version(whole, version)
+    for node in _nodes(converted):
+        if node.op_type == "Resize" and standard_opset(model) < _MODES_OF_RESIZE:
+            # The only way in which it and Upsample worked before; the converter leaves today's default, another one.
+            _set_attributes(node, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    for tensor in converted.graph.initializer:
+        if tensor.name in large:
+            tensor.CopyFrom(large[tensor.name])
+    _carry_metadata(model, converted)
+    converted.ir_version = ir_version_for(converted)
+    return onnx.shape_inference.infer_shapes(converted, data_prop=True)
+
+
+def _nodes(model: ModelProto) -> Iterator[NodeProto]:
+    for graph in graphs_of(model.graph):
+        yield from graph.node
+
+
+def _without_large(graph: GraphProto) -> dict[str, TensorProto]:
+    """Take the data out of large initializers, and return these by name: weights need not go through the converter."""
+    found: dict[str, TensorProto] = {}
+    for tensor in graph.initializer:
+        if tensor.ByteSize() < EXTERNAL_TENSOR_MINIMUM and tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        whole = found[tensor.name] = TensorProto()
+        whole.CopyFrom(tensor)
+        tensor.Clear()
+        tensor.name, tensor.data_type, tensor.data_location = whole.name, whole.data_type, TensorProto.EXTERNAL
+        tensor.dims.extend(whole.dims)
+        tensor.external_data.add(key="location", value="elsewhere")
+    return found
+
+
+def _set_attributes(node: NodeProto, **values: str) -> None:
+    kept = [attribute for attribute in node.attribute if attribute.name not in values]
+    copies = [onnx.AttributeProto.FromString(attribute.SerializeToString()) for attribute in kept]
+    del node.attribute[:]
+    node.attribute.extend([*copies, *(helper.make_attribute(name, value) for name, value in values.items())])
+
+
+def _carry_metadata(before: ModelProto, after: ModelProto) -> None:
+    """What the converter drops: metadata of nodes and of the graph, and notes on quantization."""
+    by_output = {node.output[0]: node for node in _nodes(before) if node.output}
+    for node in _nodes(after):
+        owner = by_output.get(node.output[0]) if node.output else None
+        if owner is not None and not node.metadata_props:
+            node.metadata_props.extend(owner.metadata_props)
+    for field in ("metadata_props", "quantization_annotation"):
+        if not getattr(after.graph, field):
+            getattr(after.graph, field).extend(getattr(before.graph, field))
+
+
+# Fixes open dimensions: inputs get their sizes, and every shape that follows from them is inferred anew.
+
+Shape = tuple[int | str, ...]
+
+_PROBE_FILE = Path("fixed.onnx")
+
+
+def fix_dimensions(source: Path, model: ModelProto, shapes: Mapping[str, Shape]) -> tuple[ModelProto, int]:
+    """*model*, as read from *source*, with *shapes* at its inputs, and how many dimensions that fixed.
+    *model* itself changes.
+
+    Shapes of values and outputs are what follows from the inputs. What the file said of them is gone: it was said for
+    open dimensions, and exporters often write down the sizes of the example that they traced.
+
+    Raises:
+        StageError: when an input is not there, or the model cannot have these sizes.
+    """
+    fixed, sizes = 0, dict[str, int]()
+    inputs = {value.name: value for value in model.graph.input}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise StageError(f"The model has no input {name!r}.", advice=f"It has: {', '.join(inputs)}.")
+        fixed += _set_shape(inputs[name], shape, sizes)
+    if not fixed:
+        return model, 0
+    stated = {value.name: _sized(_dims(value), sizes) for value in model.graph.output}
+    _forget_shapes(model.graph, sizes)
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    found = _told_by_onnxruntime(source, model, shapes)
+    for value in model.graph.output:
+        if value.type.HasField("tensor_type"):
+            _complete(value, found.get(value.name, ()), stated[value.name] or ())
+    return model, fixed
+
+
+def _set_shape(value: ValueInfoProto, shape: Sequence[int | str], sizes: dict[str, int]) -> int:
+    """How many dimensions of *value* this fixes; *sizes* learns what those with a name are."""
+    before = _dims(value) or (UNKNOWN_DIMENSION,) * len(shape)
+    if len(before) != len(shape):
+        raise StageError(f"Input {value.name!r} has {len(before)} dimensions, not {len(shape)}.")
+    was_open = [(old, new) for old, new in zip(before, shape, strict=True) if isinstance(new, int) and old != new]
+    sizes.update((old, new) for old, new in was_open if isinstance(old, str) and old != UNKNOWN_DIMENSION)
+    _write(value, shape)
+    return len(was_open)
+
+
+def _forget_shapes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
+    """Leave of all shapes behind the inputs the types alone, since operators that inference does not know need those.
+
+    What goes into a subgraph keeps its shape: nothing infers it.
+    """
+    for inner in graphs_of(graph):
+        for value in (*inner.value_info, *inner.output):
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+        for value in inner.input:
+            if (dims := _sized(_dims(value), sizes)) is not None:
+                _write(value, dims)
+
+
+def _told_by_onnxruntime(source: Path, model: ModelProto, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The shape of each output: onnxruntime knows its own operators, and folds sizes that onnx leaves open. Nothing for
+    a model that only another provider loads.
+    """
+    save_model(model, _PROBE_FILE)
+    try:
+        session = open_session(_PROBE_FILE, "the model with these sizes")
+    except StageError as error:
+        if not _loads(source):
+            return {}
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise StageError(
+            f"The model does not load with the input shapes {listed}: {error.message}",
+            advice="Give it sizes that it can have, or export it again: it may have a size of its own written into it.",
+        ) from error
+    return {
+        output.name: tuple(dim if isinstance(dim, int) else UNKNOWN_DIMENSION for dim in output.shape)
+        for output in session.get_outputs()
+    }
+
+
+def _loads(source: Path) -> bool:
+    try:
+        open_session(source, "the model")
+    except StageError:
+        return False
+    return True
+
+
+def _complete(value: ValueInfoProto, found: Sequence[int | str], stated: Sequence[int | str]) -> None:
+    """Write what is known of an output's shape: what inference says first, then what the file said."""
+    inferred = _dims(value)
+    first = inferred if inferred is not None else found or stated
+    candidates = [dims for dims in (first, found, stated) if len(dims) == len(first)]
+    if first:
+        _write(value, [_known(dims) for dims in zip(*candidates, strict=True)])
+
+
+def _known(dims: Sequence[int | str]) -> int | str:
+    sizes = [dim for dim in dims if isinstance(dim, int)]
+    names = [dim for dim in dims if dim != UNKNOWN_DIMENSION]
+    return next(iter(sizes or names), UNKNOWN_DIMENSION)
+
+
+def _sized(dims: Sequence[int | str] | None, sizes: Mapping[str, int]) -> Shape | None:
+    return None if dims is None else tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in dims)
+
+
+def _dims(value: ValueInfoProto) -> Shape | None:
+    """The shape of *value*; None when it has none, not even an open one."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(map(_dim, value.type.tensor_type.shape.dim))
+
+
+def _dim(dim: TensorShapeProto.Dimension) -> int | str:
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return int(dim.dim_value)
+    return dim.dim_param or UNKNOWN_DIMENSION
+
+
+def _write(value: ValueInfoProto, dims: Sequence[int | str]) -> None:
+    shape = value.type.tensor_type.shape
+    shape.ClearField("dim")
+    shape.SetInParent()  # a scalar has a shape without dimensions
+    for dim in dims:
+        if isinstance(dim, int):
+            shape.dim.add(dim_value=dim)
+        elif dim == UNKNOWN_DIMENSION:
+            shape.dim.add()
+        else:
+            shape.dim.add(dim_param=dim)
+
+
+NORMALIZED_FILE = "normalized.onnx"
+
+
+def run(config: NormalizeConfig, workspace: Workspace) -> JsonObject:
+    """Write the same model in the form that all later stages take. The metrics are ``dimensions_fixed``,
+    ``initializers_dropped_from_inputs``, ``opset_before``, ``opset_after``, ``opset_kept_because`` (None unless no
+    later opset suits the model) and ``outputs_compared`` (whether the converted model was run beside the one before).
+
+    Peak of memory: the graph and, of weights in the model itself, twice their size; weights in other files stay there.
+
+    Raises:
+        StageError: when the model cannot have the sizes that it is given.
+        InputError: when it is damaged.
+    """
+    source = workspace.input_file("model", ".onnx")
+    model = load_model(source, weights=False)
+    dropped = _drop_listed(model)
+    model.ir_version = ir_version_for(model)
+    given = config.export.input_tensors
+    shapes = {name: each.shape for name, each in given.items() if each.shape is not None}
+    ranges = {name: each.value_range for name, each in given.items() if each.value_range is not None}
+    model, fixed = fix_dimensions(source, model, shapes)
+    before = standard_opset(model)
+    raised = raise_opset(model) if config.raise_opset and 0 < before < FIRST_OPSET else Raised(model)
+    output = workspace.outputs["model"] / NORMALIZED_FILE
+    save_model(raised.model, output)
+    if ranges or _states_inputs(raised.model):
+        _state_inputs(raised.model, output, ranges)
+    return {
+        "dimensions_fixed": fixed,
+        "initializers_dropped_from_inputs": dropped,
+        "opset_before": before,
+        "opset_after": standard_opset(raised.model),
+        "opset_kept_because": raised.kept or None,
+        "outputs_compared": raised.compared,
+    }
+
+
+def _drop_listed(model: ModelProto) -> int:
+    """Take initializers out of the inputs: onnxruntime's optimizer merges those that are equal, and leaves the inputs.
+
+    Listed, they are defaults that a caller may replace; no file that we build is for that.
+    """
+    names = {tensor.name for tensor in model.graph.initializer}
+    kept = [
+        ValueInfoProto.FromString(value.SerializeToString()) for value in model.graph.input if value.name not in names
+    ]
+    dropped = len(model.graph.input) - len(kept)
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return dropped
+
+
+def _states_inputs(model: ModelProto) -> bool:
+    return any(entry.key == INPUTS_KEY for entry in model.metadata_props)
+
+
+def _state_inputs(model: ModelProto, path: Path, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Write shapes, as *path* now has them, and *ranges* of values into the model's metadata."""
+    inputs = [replace(spec, value_range=ranges.get(spec.name, spec.value_range)) for spec in model_inputs(path)]
+    write_io_specs(model, inputs, inspect_model(path).outputs)
+    save_model(model, path)
