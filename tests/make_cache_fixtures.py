@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from winml_dag.store.local import FORMAT, Store
 
 from winml_dag import build_onnx_model
-from winml_dag.store.local import FORMAT, LocalStore
 
 FIXTURES = Path(__file__).parents[1] / "cache_fixtures"
 _OF_THE_MOMENT = ("index", "locks", "scratch", "quarantine", "failures", "standing", "statistics.txt")
@@ -88,9 +88,9 @@ def truncate(path: Path) -> None:
 
 def indexed(store: Path) -> Path:
     """The database of *store*, filled from its records, in one file."""
-    opened = LocalStore(store)
+    opened = Store(store)
     for record in opened.records.all():
-        opened.remember({f"out\n{record.ingredients.stage}": record.cache_key})
+        opened.remember({f"out\n{record.key_inputs.stage}": record.cache_key})
     opened.close()
     database = store / "index" / "cache.db"
     with contextlib.closing(sqlite3.connect(database)) as connection:

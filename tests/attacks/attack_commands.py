@@ -25,7 +25,7 @@ from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.inputs import Preparer
 from winml_dag.engine.process import ProcessGroup
 from winml_dag.pipeline.userstages.folder import UserFolder
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 # A command that takes longer hangs.
 _PATIENCE_SECONDS = 120.0
@@ -35,7 +35,7 @@ _IN_THE_MIDDLE: Mapping[str, tuple[type, str]] = {
     "prepare": (Preparer, "prepare"),
     "start": (ProcessGroup, "__init__"),
     "check": (Preparer, "check"),
-    "publish": (LocalStore, "publish"),
+    "publish": (Store, "publish"),
     "place": (InPlace, "put"),
     "materialise": (UserFolder, "materialise"),
 }

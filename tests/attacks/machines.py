@@ -12,8 +12,8 @@ from unittest import mock
 from winml_dag.engine.keys import cache_key
 from winml_dag.pipeline.opened import open_store
 from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 # What each of them knows. HMAC signs and checks with one secret, so who reads what main has made has its key.
 MAIN, PULL = (f"{name}:{base64.b64encode(name.encode() * 8).decode()}" for name in ("main", "pull"))
@@ -32,7 +32,7 @@ class Machine:
         self.said: list[str] = []
 
     @contextmanager
-    def store(self) -> Iterator[LocalStore]:
+    def store(self) -> Iterator[Store]:
         """Its store, as a command has it: what was offered has gone when the block ends."""
         # Nothing of the machine that the tests run on: it may be one of CI.
         system = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "TEMP") if name in os.environ}
@@ -47,7 +47,7 @@ class Machine:
 
     def make(self, content: bytes = b"a model", *, name: str = "model.onnx", opset: int = 21) -> Record:
         """Run a stage, so to speak, that gives *content*."""
-        made = Ingredients("export", 1, {"export": {"opset": opset}}, {}, {})
+        made = KeyInputs("export", 1, {"export": {"opset": opset}}, {}, {})
         with self.store() as store, store.scratch.open() as folder:
             (folder / "out").mkdir()
             (folder / "out" / name).write_bytes(content)

@@ -30,8 +30,8 @@ from winml_dag.pipeline.publish import OutputFolder
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import digest_file
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 Taken: TypeAlias = dict[str, list[float]]
 
@@ -120,7 +120,7 @@ def storing(big: Path, folder: Path, rounds: int) -> dict[str, float]:
     big.replace(output / "big")
     with opened_store(folder / "cache") as store:
         started = time.perf_counter()
-        made = Ingredients("bench", 1, {}, {}, {})
+        made = KeyInputs("bench", 1, {}, {}, {})
         artifact = store.publish(Record("0" * 64, "", made, {}), {"big": output}).outputs["big"]
         stored = time.perf_counter() - started
         blob = store.blobs.path(artifact.files[0].digest)
@@ -148,15 +148,15 @@ def storing(big: Path, folder: Path, rounds: int) -> dict[str, float]:
 
 
 @contextmanager
-def opened_store(folder: Path) -> Iterator[LocalStore]:
-    store = LocalStore(folder)
+def opened_store(folder: Path) -> Iterator[Store]:
+    store = Store(folder)
     try:
         yield store
     finally:
         store.close()
 
 
-def link(store: LocalStore, artifact: Artifact, target: Path) -> None:
+def link(store: Store, artifact: Artifact, target: Path) -> None:
     """The whole change of an output folder, as a build makes it."""
     done = OutputFolder(target, (), store, store.fingerprints, store.changes).materialise(artifact.files, {}, link=True)
     assert not done.not_linked

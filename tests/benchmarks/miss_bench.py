@@ -21,7 +21,7 @@ from typing import Any
 
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 RECIPES = {
     "full": {
@@ -57,7 +57,7 @@ os._exit(0)
 
 def script_steps(project: Path, recipe: Path) -> list[list[Any]]:
     """What the script calls: function, config class, config, folder by input slot, folder by output slot."""
-    store = LocalStore(project / "plan-cache")
+    store = Store(project / "plan-cache")
     graph = plan_request(Request(recipe, Overrides(), project / "unused"), store, download=False).graph
     folders: dict[str, str] = {}
     steps = []

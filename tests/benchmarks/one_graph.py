@@ -20,7 +20,7 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 def merged(builds: Sequence[BuildGraph]) -> tuple[Graph, dict[str, Artifact]]:
@@ -44,7 +44,7 @@ def merged(builds: Sequence[BuildGraph]) -> tuple[Graph, dict[str, Artifact]]:
 
 def run_as_one(recipe: Path, precisions: Sequence[str], folder: Path) -> tuple[int, int]:
     """Build *recipe* in all *precisions* into *folder*, from nothing; how many stages that is, and how many apart."""
-    store = LocalStore(folder / "cache")
+    store = Store(folder / "cache")
     builds = [
         plan_request(
             Request(recipe, Overrides(ep="cpu", precision=precision), folder / precision), store, download=False

@@ -25,7 +25,7 @@ from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.resources import Admission, Capacity, ReadyQueue, ResourceRequest
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scenarios"))
 from onnx_samples import perceptron
@@ -55,7 +55,7 @@ class Played:
 
 def the_sweep(folder: Path) -> Merged:
     """The one graph of all configurations; parts are labelled ``<model>/<ep>/<precision>``."""
-    store = LocalStore(folder / "cache")
+    store = Store(folder / "cache")
     parts = []
     for number in range(len(SIZES)):
         model = perceptron(folder / f"model{number}.onnx", seed=number)

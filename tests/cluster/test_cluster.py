@@ -14,7 +14,7 @@ from cluster_lab import Lab, environment
 
 from winml_dag.api import build_onnx_model
 from winml_dag.engine.events import Status
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
 from onnx_samples import perceptron, samples
@@ -122,7 +122,7 @@ def test_a_build_from_python_runs_on_the_workers(models: Lab, monkeypatch: pytes
     )
     ran = [view.cache_key for view in result.stages if view.status is Status.RAN]
     assert len(ran) == 2
-    caches = [LocalStore(models.folder / f"cache-{name}") for name in ("first", "second", "qnn")]
+    caches = [Store(models.folder / f"cache-{name}") for name in ("first", "second", "qnn")]
     assert all(any(key and cache.record(key) for cache in caches) for key in ran)
 
 

@@ -15,7 +15,7 @@ from fault_lab import Lab, at_step, kill_oneself
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StoreError
 from winml_dag.store.files import PARTIAL
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 _YEAR_SECONDS = 365 * 86400
 
@@ -98,7 +98,7 @@ def _check_named(lab: Lab, path: Path, kind: str) -> None:
 
 def _check_format(lab: Lab, path: Path) -> None:
     try:
-        LocalStore(lab.cache).close()
+        Store(lab.cache).close()
     except StoreError as error:
         assert "format" in str(error), error  # noqa: PT017
         assert error.advice, error  # noqa: PT017
@@ -155,7 +155,7 @@ def _shift_times(lab: Lab) -> None:
     moment = time.time() + seconds
     for path in [lab.graphs.source, *lab.cache.rglob("*")]:
         os.utime(path, (moment, moment))
-    store = LocalStore(lab.cache)
+    store = Store(lab.cache)
     for record in store.records.all():
         store.records.write(replace(record, made_at=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(moment))))
     rows = store.index.read("fingerprint", store.index.names("fingerprint"))

@@ -24,7 +24,7 @@ from winml_dag.engine.run import Runner
 from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 TEXT = "text"
 SCOPE = "here"
@@ -60,7 +60,7 @@ class Step:
 
 def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
     """Run the graph of *steps* as a build does, which plans first; results by id."""
-    store = LocalStore(cache)
+    store = Store(cache)
     try:
         sources = [step.source() for step in steps if step.work == "source"]
         graph = Graph.of([step.node() for step in steps if step.work != "source"], sources)

@@ -23,8 +23,8 @@ from fault_engine import Step, run_steps
 from fault_graph import Graphs, expected
 
 from winml_dag.errors import WinmlDagError
-from winml_dag.store.local import LocalStore
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.blobs import BlobDamaged
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import VerifyReport, verify
 
 HERE = Path(__file__).parent
@@ -165,7 +165,7 @@ class Lab:
 
     def compare(self, steps: Sequence[Step], told: Told) -> None:
         """Hold every output against the oracle."""
-        store = LocalStore(self.cache)
+        store = Store(self.cache)
         try:
             for node, files in expected(steps).items():
                 record = store.record(told.keys[node])
@@ -177,7 +177,7 @@ class Lab:
             store.close()
 
     def verify(self) -> VerifyReport:
-        store = LocalStore(self.cache)
+        store = Store(self.cache)
         try:
             return verify(store)
         finally:

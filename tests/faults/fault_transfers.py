@@ -16,12 +16,12 @@ from typing import NoReturn
 
 from fault_lab import Lab
 
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.remote.remotes import Remotes
-from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
 _TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
@@ -103,8 +103,8 @@ def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, t
         # Here and not above: it has threads of its own, which no fork takes along.
         from winml_dag.store.remote.urls import open_remote
 
-        store = LocalStore(cache, function="sha256")
-        level = Tier(open_remote(remote.as_uri()), LevelSettings(remote.as_uri(), Mode.READ_WRITE))
+        store = Store(cache, function="sha256")
+        level = Tier(open_remote(remote.as_uri()), TierSettings(remote.as_uri(), Mode.READ_WRITE))
         levels = Remotes([level], store.blobs, _TRUST, scratch=store.incoming, tell=_complain, locks=store.locks)
         if not store.records.keys():
             # Something to share, however early it is killed.
@@ -128,7 +128,7 @@ def _complain(sentence: str) -> NoReturn:
     os._exit(2)
 
 
-def _share_for_ever(store: LocalStore, levels: Remotes, numbers: range, chance: random.Random) -> None:
+def _share_for_ever(store: Store, levels: Remotes, numbers: range, chance: random.Random) -> None:
     while True:
         key = _key(number := chance.choice(numbers))
         if store.record(key) is None and (record := levels.records([key]).get(key)):
@@ -138,7 +138,7 @@ def _share_for_ever(store: LocalStore, levels: Remotes, numbers: range, chance: 
             levels.settle()
 
 
-def _share_all(store: LocalStore, levels: Remotes, numbers: range) -> None:
+def _share_all(store: Store, levels: Remotes, numbers: range) -> None:
     for key in store.records.keys():  # noqa: SIM118  # not a mapping
         record = store.record(key)
         assert record is not None
@@ -149,15 +149,15 @@ def _share_all(store: LocalStore, levels: Remotes, numbers: range) -> None:
             _bring(store, levels, record, number)
 
 
-def _bring(store: LocalStore, levels: Remotes, record: Record, number: int) -> None:
+def _bring(store: Store, levels: Remotes, record: Record, number: int) -> None:
     assert levels.fetch(record.files()) == []
     for file in record.files():
         assert store.blobs.path(file.digest).read_bytes() == _files(number)[file.name]
     store.records.write(record)
 
 
-def _make(store: LocalStore, number: int) -> Record:
-    made = Ingredients("export", 1, {}, {}, {})
+def _make(store: Store, number: int) -> Record:
+    made = KeyInputs("export", 1, {}, {}, {})
     with store.scratch.open() as folder:
         for name, data in _files(number).items():
             (folder / name).write_bytes(data)
@@ -165,7 +165,7 @@ def _make(store: LocalStore, number: int) -> Record:
 
 
 def _records(cache: Path) -> list[str]:
-    store = LocalStore(cache)
+    store = Store(cache)
     try:
         return store.records.keys()
     finally:
@@ -175,7 +175,7 @@ def _records(cache: Path) -> list[str]:
 def _check(folder: Path, remote: Path) -> None:
     """Both caches are clean, every blob in the remote is what its name says, and no record lacks one."""
     for name in _MACHINES:
-        store = LocalStore(folder / name)
+        store = Store(folder / name)
         report = verify(store)
         store.close()
         assert report.clean, f"The cache of {name} is not clean: {report}"

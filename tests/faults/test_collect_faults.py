@@ -17,7 +17,7 @@ from fault_engine import Step, engine, run_steps, told
 
 from winml_dag.engine.events import Status
 from winml_dag.store.collect import Limits, collect
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
 LONG_AGO = 10**9
@@ -61,7 +61,7 @@ def test_a_collection_down_to_nothing_takes_nothing_that_a_running_engine_stands
         "whole": "ran",
     }
     assert sorted(ledger.read_text().split()) == ["0", "1", "2", "3", "4", "5", "9"]
-    assert verify(LocalStore(cache)).clean
+    assert verify(Store(cache)).clean
 
 
 def test_collections_from_two_sides_and_engines_beside_them_do_no_harm(cache: Path, tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_collections_from_two_sides_and_engines_beside_them_do_no_harm(cache: Pa
                 results = list(pool.map(told, (one, other)))
             assert [future.result().stderr for future in collections] == ["", ""]
             assert {status for result in results for status, _ in result.values()} <= {"ran", "reused"}
-            assert verify(LocalStore(cache)).clean
-    store = LocalStore(cache)
+            assert verify(Store(cache)).clean
+    store = Store(cache)
     (text,) = run_steps(cache, whole)["whole"].record.files()  # type: ignore[union-attr]
     assert store.blobs.path(text.digest).read_text() == "9(0(),1(),2(),3(),4(),5())"
 
@@ -89,7 +89,7 @@ def test_killed_at_any_step_a_collection_leaves_a_clean_store_and_the_next_one_f
     run_steps(cache, parts(tmp_path / "ledger.txt", range(2)))
     age(cache)
     (cache / "standing").mkdir()
-    (cache / "standing" / "plan.keys").write_text("\n".join(LocalStore(cache).records.keys()))
+    (cache / "standing" / "plan.keys").write_text("\n".join(Store(cache).records.keys()))
     os.utime(cache / "standing" / "plan.keys", (LONG_AGO, LONG_AGO))
     step, killed = 0, True
     while killed:
@@ -101,7 +101,7 @@ def test_killed_at_any_step_a_collection_leaves_a_clean_store_and_the_next_one_f
         status = os.waitpid(child, 0)[1]
         killed = os.WIFSIGNALED(status)
         assert killed or os.WEXITSTATUS(status) == 0
-        store = LocalStore(copy)
+        store = Store(copy)
         report = verify(store)
         assert report.clean, (step, report)
         done = collect(store, Limits(max_bytes=0))
@@ -123,7 +123,7 @@ def _collect_killed_at(last: int, cache: Path) -> NoReturn:
 
     # Whatever happens, the child must not go on with the tests of its parent.
     try:
-        store = LocalStore(cache)
+        store = Store(cache)
         sys.addaudithook(count)
         collect(store, Limits(max_bytes=0))
         os._exit(0)

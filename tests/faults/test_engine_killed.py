@@ -10,13 +10,13 @@ import pytest
 from fault_engine import Step, engine, has_threads, is_gone, run_steps, told
 
 from winml_dag.engine.events import Status
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
 
 def check_going_on(cache: Path, steps: list[Step]) -> None:
     """What had finished is there, nothing else is, and the next run does the rest."""
-    store = LocalStore(cache)
+    store = Store(cache)
     assert verify(store).clean
     assert len(store.records.keys()) == 1
     store.close()
@@ -79,6 +79,6 @@ def test_a_source_that_is_edited_while_a_stage_runs_is_named_and_nothing_is_publ
         result = running.result()["stage"]
     assert result.status is Status.FAILED
     assert str(weights) in result.error
-    store = LocalStore(cache)
+    store = Store(cache)
     assert store.records.keys() == []
     assert weights.read_text() == "new"

@@ -12,7 +12,7 @@ from fault_engine import Step, engine, run_steps, told
 from winml_dag.engine.events import Status
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.publish import OutputFolder, prepare_folder
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
 MIB = 1 << 20
@@ -53,7 +53,7 @@ def test_a_disk_that_fills_up_while_a_stage_writes_fails_the_stage(small_disk: C
     assert results["small"].status is Status.RAN
     assert results["large"].status is Status.FAILED
     assert "No space left on device" in results["large"].error or "full" in results["large"].error
-    store = LocalStore(cache)
+    store = Store(cache)
     assert verify(store).clean
     assert len(store.records.keys()) == 1
     assert list(store.scratch.folder.iterdir()) == []
@@ -84,7 +84,7 @@ def test_a_disk_with_hardly_any_room_fails_in_a_sentence_wherever_it_is_full(
                 assert "No space left on device" in result.error or "full" in result.error
         assert results["large"].status is not Status.RAN
     (disk / "filler").unlink()
-    store = LocalStore(cache)
+    store = Store(cache)
     assert verify(store).clean
     store.close()
     again = run_steps(cache, steps)
@@ -105,7 +105,7 @@ def test_a_full_output_disk_is_named_and_its_files_stay(cache: Path, small_disk:
     assert record is not None
     disk = small_disk(2)
     (disk / "notes.txt").write_text("mine")
-    store = LocalStore(cache)
+    store = Store(cache)
     prepare_folder(disk / "out")
     folder = OutputFolder(disk / "out", [], store, store.fingerprints, store.changes)
     with pytest.raises(StoreError) as failed:

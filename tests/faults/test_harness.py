@@ -10,7 +10,7 @@ from fault_engine import Step
 from fault_lab import Lab
 from harness import Episode, episodes, run, run_here, share_out
 
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 # A kill is like the next but for its moment; of the other kinds each fault picks one of several things to do.
 KILLS = {kind: faults for kind, faults in share_out(20).items() if kind.startswith("kill-")}
@@ -37,7 +37,7 @@ def test_outputs_that_are_not_those_of_the_oracle_are_a_failure(tmp_path: Path) 
         *(Step(f"n{number}", "derive", str(lab.graphs.tally), number) for number in (1, 2)),
     ]
     told = lab.build(steps)
-    store = LocalStore(lab.cache)
+    store = Store(lab.cache)
     right, wrong = (store.record(told.keys[node]) for node in ("n1", "n2"))
     assert right is not None
     assert wrong is not None

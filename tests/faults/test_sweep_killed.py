@@ -30,7 +30,7 @@ from winml_dag.pipeline.sweep.run import SilentWatcher, SweepRun, run_sweep
 from winml_dag.pipeline.sweep.selection import Selection
 from winml_dag.pipeline.sweep.state import read_sweep
 from winml_dag.store.digest import digest_file
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 KILLED = 9
 KILLS = 6
@@ -70,7 +70,7 @@ def run(models: Path, folder: Path) -> SweepResult:
     overrides = Overrides(optimize=False, validate=False, analyze=False, compile=False)
     asked = SweepRun.of([models / "sweep.yaml"], Request(None, overrides, folder / "out"), Selection(), "build")
     options = BuildOptions(jobs=1, keep_going=True)
-    return run_sweep(asked, LocalStore(folder / "cache"), options, SilentWatcher(), MemoryExecutor(work)).result
+    return run_sweep(asked, Store(folder / "cache"), options, SilentWatcher(), MemoryExecutor(work)).result
 
 
 def run_in_fork(models: Path, folder: Path, dies_at: int | None) -> tuple[bool, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from servers.faulty import FaultyServer
 
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 SCRIPT = Path(__file__).with_name("transferring.py")
 LARGE = os.urandom(1 << 16) * (24 << 4)
@@ -39,7 +39,7 @@ def test_what_a_killed_process_has_fetched_of_a_blob_is_not_fetched_again(cache:
     assert process.stdout.readline().startswith("at ")
     process.kill()
     process.communicate()
-    store = LocalStore(cache, function="sha256")
+    store = Store(cache, function="sha256")
     # Neither under its name nor anything of it.
     assert list(store.blobs.all()) == []
     out, _ = started("fetch", cache, server.url, *FETCH).communicate()
@@ -61,7 +61,7 @@ def test_a_full_disk_is_no_fault_of_the_remotes(cache: Path, server: FaultyServe
     )
     assert "StoreError: Cannot fetch model.onnx: the quota or the limit on file size is reached" in process.stderr
     assert process.stdout == ""
-    store = LocalStore(cache)
+    store = Store(cache)
     assert list(store.blobs.all()) == []
     # The bytes are wanted back.
     assert not list(store.incoming.glob("*.partial"))

@@ -9,7 +9,7 @@ import pytest
 from fault_engine import Step, is_gone, run_steps
 
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
 
@@ -30,7 +30,7 @@ def test_a_native_crash_costs_one_stage_and_publishes_nothing(cache: Path, work:
     assert results["good"].status is Status.RAN
     assert (results["bad"].status, results["bad"].error) == (Status.FAILED, error)
     assert results["behind"].status is Status.SKIPPED
-    store = LocalStore(cache)
+    store = Store(cache)
     assert len(store.records.keys()) == 1
     assert verify(store).clean
 
@@ -40,14 +40,14 @@ def test_a_result_that_is_none_of_ours_costs_one_stage(cache: Path, tmp_path: Pa
     (tmp_path / "answer").write_text(answer)
     result = run_one(cache, "answer_nonsense", path=str(tmp_path / "answer"))
     assert (result.status, result.error) == (Status.FAILED, "It ended, but its result cannot be read.")
-    assert LocalStore(cache).records.keys() == []
+    assert Store(cache).records.keys() == []
 
 
 def test_a_flood_in_the_log_is_cut_to_its_two_ends(cache: Path) -> None:
     result = run_one(cache, "flood", number=100)
     assert result.record is not None
     assert result.record.log is not None
-    log = LocalStore(cache).blobs.path(result.record.log.digest).read_bytes()
+    log = Store(cache).blobs.path(result.record.log.digest).read_bytes()
     assert len(log) < 9 << 20
     assert log.startswith(b"to stdout\n" * 10_000)
     assert b"bytes are left out here" in log
@@ -92,7 +92,7 @@ def test_what_native_code_prints_is_in_the_log_and_not_on_our_output(
     assert result.status is Status.RAN
     assert result.record is not None
     assert result.record.log is not None
-    log = LocalStore(cache).blobs.path(result.record.log.digest).read_text()
+    log = Store(cache).blobs.path(result.record.log.digest).read_text()
     assert log.count("to stdout\n") == log.count("to stderr\n") == 200_000
     assert log.endswith("last words in C's buffer\n")
     assert capfd.readouterr() == ("", "")

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.remotes import Remotes
-from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.remote.urls import open_remote
+from winml_dag.store.store import Store
 
 _FILE_BYTES_LIMIT = "FILE_BYTES_LIMIT"
 
@@ -48,14 +48,14 @@ class _Stopping:
                 threading.Event().wait()
 
 
-def _levels(store: LocalStore, remote: Remote) -> Remotes:
+def _levels(store: Store, remote: Remote) -> Remotes:
     trust = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
-    level = Tier(remote, LevelSettings("http://remote", Mode.READ_WRITE))
+    level = Tier(remote, TierSettings("http://remote", Mode.READ_WRITE))
     return Remotes([level], store.blobs, trust, scratch=store.incoming, tell=print, locks=store.locks)
 
 
 def fetch(cache: str, url: str, digest: str, size: str, stop: str = "") -> None:
-    store = LocalStore(Path(cache), function="sha256")
+    store = Store(Path(cache), function="sha256")
     remote = open_remote(url)
     if limit := os.environ.get(_FILE_BYTES_LIMIT):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
@@ -65,13 +65,13 @@ def fetch(cache: str, url: str, digest: str, size: str, stop: str = "") -> None:
 
 
 def through(cache: str, url: str, mebibytes: str) -> None:
-    here = LocalStore(Path(cache) / "here", function="sha256")
-    there = LocalStore(Path(cache) / "there", function="sha256")
+    here = Store(Path(cache) / "here", function="sha256")
+    there = Store(Path(cache) / "there", function="sha256")
     folder = Path(cache) / "made"
     folder.mkdir()
     with open(folder / "model.onnx.data", "wb") as file:
         file.truncate(int(mebibytes) << 20)
-    record = here.publish(Record("ab" * 32, "c" * 64, Ingredients("export", 1, {}, {}, {}), {}), {"out": folder})
+    record = here.publish(Record("ab" * 32, "c" * 64, KeyInputs("export", 1, {}, {}, {}), {}), {"out": folder})
     # Whatever is loaded when first used is loaded now.
     _levels(there, open_remote(url)).fetch([FileEntry("none", "sha256:" + "0" * 64, 5)])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

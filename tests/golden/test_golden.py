@@ -23,7 +23,7 @@ from winml_dag.engine.keys import config_hash
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import shipped_recipes
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 HERE = Path(__file__).parent
 TARGETS = {
@@ -69,7 +69,7 @@ COMMANDS = (
 def stages() -> object:
     """Of each shipped recipe and target, the hash of each stage's config. Versions of tools are left out of it."""
     with tempfile.TemporaryDirectory() as folder:
-        store = LocalStore(Path(folder))
+        store = Store(Path(folder))
         found = {
             f"{shipped.name} {name}": _stages(Request(shipped.path, overrides), store)
             for shipped in shipped_recipes()
@@ -79,7 +79,7 @@ def stages() -> object:
     return found
 
 
-def _stages(request: Request, store: LocalStore) -> dict[str, str]:
+def _stages(request: Request, store: Store) -> dict[str, str]:
     graph = plan_request(request, store, download=False, needs_folder=False).graph
     return {node.id: f"{node.stage.version} {config_hash(node.config)[:16]}" for node in graph.nodes}
 

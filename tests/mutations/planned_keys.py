@@ -35,11 +35,11 @@ from winml_dag.stages import discovered
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 # What the key of each stage is made from.
-Stages = Mapping[str, Ingredients]
+Stages = Mapping[str, KeyInputs]
 JsonRecipe = Mapping[str, Any]
 
 LIBRARY = "provider.so"
@@ -118,17 +118,17 @@ def make_open(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(helper.make_model(graph, opset_imports=[opset]).SerializeToString())
 
 
-def ingredients_of_all(graph: Graph, sources: Mapping[str, Artifact]) -> dict[str, Ingredients]:
+def ingredients_of_all(graph: Graph, sources: Mapping[str, Artifact]) -> dict[str, KeyInputs]:
     """By stage; nothing is discovered, so that all rounds of optimize and analyze are the first."""
     known = BuildState(graph, sources)
     for name, maker in graph.makers.items():
         begin = maker.stage.name == "analyze" and name.endswith(".flags")
         known.artifacts[name] = sources[BEGIN.name] if begin else made_up(name.replace(maker.id, stage_of(maker)))
-    found: dict[str, Ingredients] = {}
+    found: dict[str, KeyInputs] = {}
     for node in graph.nodes:
-        ingredients = known.ingredients(node)
-        assert ingredients is not None
-        assert found.setdefault(stage_of(node), ingredients) == ingredients
+        key_inputs = known.key_inputs(node)
+        assert key_inputs is not None
+        assert found.setdefault(stage_of(node), key_inputs) == key_inputs
     return found
 
 
@@ -159,7 +159,7 @@ def ranked(folder: Path) -> Stages:
 
 
 def keys(stages: Stages) -> dict[str, str]:
-    return {name: cache_key(ingredients) for name, ingredients in stages.items()}
+    return {name: cache_key(key_inputs) for name, key_inputs in stages.items()}
 
 
 def reached(before: Stages, after: Stages) -> set[str]:
@@ -181,7 +181,7 @@ class Warm:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(recipe), encoding="utf-8")
         self.request = Request(path, NO_OPTIONS, folder / "out")
-        self.store = LocalStore(folder.parent / "cache")
+        self.store = Store(folder.parent / "cache")
 
     def stages(self) -> Stages:
         return _stages(plan_request(self.request, self.store, download=False))
@@ -210,14 +210,14 @@ def _stages(planned: BuildGraph) -> Stages:
     return ingredients_of_all(planned.graph, planned.sources)
 
 
-def pretend_built(planned: BuildGraph, store: LocalStore, scratch: Path) -> dict[str, str]:
+def pretend_built(planned: BuildGraph, store: Store, scratch: Path) -> dict[str, str]:
     """Put a record for every stage of *planned* into *store*, with made-up outputs; nothing is discovered. Returns the
     keys, by node, of rounds only of the first.
     """
     known = BuildState(planned.graph, planned.sources)
     for node in planned.graph.nodes:
-        ingredients = known.ingredients(node)
-        assert ingredients is not None
+        key_inputs = known.key_inputs(node)
+        assert key_inputs is not None
         folders = {slot: scratch / node.id / slot for slot in node.stage.outputs}
         for slot, folder in folders.items():
             folder.mkdir(parents=True)
@@ -226,7 +226,7 @@ def pretend_built(planned: BuildGraph, store: LocalStore, scratch: Path) -> dict
                 shutil.copy(discovered.NOTHING, folder)
             else:
                 (folder / name).write_text(name, encoding="utf-8")
-        record = Record(cache_key(ingredients), config_hash(node.config), ingredients, {}, made_at="2026-01-01")
+        record = Record(cache_key(key_inputs), config_hash(node.config), key_inputs, {}, made_at="2026-01-01")
         known.settle(node, store.publish(record, folders))
     first = [node for node in planned.graph.nodes if (round_of(node) or ("", 0))[1] == 0]
     return {node.id: known.records[node.id].cache_key for node in first}

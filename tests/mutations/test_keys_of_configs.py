@@ -23,7 +23,7 @@ from winml_dag.engine.stage import Stage
 from winml_dag.engine.worker import load
 from winml_dag.pipeline import line
 from winml_dag.pipeline.sections import sensitivity_config
-from winml_dag.store.record import Ingredients
+from winml_dag.store.record import KeyInputs
 
 STAGES = {stage.name: stage for stage in vars(line).values() if isinstance(stage, Stage)}
 CONFIGS: dict[str, type] = {name: load(stage.config) for name, stage in STAGES.items()}
@@ -70,7 +70,7 @@ def test_every_field_of_a_config_is_in_the_key(stage: str, field: Field) -> None
     configs = [config_json(each) for each in (config, *variants(config, field.path.split("."), field.type))]
     distinct = {repr(each): each for each in configs}
     assert len(distinct) > 1 or (field.section and type(None) not in typing.get_args(field.type))
-    keys = {cache_key(Ingredients(stage, 1, each, {}, {})) for each in distinct.values()}
+    keys = {cache_key(KeyInputs(stage, 1, each, {}, {})) for each in distinct.values()}
     assert len(keys) == len(distinct)
     assert all(config_json(read_config(CONFIGS[stage], each)) == each for each in distinct.values())
 

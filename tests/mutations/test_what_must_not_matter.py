@@ -26,7 +26,7 @@ from winml_dag.cli.build import command as build_command
 from winml_dag.cli.settings import COMPILE, VALIDATION
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 RECIPE: Mapping[str, Any] = {
     **RECIPES["safetensors"],
@@ -179,7 +179,7 @@ def test_surroundings_reach_nothing(tmp_path: Path) -> None:
 
 
 def fill_cache(project: Path, cache: Path, scratch: Path) -> dict[str, str]:
-    store = LocalStore(cache)
+    store = Store(cache)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(project / "packages")
         planned = plan_request(Request(project / "recipe.json", NO_OPTIONS, project / "out"), store, download=False)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag import build_onnx_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 def save_model(folder: Path, width: int) -> None:
@@ -111,6 +111,6 @@ def test_bytes_that_two_stages_put_out_are_in_the_cache_once(small: Project) -> 
     build(small)
     model = small.contents()["model.onnx"]
     assert small.contents()["optimized.onnx"] == model
-    store = LocalStore(small.cache)
+    store = Store(small.cache)
     assert [blob.path.read_bytes() for blob in store.blobs.all()].count(model) == 1
     store.close()

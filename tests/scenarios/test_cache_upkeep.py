@@ -13,7 +13,7 @@ import pytest
 import yaml
 from oneprocess import OneProcess
 
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
 # Puts out 50 KB that nobody else puts out; with a pipe, tells that it is at work and waits for a word.
@@ -109,7 +109,7 @@ def test_the_limit_holds_after_every_build_and_what_is_used_stays(shop: Shop) ->
     assert "its limit of 180KB" in noted[0]
     assert "2 ran" in shop.builds("2")
     assert "ran" not in shop.builds("1").replace("nothing ran", "")
-    assert verify(LocalStore(shop.cache)).clean
+    assert verify(Store(shop.cache)).clean
 
 
 def test_a_limit_that_cannot_be_kept_fails_no_build(shop: Shop) -> None:
@@ -145,7 +145,7 @@ def test_collecting_to_nothing_beside_a_build_costs_it_nothing(shop: Shop) -> No
     assert build.returncode == 0, errors
     assert [stage["status"] for stage in json.loads(out)["builds"][0]["stages"]] == ["ran", "ran"]
     assert sum(json.loads(result)["records"] for result in results) == 2
-    store = LocalStore(shop.cache)
+    store = Store(shop.cache)
     assert verify(store).clean
     assert len(store.records.keys()) == 2
     assert (shop.folder / "copied.bin").read_bytes() == (shop.folder / "made.bin").read_bytes()

@@ -14,7 +14,7 @@ import pytest
 from conftest import Project
 
 from winml_dag.onnxmodel.files import load_model, save_model
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def _exchange_a_weight(
     """
     from onnx import numpy_helper
 
-    store = LocalStore(project.cache)
+    store = Store(project.cache)
     key = next(entry["cache_key"] for entry in project.manifest()["stages"] if entry["name"] == stage)
     record = store.record(key)
     assert record is not None

@@ -12,7 +12,7 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import Shipped, shipped_path, shipped_recipes
 from winml_dag.stages.export.components import composite_of
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 # What configurations of winml-cli are used for.
 USED = {
@@ -66,7 +66,7 @@ def test_a_recipe_says_what_it_is_and_leaves_the_target_open(shipped: Shipped, t
     assert shipped.recipe.model
     assert shipped.recipe.export is not None
     assert shipped.recipe.export.input_tensors or shipped.recipe.export.shape_config
-    store = LocalStore(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
     asked = Overrides(ep="qnn", precision="w8a16", compile=True, random_weights=True)
     planned = plan_request(Request(shipped.path, asked), store, download=False, needs_folder=False)
     assert {"export", "calibrate", "quantize", "compile"} <= {node.stage.name for node in planned.graph.nodes}

@@ -18,8 +18,8 @@ from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 from winml_dag.recipe.spelling import did_you_mean, known_instead
-from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.settings import Mode
+from winml_dag.store.store import Store
 
 # Arguments of builds and sweeps that say how to go about it; all others say what to build.
 HOW = ("force_rebuild", "overwrite", "link", "final_only", "scheduler", "jobs", "cache_dir", "remote", "remote_mode")
@@ -196,12 +196,12 @@ def driver_of(
 
 
 @contextmanager
-def store_of(arguments: Mapping[str, Any], remote: RemoteOptions) -> Iterator[LocalStore]:
+def store_of(arguments: Mapping[str, Any], remote: RemoteOptions) -> Iterator[Store]:
     """The store that *arguments* mean, for as long as one call needs it."""
     cache_dir = arguments.get("cache_dir")
     store = open_store(None if cache_dir is None else Path(cache_dir), remote)
     try:
         yield store
     finally:
-        if store.asks_behind:
+        if store.has_remotes:
             let_go(store)

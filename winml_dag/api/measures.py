@@ -14,7 +14,7 @@ from winml_dag.pipeline.assess.measured import EvalResult, PerfResult, eval_resu
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, carry_out
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
 from winml_dag.recipe.assessment import Eval, Perf, Validate
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 @only_known
@@ -114,7 +114,7 @@ def evaluate_onnx(
 
 
 def _measured(
-    planned: MeasurementGraph, store: LocalStore, arguments: FileArguments, folder: str | Path | None = None
+    planned: MeasurementGraph, store: Store, arguments: FileArguments, folder: str | Path | None = None
 ) -> Measurement:
     done = carry_out(
         planned,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.assess.analysis import AnalysisPlan, AnalysisRequest, TargetAnalysis
     from winml_dag.pipeline.assess.builtmodel import BuiltModel
     from winml_dag.pipeline.assess.measurement import Measurement
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 _NOT_SUPPORTED = 1
 _TRIES = 3  # as often as builds: a result that is damaged again is no matter of another try
@@ -146,11 +146,11 @@ def _refuse_places(built: BuiltModel, options: Mapping[str, Any]) -> None:
 
 
 def _look(
-    built: BuiltModel, request: AnalysisRequest, store: LocalStore, how: How, timeout: float | None
+    built: BuiltModel, request: AnalysisRequest, store: Store, how: How, timeout: float | None
 ) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
     from winml_dag.errors import StoreError
     from winml_dag.pipeline.assess.analysis import plan_analysis, read_analyses
-    from winml_dag.store.store import BlobDamaged
+    from winml_dag.store.blobs import BlobDamaged
 
     plan = plan_analysis(built, request, store.fingerprints)
     for _ in range(_TRIES):
@@ -169,7 +169,7 @@ def _look_again(
     built: BuiltModel,
     request: AnalysisRequest,
     found: list[TargetAnalysis],
-    store: LocalStore,
+    store: Store,
     how: How,
     timeout: float | None,
 ) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
@@ -186,7 +186,7 @@ def _save_nodes(
     plan: AnalysisPlan,
     done: Measurement,
     found: list[TargetAnalysis],
-    store: LocalStore,
+    store: Store,
     options: Mapping[str, Any],
 ) -> list[Path]:
     from winml_dag.pipeline.assess.analysis import judged_model

@@ -25,7 +25,7 @@ from winml_dag.cli.options import (
 from winml_dag.cli.parameters import MEMORY
 from winml_dag.cli.plaintext import echo
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.uptodate import Standing, check, note_use
+from winml_dag.pipeline.uptodate import CurrentPlan, check, note_use
 
 if TYPE_CHECKING:
     from winml_dag.engine.sandbox import FileAccess
@@ -106,12 +106,12 @@ def command(
     request, cache_dir = request_from({**options, "recipe": one}, first=next(iter(recipes), None))
     at_a_glance = not (rebuild or verbose or check_inputs or output.as_json)
     # Before anything else is imported: most builds have nothing to do, and this is all that they need.
-    standing = look(request, cache_dir) if len(recipes) < 2 else None
+    current_plan = look(request, cache_dir) if len(recipes) < 2 else None
     if at_a_glance:
         refuse_misfits(where)  # whatever is known
     # A recipe that has no cells is refused below.
     chooses = bool(filters or shard or retry_failed)
-    if at_a_glance and not chooses and say_up_to_date(standing, cache_dir, started):
+    if at_a_glance and not chooses and say_up_to_date(current_plan, cache_dir, started):
         return 0
     # Imported here: it would be a fifth of all that an up-to-date build of one model imports.
     from winml_dag.cli.sweep import build_sweep, say_sweep_up_to_date
@@ -141,7 +141,7 @@ def command(
                 "--filter, --shard and --retry-failed choose cells of a sweep, and this is none.",
                 advice="Leave them out, or give a recipe with a matrix, or several recipes.",
             )
-        result = carry_out(request, cache_dir, standing, how, output)
+        result = carry_out(request, cache_dir, current_plan, how, output)
     if output.as_json:
         print_json([result], result.elapsed_seconds)
     if sandbox:
@@ -164,24 +164,24 @@ def _access(*, sandbox: bool, check_inputs: bool) -> FileAccess:
     return FileAccess.SANDBOX if sandbox else FileAccess.FREE
 
 
-def look(request: Request, cache_dir: Path) -> Standing | None:
+def look(request: Request, cache_dir: Path) -> CurrentPlan | None:
     """What was recorded of the output of *request*; None for a request that is never recorded."""
     return None if request.words is None else check(str(cache_dir.absolute()), request.words)
 
 
-def say_up_to_date(standing: Standing | None, cache_dir: Path, started: float) -> bool:
+def say_up_to_date(current_plan: CurrentPlan | None, cache_dir: Path, started: float) -> bool:
     """Whether there is nothing to do; if so, print that and note the use in the cache."""
-    if standing is None or not standing.is_up_to_date:
+    if current_plan is None or not current_plan.is_up_to_date:
         return False
-    note_use(str(cache_dir.absolute()), standing)
-    echo(f"{standing.entry.header.summary}, checked in {time.monotonic() - started:.2f} s.")
+    note_use(str(cache_dir.absolute()), current_plan)
+    echo(f"{current_plan.entry.header.summary}, checked in {time.monotonic() - started:.2f} s.")
     return True
 
 
 def carry_out(
     request: Request,
     cache_dir: Path,
-    standing: Standing | None,
+    current_plan: CurrentPlan | None,
     how: BuildOptions,
     output: Output,
     *,
@@ -202,7 +202,7 @@ def carry_out(
     store = opened(cache_dir, request.remote)
     # A part of the graph is enough, unless every stage is to run or to be printed.
     part = not (how.rebuild or output.verbose or output.as_json)
-    planned = plan_request(request, store, download=True, standing=standing, part=part)
+    planned = plan_request(request, store, download=True, current_plan=current_plan, part=part)
     refuse(planned.summary)
     with progress(
         quiet=output.quiet, to_stderr=output.as_json, stages=len(planned.graph.nodes) + planned.others

@@ -32,11 +32,11 @@ def command(
     """
     from winml_dag.pipeline.clean import clean
     from winml_dag.pipeline.remoteoptions import RemoteOptions
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
     cache = RemoteOptions(folder=recipe and recipe.parent).store_folder(cache_dir)
     folder = _folder(recipe, output_dir, cache)
-    done = clean(folder, LocalStore(cache), recipe=recipe, dry_run=dry_run)
+    done = clean(folder, Store(cache), recipe=recipe, dry_run=dry_run)
     if format_ == "json":
         _print_json(folder, done, dry_run)
     else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.report.graphview import ForeseenBuild
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 _MOST_NOTICES = 5
 _CAME_TO = ("ran", "reused", "failed")
@@ -63,7 +63,7 @@ def command(
 
 
 def _foreseen(
-    recipes: Sequence[Path], selection: Selection, request: Request, store: LocalStore
+    recipes: Sequence[Path], selection: Selection, request: Request, store: Store
 ) -> tuple[tuple[ForeseenBuild, ...], tuple[str, ...]]:
     """Every build that is meant, and what is to be known of those that are not drawn.
 
@@ -90,7 +90,7 @@ def _foreseen(
 
 
 def _of_cells(
-    sweep: Sweep, cells: Sequence[Cell], request: Request, store: LocalStore
+    sweep: Sweep, cells: Sequence[Cell], request: Request, store: Store
 ) -> tuple[tuple[ForeseenBuild, ...], tuple[str, ...]]:
     from winml_dag.cli.sweepplan import requests_of
     from winml_dag.pipeline.planning import plan_each, refuse_if_all_the_same

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from winml_dag.cli.onestage import How
     from winml_dag.pipeline.assess.builtmodel import BuiltModel
     from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,15 +71,15 @@ def _built(recipe: Path, component: str | None, how: How) -> Path:
     from winml_dag.pipeline.uptodate import note_use
 
     request = replace(request_for(recipe), remote=how.remote)
-    standing = look(request, how.cache_dir)
-    if standing is not None and standing.is_up_to_date:
-        note_use(str(how.cache_dir.absolute()), standing)
+    current_plan = look(request, how.cache_dir)
+    if current_plan is not None and current_plan.is_up_to_date:
+        note_use(str(how.cache_dir.absolute()), current_plan)
         return output_dir_of(request, how.cache_dir)
     options = BuildOptions(jobs=os.cpu_count() or 1)
     result = carry_out(
         request,
         how.cache_dir,
-        standing,
+        current_plan,
         options,
         how,
         refuse=lambda build: refuse_component(recipe, build, component),
@@ -91,7 +91,7 @@ def _built(recipe: Path, component: str | None, how: How) -> Path:
 
 def measured(
     planned: MeasurementGraph,
-    store: LocalStore,
+    store: Store,
     how: How,
     *,
     folder: Path | None = None,

@@ -86,8 +86,8 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
     how = How.of(options)
     with errors_as_object(how.as_json, success=False):
         request = replace(request_of(options), remote=how.remote)
-    standing = look(request, how.cache_dir)
-    if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(standing, how.cache_dir, started):
+    current_plan = look(request, how.cache_dir)
+    if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(current_plan, how.cache_dir, started):
         _print(telling.always(request), how)
         return 0
 
@@ -98,7 +98,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
         result = carry_out(
             request,
             how.cache_dir,
-            standing,
+            current_plan,
             options_of_build,
             how,
             lines=lambda done: telling.done(done, request),

@@ -18,7 +18,7 @@ from winml_dag.pipeline.request import Overrides, Request
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -206,7 +206,7 @@ def request_from(
     return request, cache_dir
 
 
-def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, LocalStore]:
+def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, Store]:
     """The graph of the build that *options* mean, and the store, for commands that only look at a build: they download
     nothing and need no output folder; without one they look at the build as it would be with ``--use-cache``.
     """

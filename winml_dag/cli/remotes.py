@@ -15,8 +15,8 @@ from winml_dag.cli.transfers import Transfers
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 
 if TYPE_CHECKING:
-    from winml_dag.store.local import LocalStore
     from winml_dag.store.remote.traffic import Traffic
+    from winml_dag.store.store import Store
 
 
 def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
@@ -27,13 +27,13 @@ def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteO
     return RemoteOptions(tuple(options["remote"]), options["remote_mode"], folder)
 
 
-def opened(cache_dir: Path, remote: RemoteOptions) -> LocalStore:
+def opened(cache_dir: Path, remote: RemoteOptions) -> Store:
     """The store of a command, which is let go of when the command has ended, however it ends."""
     from winml_dag.pipeline.opened import let_go, open_store
 
     watcher = Transfers() if _tells_progress() else None
     store = open_store(cache_dir, remote, tell=say, watcher=watcher)
-    if store.asks_behind and (context := click.get_current_context(silent=True)) is not None:
+    if store.has_remotes and (context := click.get_current_context(silent=True)) is not None:
         context.call_on_close(lambda: let_go(store))
     return store
 
@@ -48,9 +48,9 @@ def say(sentence: str) -> None:
     echo(f"note: {sentence}", err=True)
 
 
-def traffic_of(store: LocalStore) -> Traffic | None:
+def traffic_of(store: Store) -> Traffic | None:
     """What has gone through *store*; None when it has no remote."""
-    return store.traffic() if store.asks_behind else None
+    return store.traffic() if store.has_remotes else None
 
 
 def traffic_json(traffic: Traffic | None) -> JsonObject:

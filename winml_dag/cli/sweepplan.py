@@ -22,7 +22,7 @@ from winml_dag.recipe.selection import Shard, shards
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 
 # More names than that in one line say nothing more.
@@ -38,9 +38,7 @@ class PlanOptions:
     as_json: bool
 
 
-def look_at_sweep(
-    sweep: Sweep, cells: Sequence[Cell], request: Request, store: LocalStore, options: PlanOptions
-) -> int:
+def look_at_sweep(sweep: Sweep, cells: Sequence[Cell], request: Request, store: Store, options: PlanOptions) -> int:
     """Tell what `build` would do with *cells* of *sweep* under the options of *request*; returns the exit code."""
     asked = tuple(requests_of(sweep, cells, request))
     planned = plan_each(asked, store, download=False, needs_folder=False)

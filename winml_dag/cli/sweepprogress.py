@@ -155,7 +155,7 @@ class _SweepProgress:
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
         self._failed(self._state.settle(name, status, why))
 
-    def foretold(self, eta: Eta) -> None:
+    def on_eta(self, eta: Eta) -> None:
         self._state.eta = eta
 
     def started(

@@ -14,7 +14,7 @@ from winml_dag.cli.plaintext import echo, print_object
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.assess.host import Host
-    from winml_dag.pipeline.survey import Device, ProviderFound, Survey
+    from winml_dag.pipeline.detect_devices import DetectedDevices, Device, ProviderFound
 
 # Whose versions decide what comes out; the other builds of onnxruntime are told when they are there.
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript", "numpy", "torch", "transformers")
@@ -34,9 +34,9 @@ def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
     winml-dag sys --list-ep
     winml-dag sys --list-device --format json
     """
-    from winml_dag.pipeline.survey import survey
+    from winml_dag.pipeline.detect_devices import detect_devices
 
-    found = survey()
+    found = detect_devices()
     if found.problem:
         echo(f"warning: {found.problem}", err=True)
     parts = (["ep"] if list_ep else []) + (["device"] if list_device else [])
@@ -85,7 +85,7 @@ def _here() -> _Here:
     )
 
 
-def _text(found: Survey, parts: list[str]) -> Iterator[str]:
+def _text(found: DetectedDevices, parts: list[str]) -> Iterator[str]:
     if not parts:
         yield from _machine_lines()
         yield "execution providers:"
@@ -119,7 +119,7 @@ def _machine_lines() -> Iterator[str]:
     yield f"  configuration  {here.configuration}{'' if here.configuration.is_file() else ' (not there)'}"
 
 
-def _provider_lines(found: Survey) -> Iterator[str]:
+def _provider_lines(found: DetectedDevices) -> Iterator[str]:
     for provider in found.providers:
         yield f"{provider.ep.alias:<13}  {provider.ep.name:<29}  {_state(provider)}"
 
@@ -153,7 +153,7 @@ def _device_line(device: Device, drivers: list[ProviderFound]) -> str:
     return f"{device.type:<4} {device.vendor or 'unknown vendor'}{numbers}{metadata}: {by}"
 
 
-def _compact(found: Survey, parts: list[str]) -> Iterator[str]:
+def _compact(found: DetectedDevices, parts: list[str]) -> Iterator[str]:
     """One line for each part, for a look and for scripts."""
     aliases = " ".join(each.ep.alias for each in found.providers if each.is_available)
     devices = " ".join(dict.fromkeys(device.type for device in found.drivers()))
@@ -171,7 +171,7 @@ def _compact(found: Survey, parts: list[str]) -> Iterator[str]:
     )
 
 
-def _json(found: Survey, parts: list[str]) -> JsonObject:
+def _json(found: DetectedDevices, parts: list[str]) -> JsonObject:
     lists: dict[str, JsonValue] = {}
     if not parts or "ep" in parts:
         lists["execution_providers"] = [_provider_json(provider) for provider in found.providers]

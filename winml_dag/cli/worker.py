@@ -38,12 +38,12 @@ def command(
     """
     from winml_dag.pipeline.cluster.report import Report
     from winml_dag.pipeline.cluster.worker import serve
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
     def began(address: str, report: Report) -> None:
         echo(f"Working at {address} for {scheduler}: {report.summary}, process {os.getpid()}.")
 
     folder = cache_dir or default_cache_dir()
-    LocalStore(folder)  # makes the folder, by which builds recognise workers that use theirs
+    Store(folder)  # makes the folder, by which builds recognise workers that use theirs
     serve(scheduler, folder, partial(Report.here, folder, places, memory, tags), name, began)
     return 0

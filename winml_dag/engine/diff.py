@@ -18,7 +18,7 @@ from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.quantities import counted
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.store import Store
 
 # How much of a value, of a list and of the changes of a stage a line shows.
@@ -144,8 +144,8 @@ class Change:
         return f"{self.name}{':' if self.kind == 'config' else ''} {old} -> {new}"
 
 
-def changes_between(old: Record, new: Ingredients, inputs: Inputs) -> tuple[Change, ...]:
-    """What differs between a recorded run and the one with the ingredients *new*, which reads *inputs*."""
+def changes_between(old: Record, new: KeyInputs, inputs: Inputs) -> tuple[Change, ...]:
+    """What differs between a recorded run and the one with the inputs *new*, which reads *inputs*."""
     return tuple(_changes(old, new, inputs))
 
 
@@ -175,8 +175,8 @@ def tool_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Cha
             yield Change("toolchain", name, old.get(name, UNSET), new.get(name, UNSET))
 
 
-def _changes(record: Record, new: Ingredients, inputs: Inputs) -> Iterator[Change]:
-    old = record.ingredients
+def _changes(record: Record, new: KeyInputs, inputs: Inputs) -> Iterator[Change]:
+    old = record.key_inputs
     if old.stage != new.stage:
         yield Change("stage", "stage", old.stage, new.stage)
     if old.version != new.version:
@@ -310,8 +310,8 @@ class NearRecords:
         self._store = store
         self._by_stage: dict[str, tuple[_Candidate, ...]] = {}
 
-    def nearest(self, wanted: Ingredients, inputs: Inputs, last: Record | None) -> Nearest | None:
-        """The record of the same stage that differs in the fewest ingredients; of equals that with more inputs in
+    def nearest(self, wanted: KeyInputs, inputs: Inputs, last: Record | None) -> Nearest | None:
+        """The record of the same stage that differs in the fewest key inputs; of equals that with more inputs in
         common, then the newest. None when none is nearer than *last*, or what is nearest is not much like it.
         """
         traits = _traits(wanted)
@@ -339,10 +339,10 @@ class _Candidate:
 
     @cached_property
     def traits(self) -> frozenset[tuple[str, str]]:
-        return _traits(self.record.ingredients)
+        return _traits(self.record.key_inputs)
 
     def distance(self, traits: frozenset[tuple[str, str]]) -> tuple[int, int]:
-        """How many ingredients differ, and how many of these are inputs."""
+        """How many key inputs differ, and how many of these are artifacts."""
         differing = {name for name, _ in self.traits ^ traits}
         return len(differing), sum(name.startswith(_INPUT) for name in differing)
 
@@ -350,7 +350,7 @@ class _Candidate:
 _INPUT = "input "
 
 
-def _traits(made: Ingredients) -> frozenset[tuple[str, str]]:
+def _traits(made: KeyInputs) -> frozenset[tuple[str, str]]:
     """Each ingredient as a name and a text, so that comparing two is an operation on sets: it is done thousands of
     times where looking at fields one by one would take ten times as long."""
     return frozenset(

@@ -244,7 +244,7 @@ def _peak(record: Record | None) -> _Peak | None:
     peak = None if record is None else record.metrics.get("peak_memory_bytes")
     if record is None or not isinstance(peak, int) or isinstance(peak, bool):
         return None
-    artifacts = (record.input_artifact(slot) for slot in record.ingredients.inputs)
+    artifacts = (record.input_artifact(slot) for slot in record.key_inputs.inputs)
     return _Peak(peak, sum(artifact.size for artifact in artifacts if artifact is not None))
 
 
@@ -252,7 +252,7 @@ def repeats(graph: Graph) -> frozenset[str]:
     """The ids of nodes that turn out to do the work of one before them, as long as outputs that usually stay as they
     are do so: they will be found, and take no time.
     """
-    if not any(node.stage.usually for node in graph.nodes):
+    if not any(node.stage.likely_unchanged for node in graph.nodes):
         return frozenset()
     identities: dict[str, str] = {}
     seen: set[str] = set()
@@ -264,7 +264,7 @@ def repeats(graph: Graph) -> frozenset[str]:
             found.append(node.id)
         seen.add(identity)
         for slot in node.stage.outputs:
-            as_before = inputs.get(slot) if slot in node.stage.usually else None
+            as_before = inputs.get(slot) if slot in node.stage.likely_unchanged else None
             identities[node.output(slot)] = as_before or f"{identity}.{slot}"
     return frozenset(found)
 

@@ -22,12 +22,13 @@ from winml_dag.names import parents
 from winml_dag.readlog import Signature
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below, LinkOnTheWay
+from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.changetime import SETTLED_NS, signature_of
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import PARTIAL, in_plain_words, in_words, partial_name
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
-from winml_dag.store.store import BlobDamaged, RunStore
+from winml_dag.store.store import Store
 
 # Up to here hashing costs less than looking a fingerprint up.
 _SMALL = 1 << 18
@@ -58,7 +59,7 @@ class InPlace:
 
     def __init__(
         self,
-        store: RunStore,
+        store: Store,
         fingerprints: Fingerprints,
         may_replace: Callable[[Path], bool] = anything,
         may_remove: Callable[[Path], bool] = nothing,

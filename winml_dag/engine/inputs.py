@@ -32,7 +32,7 @@ from winml_dag.store.changetime import signature_from, signature_of
 from winml_dag.store.clone import clone_file
 from winml_dag.store.digest import split_digest
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.store import RunStore
+from winml_dag.store.store import Store
 
 # What stands for an artifact of several files in a command, if there is exactly one such file among them.
 _MAIN_SUFFIX = ".onnx"
@@ -71,7 +71,7 @@ class Preparer:
     """
 
     def __init__(
-        self, graph: Graph, store: RunStore, fingerprints: Fingerprints, in_place: InPlace | None, access: FileAccess
+        self, graph: Graph, store: Store, fingerprints: Fingerprints, in_place: InPlace | None, access: FileAccess
     ) -> None:
         self._graph = graph
         self._store = store
@@ -89,7 +89,7 @@ class Preparer:
         """
         traces = node.stage.works_in_place and self._access is FileAccess.TRACE
         job = Job(node, folder, timeout_seconds, is_traced=traces)
-        self._store.bring(self._stored(node, inputs))
+        self._store.fetch_ahead(self._stored(node, inputs))
         if not node.stage.works_in_place:
             watched = tuple(watch_tools(node.tools, node.toolchain, self._in_place, folder))
             for slot, name in node.inputs.items():

@@ -14,7 +14,7 @@ from winml_dag.canonical import JsonObject, json_hash
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
-    from winml_dag.store.record import Ingredients
+    from winml_dag.store.record import KeyInputs
 
 # Raised when the way a key is made changes: old records are then simply never found.
 KEY_FORMAT = 1
@@ -25,22 +25,22 @@ def config_hash(config: JsonObject) -> str:
     return json_hash(config)
 
 
-def cache_key(ingredients: Ingredients) -> str:
+def cache_key(key_inputs: KeyInputs) -> str:
     """64 hex digits over everything that the outputs depend on."""
     return json_hash(
         {
             "key_format": KEY_FORMAT,
-            "stage": ingredients.stage,
-            "version": ingredients.version,
-            "config_hash": ingredients.config_hash,
-            "inputs": ingredients.inputs,
-            "toolchain": ingredients.toolchain,
+            "stage": key_inputs.stage,
+            "version": key_inputs.version,
+            "config_hash": key_inputs.config_hash,
+            "inputs": key_inputs.inputs,
+            "toolchain": key_inputs.toolchain,
         }
     )
 
 
-def ingredients_of(node: Node, inputs: Mapping[str, str]) -> Ingredients:
+def key_inputs_of(node: Node, inputs: Mapping[str, str]) -> KeyInputs:
     """What the key of *node* is made from, *inputs* being the artifact digest of each of its slots."""
-    from winml_dag.store.record import Ingredients
+    from winml_dag.store.record import KeyInputs
 
-    return Ingredients(node.stage.name, node.stage.version, node.config, inputs, node.toolchain)
+    return KeyInputs(node.stage.name, node.stage.version, node.config, inputs, node.toolchain)

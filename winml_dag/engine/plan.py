@@ -13,13 +13,13 @@ from winml_dag.engine import reason
 from winml_dag.engine.diff import NOT_KNOWN, Inputs, NearRecords, changes_between
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import cache_key, ingredients_of
+from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.store import Store
 
 # As many as the store reads in one statement.
@@ -39,7 +39,7 @@ class Run:
     """The stage must run. ``basis``: the last time that it did, under this name or this key."""
 
     key: str
-    ingredients: Ingredients
+    key_inputs: KeyInputs
     reason: Reason
     basis: Record | None
 
@@ -50,31 +50,31 @@ class Run:
 
 def decide(
     last: Record | None,
-    ingredients: Ingredients,
+    key_inputs: KeyInputs,
     store: Store,
     *,
     inputs: Inputs = NOT_KNOWN,
     rebuild: bool = False,
 ) -> Reuse | Run:
-    """Reuse the recorded result for *ingredients*, or say why it must run.
+    """Reuse the recorded result for *key_inputs*, or say why it must run.
 
     *last* is what the result was before: a reason compares with that. With *inputs*, it can name files.
     """
-    key = cache_key(ingredients)
+    key = cache_key(key_inputs)
     if rebuild:
         # The store is not asked: each answer could take a round trip to a remote.
-        return Run(key, ingredients, reason.REBUILD, last)
+        return Run(key, key_inputs, reason.REBUILD, last)
     record = last if last is not None and last.cache_key == key else store.record(key)
     basis = record or last
     if record is None:
-        why = reason.FIRST_BUILD if last is None else reason.changed(last, ingredients, inputs)
-        return Run(key, ingredients, why, basis)
+        why = reason.FIRST_BUILD if last is None else reason.changed(last, key_inputs, inputs)
+        return Run(key, key_inputs, why, basis)
     if gone := store.missing(record.files()):
-        return Run(key, ingredients, reason.lost(gone, asked_behind=store.asks_behind), basis)
+        return Run(key, key_inputs, reason.lost(gone, asked_behind=store.has_remotes), basis)
     if last is not None and last.cache_key == key:
         return Reuse(record, reason.UP_TO_DATE)
-    came = store.came_from_behind(key)
-    return Reuse(record, reason.found_behind(record) if came else reason.found(record))
+    came = store.came_from_remote(key)
+    return Reuse(record, reason.found_in_remote(record) if came else reason.found(record))
 
 
 def refusal(node: Node, record: Record) -> StageError | None:
@@ -115,17 +115,17 @@ class BuildState:
         self.records: dict[str, Record] = {}
         # Of nodes that have not settled: asked for in a prefetch, and again for a decision. Each keeps the hash of its
         # config, which is half of what that costs.
-        self._ingredients: dict[str, Ingredients] = {}
+        self._key_inputs: dict[str, KeyInputs] = {}
 
-    def ingredients(self, node: Node) -> Ingredients | None:
+    def key_inputs(self, node: Node) -> KeyInputs | None:
         """None as long as an input is not known."""
         inputs = self.inputs(node)
         if len(inputs) < len(node.inputs):
             return None
         digests = {slot: artifact.digest for slot, artifact in inputs.items()}
-        found = self._ingredients.get(node.id)
+        found = self._key_inputs.get(node.id)
         if found is None or found.inputs != digests:
-            found = self._ingredients[node.id] = ingredients_of(node, digests)
+            found = self._key_inputs[node.id] = key_inputs_of(node, digests)
         return found
 
     def inputs(self, node: Node) -> dict[str, Artifact]:
@@ -139,7 +139,7 @@ class BuildState:
 
     def settle(self, node: Node, record: Record) -> None:
         self.records[node.id] = record
-        self._ingredients.pop(node.id, None)
+        self._key_inputs.pop(node.id, None)
         for slot, artifact in record.outputs.items():
             self.artifacts[node.output(slot)] = artifact
 
@@ -148,7 +148,7 @@ class BuildState:
         in the slot of that name. Returns whether there was anything to go by.
         """
         before = self.inputs(node) if last is None else last.outputs
-        found = {node.output(slot): before[slot] for slot in node.stage.usually if slot in before}
+        found = {node.output(slot): before[slot] for slot in node.stage.likely_unchanged if slot in before}
         self.artifacts.update(found)
         return bool(found)
 
@@ -166,11 +166,11 @@ class BuildState:
         it found, or None, by the ids of the nodes that were looked for; none of those in *seen* is.
         """
         keys = {
-            node.id: cache_key(ingredients)
+            node.id: cache_key(key_inputs)
             for node in nodes
-            if node.id not in seen and (ingredients := self.ingredients(node)) is not None
+            if node.id not in seen and (key_inputs := self.key_inputs(node)) is not None
         }
-        found = store.look_up(list(dict.fromkeys(keys.values()))) if keys else {}
+        found = store.prefetch_records(list(dict.fromkeys(keys.values()))) if keys else {}
         return {node_id: found.get(key) for node_id, key in keys.items()}
 
 
@@ -178,7 +178,7 @@ def prefetch(graph: Graph, sources: Mapping[str, Artifact], store: Store) -> Non
     """Have *store* look in remotes for every record that *graph* can come to without a run, in about as many round
     trips as the graph is deep, and not one for each node. Costs nothing without a remote.
     """
-    if not store.asks_behind:
+    if not store.has_remotes:
         return
     state = BuildState(graph, sources)
     nodes: Iterable[Node] = graph.nodes
@@ -239,18 +239,18 @@ def _walk(
             assumes = tuple(dict.fromkeys(makers)) if result.cache_key else ()
             why = result.reason if explained is None else explained.of(node, result.reason, last)
             yield replace(result, assumes=assumes, reason=why)
-            may_be_as_before = result.status is Status.RAN and result.cache_key and node.stage.usually
+            may_be_as_before = result.status is Status.RAN and result.cache_key and node.stage.likely_unchanged
             goes_on = may_be_as_before and state.assume(node, last)
             assumed[node.id] = (*assumes, node.id) if goes_on else assumes
 
 
 def _planned(node: Node, state: BuildState, store: Store, last: Record | None, rebuild: bool) -> StageResult:
-    ingredients = state.ingredients(node)
-    if ingredients is None:
+    key_inputs = state.key_inputs(node)
+    if key_inputs is None:
         estimate = None if last is None else last.elapsed_seconds
         why = reason.REBUILD if rebuild else reason.waits(state.unknown_needs(node))
         return StageResult(node, Status.RAN, why, elapsed_seconds=estimate)
-    decision = decide(last, ingredients, store, inputs=state.inputs_and_sources(node), rebuild=rebuild)
+    decision = decide(last, key_inputs, store, inputs=state.inputs_and_sources(node), rebuild=rebuild)
     if isinstance(decision, Reuse):
         state.settle(node, decision.record)
         if (refused := refusal(node, decision.record)) is not None:
@@ -276,17 +276,17 @@ class _Explanations:
             self._roots[node.id] = tuple(dict.fromkeys(roots))
             changes = () if last is None else changes_between(last, _as_far_as_known(node, last, inputs), inputs)
             return reason.waits(why.names, changes, self._roots[node.id])
-        ingredients = self._state.ingredients(node)
-        if why.kind not in ("first build", "changed") or ingredients is None:
+        key_inputs = self._state.key_inputs(node)
+        if why.kind not in ("first build", "changed") or key_inputs is None:
             return why
-        nearest = self._near.nearest(ingredients, inputs, last)
+        nearest = self._near.nearest(key_inputs, inputs, last)
         if nearest is None:
             return why
         return reason.never_like_this(nearest) if last is None else replace(why, nearest=nearest)
 
 
-def _as_far_as_known(node: Node, last: Record, inputs: Inputs) -> Ingredients:
+def _as_far_as_known(node: Node, last: Record, inputs: Inputs) -> KeyInputs:
     """As if the inputs of *node* that are not known yet were those of *last*."""
     digests = {slot: artifact.digest for slot, artifact in inputs.artifacts.items()}
-    as_before = {slot: digest for slot, digest in last.ingredients.inputs.items() if slot in node.inputs}
-    return ingredients_of(node, {**as_before, **digests})
+    as_before = {slot: digest for slot, digest in last.key_inputs.inputs.items() if slot in node.inputs}
+    return key_inputs_of(node, {**as_before, **digests})

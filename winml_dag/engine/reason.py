@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.diff import Change, Inputs, Nearest, changes_between, summed_up
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def found(record: Record) -> Reason:
     return Reason("found", f"found in the cache{_made(record)}")
 
 
-def found_behind(record: Record) -> Reason:
+def found_in_remote(record: Record) -> Reason:
     """*record* came from a remote in this run."""
     return Reason("found in a remote", f"found in the remote{_made(record)}")
 
@@ -71,7 +71,7 @@ def _made(record: Record) -> str:
     return f"{when} by {', '.join(who)}"
 
 
-def changed(last: Record, new: Ingredients, inputs: Inputs) -> Reason:
+def changed(last: Record, new: KeyInputs, inputs: Inputs) -> Reason:
     """What differs between the last run under this name and this one, which reads *inputs*."""
     changes = changes_between(last, new, inputs)
     # None that has a name: a newer version of this program has a field that says nothing yet, or another key format.

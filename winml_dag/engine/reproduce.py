@@ -71,7 +71,7 @@ class Witness(Store):
         before = self._records[record.cache_key]
         function = split_digest(before.files()[0].digest)[0]
         outputs: dict[str, Artifact] = {}
-        with in_words(f"Cannot read the outputs of {record.ingredients.stage}"):
+        with in_words(f"Cannot read the outputs of {record.key_inputs.stage}"):
             for slot, folder in folders.items():
                 files = output_files(slot, folder)
                 outputs[slot] = Artifact.of(
@@ -140,4 +140,4 @@ def run_again(
 
 def _again(one: Recorded, number: int, runs: int) -> _Again:
     why = Reason("reproduce", f"run {number} of {runs}")
-    return _Again(one.record.cache_key, one.record.ingredients, why, one.record, one, number)
+    return _Again(one.record.cache_key, one.record.key_inputs, why, one.record, one, number)

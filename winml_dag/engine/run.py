@@ -30,10 +30,11 @@ from winml_dag.engine.sandbox import FileAccess, check_done, explain
 from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.files import in_words, remove_tree
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
-from winml_dag.store.store import BlobDamaged, RunStore
+from winml_dag.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Runner:
     def __init__(
         self,
         graph: Graph,
-        store: RunStore,
+        store: Store,
         executor: Executor,
         fingerprints: Fingerprints,
         *,
@@ -164,8 +165,8 @@ class Runner:
         return self._store.publish(
             Record(
                 cache_key=task.decision.key,
-                config_hash=task.decision.ingredients.config_hash,
-                ingredients=task.decision.ingredients,
+                config_hash=task.decision.key_inputs.config_hash,
+                key_inputs=task.decision.key_inputs,
                 outputs={},
                 metrics=outcome.metrics,
                 elapsed_seconds=round(outcome.elapsed_seconds, 3),

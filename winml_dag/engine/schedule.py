@@ -25,8 +25,9 @@ from winml_dag.engine.run import Damaged, RunOutcome
 from winml_dag.engine.runs import Runs
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.record import Record
-from winml_dag.store.store import BlobDamaged, Store
+from winml_dag.store.store import Store
 
 # A stage whose output is damaged again each time it is made anew means a broken disk, not a lost blob.
 _MOST_REMAKES = 3
@@ -192,16 +193,16 @@ class Scheduler:
                 self._undecided.discard(node.id)
                 self._settle_reuse(node, Reuse(sure.record, sure.reason))
                 continue
-            ingredients = self._state.ingredients(node) if node.id in self._undecided else None
-            if ingredients is None:
+            key_inputs = self._state.key_inputs(node) if node.id in self._undecided else None
+            if key_inputs is None:
                 continue
             self._undecided.discard(node.id)
             name = self._options.names(node)[0]
             inputs = self._state.inputs_and_sources(node)
             last = self._lasts.get(name)
-            decision = decide(last, ingredients, self._store, inputs=inputs, rebuild=self._options.rebuild)
+            decision = decide(last, key_inputs, self._store, inputs=inputs, rebuild=self._options.rebuild)
             if isinstance(decision, Run) and decision.key in self._made:
-                decision = decide(last, ingredients, self._store, inputs=inputs)
+                decision = decide(last, key_inputs, self._store, inputs=inputs)
             if isinstance(decision, Reuse):
                 self._settle_reuse(node, decision)
             else:
@@ -215,7 +216,7 @@ class Scheduler:
 
     def _look_up(self, candidates: Iterable[Node]) -> None:
         """Have what may lie on other machines looked for at once, before it is asked for one by one."""
-        if self._store.asks_behind and not self._options.rebuild:
+        if self._store.has_remotes and not self._options.rebuild:
             wanted = (node for node in candidates if node.id in self._undecided and node.id not in self._foreseen)
             self._state.prefetch(wanted, self._store)
 
@@ -299,8 +300,8 @@ class Scheduler:
         """Whether an input was made anew, differently, while *node* ran: then its result belongs to no graph now."""
         if not self._remakes:
             return False
-        ingredients = self._state.ingredients(node)
-        return ingredients is None or cache_key(ingredients) != key
+        key_inputs = self._state.key_inputs(node)
+        return key_inputs is None or cache_key(key_inputs) != key
 
     def _remake(self, node: Node, file: FileEntry) -> None:
         """A blob that *node* reads is damaged: its maker, and all that stands on it, have to be decided again."""

@@ -57,8 +57,8 @@ class Stage:
         inputs: slots by name.
         outputs: kind of artifact by slot name.
         packages: distributions whose version shapes the bytes; part of the key.
-        usually: output slots that most often are what they were before, whatever changed, and the first time what is
-            read in an input slot of that name; plans go by that.
+        likely_unchanged: output slots that most often are what they were before, whatever changed, and the first time
+            what is read in an input slot of that name; plans go by that.
         timeout_seconds: after which the whole process group is ended.
         works_in_place: it runs in the folder of its node and reads the user's files where they lie, as people expect of
             a command of their own; any other stage gets private copies and sees no folder but its scratch folder.
@@ -75,7 +75,7 @@ class Stage:
     packages: tuple[str, ...] = ()
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     works_in_place: bool = False
-    usually: tuple[str, ...] = ()
+    likely_unchanged: tuple[str, ...] = ()
     memory: Memory = Memory()
     alone: bool = False
 
@@ -205,7 +205,12 @@ def stage_json(stage: Stage) -> JsonObject:
         slot: [None if declared.accepts is None else sorted(declared.accepts), declared.required, declared.refusals]
         for slot, declared in stage.inputs.items()
     }
-    return {**asdict(stage), "inputs": slots, "packages": list(stage.packages), "usually": list(stage.usually)}
+    return {
+        **asdict(stage),
+        "inputs": slots,
+        "packages": list(stage.packages),
+        "likely_unchanged": list(stage.likely_unchanged),
+    }
 
 
 def stage_of(value: Any) -> Stage:
@@ -214,9 +219,9 @@ def stage_of(value: Any) -> Stage:
         slot: InputSlot(None if accepts is None else frozenset(accepts), required, refusals)
         for slot, (accepts, required, refusals) in value["inputs"].items()
     }
-    packages, usually = tuple(value["packages"]), tuple(value["usually"])
+    packages, unchanged = tuple(value["packages"]), tuple(value["likely_unchanged"])
     memory = Memory(**value["memory"])
-    return Stage(**{**value, "inputs": slots, "packages": packages, "usually": usually, "memory": memory})
+    return Stage(**{**value, "inputs": slots, "packages": packages, "likely_unchanged": unchanged, "memory": memory})
 
 
 def node_json(node: Node) -> JsonObject:

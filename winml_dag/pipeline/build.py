@@ -19,21 +19,21 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import plan_graph
 from winml_dag.errors import WinmlDagError
-from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, result_of
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.layout import STAGE_FILE, needed_files, published_files
-from winml_dag.pipeline.plan_cache import note_finished
+from winml_dag.pipeline.plan_cache import keep_finished
 from winml_dag.pipeline.plan_text import whole
 from winml_dag.pipeline.planning import Planned
 from winml_dag.pipeline.publish import materialise, prepare_folder, refuse_file, refuse_foreign
+from winml_dag.pipeline.record_stats import record_stats
 from winml_dag.pipeline.rounds import round_of
 from winml_dag.pipeline.run import Driver, Ended, GraphJob
 from winml_dag.pipeline.search import completed
 from winml_dag.pipeline.userstages.folder import user_folder
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.engine.inplace import InPlace
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.userstages.folder import UserFolder
 
 
-def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
+def plan(planned: BuildGraph, store: Store, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
     """What :func:`build` would do; nothing is run and nothing written. *explain* adds to reasons what a build leaves
     out of them, because it takes looking through records.
     """
@@ -97,8 +97,8 @@ class _BuildJob(GraphJob[BuildResult]):
         from winml_dag.pipeline.uptodate import touch
 
         prepare_folder(self._planned.summary.output_dir)
-        if self._planned.standing is not None:
-            touch(str(self._store.folder), self._planned.standing.entry)
+        if self._planned.current_plan is not None:
+            touch(str(self._store.folder), self._planned.current_plan.entry)
 
     def needed_files(self, results: Sequence[StageResult]) -> Iterable[FileEntry]:
         if self._planned.summary.output_dir.exists():
@@ -117,12 +117,12 @@ class _BuildJob(GraphJob[BuildResult]):
         told = replace(planned, summary=completed(planned.summary, results))
         elapsed = time.monotonic() - began
         done = materialise(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
-        note_finished(planned, own, by_id, published_files(planned, by_id, store).files, store, checked_ns)
+        keep_finished(planned, own, by_id, published_files(planned, by_id, store).files, store, checked_ns)
         return replace(finished, build=told.summary, materialised=done, elapsed_seconds=time.monotonic() - began)
 
     def settle(self, done: BuildResult, results: tuple[StageResult, ...]) -> BuildResult:
-        note = settle_accounts(self._planned, results, self._store)
-        return replace(done, cache_note=note, traffic=self._store.traffic() if self._store.asks_behind else None)
+        note = record_stats(self._planned, results, self._store)
+        return replace(done, cache_note=note, traffic=self._store.traffic() if self._store.has_remotes else None)
 
     def again(self) -> _BuildJob:
         return _BuildJob(self.label, whole(self._planned, self._store), self._driver)
@@ -132,14 +132,14 @@ class _BuildJob(GraphJob[BuildResult]):
 # was.
 
 
-def _with_refused(results: Iterable[StageResult], store: LocalStore) -> Iterator[StageResult]:
+def _with_refused(results: Iterable[StageResult], store: Store) -> Iterator[StageResult]:
     """*results*, those that were refused with the file that says why."""
     for result in results:
         kept = _kept(result, store) if result.status is Status.FAILED and result.record is not None else None
         yield result if kept is None else replace(result, kept=kept)
 
 
-def _kept(result: StageResult, store: LocalStore) -> Path | None:
+def _kept(result: StageResult, store: Store) -> Path | None:
     """Beside the logs of failures. None where there is no such file, or no room for it."""
     assert result.record is not None
     name = STAGE_FILE.get(result.node.stage.name)
@@ -149,7 +149,7 @@ def _kept(result: StageResult, store: LocalStore) -> Path | None:
     kept = store.failures / f"{result.node.stage.name}-{result.record.cache_key[:16]}{Path(entry.name).suffix}"
     with suppress(OSError):
         store.failures.mkdir(parents=True, exist_ok=True)
-        store.bring((entry,))
+        store.fetch_ahead((entry,))
         shutil.copyfile(store.blobs.path(entry.digest), kept)
         return kept
     return None

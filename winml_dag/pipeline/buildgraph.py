@@ -18,7 +18,7 @@ from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
-    from winml_dag.pipeline.uptodate import Standing
+    from winml_dag.pipeline.uptodate import CurrentPlan
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class BuildGraph:
         given: artifacts that stages outside of this part have put out, by name.
         placed: of a part, by stage, what the build before has put into the recipe's folder.
         others: how many stages there are outside of this part, all of them up to date.
-        standing: the note that it was recalled from, or noted in; None when it cannot be noted.
+        current_plan: the note that it was recalled from, or noted in; None when it cannot be noted.
     """
 
     summary: BuildSummary
@@ -153,7 +153,7 @@ class BuildGraph:
     given: Mapping[str, Artifact] = field(default_factory=dict)
     placed: Mapping[str, tuple[FileEntry, ...]] = field(default_factory=dict)
     others: int = 0
-    standing: Standing | None = None
+    current_plan: CurrentPlan | None = None
 
     @property
     def finals(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.files import in_words
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Cleaned:
     found: bool = True
 
 
-def clean(folder: Path, store: LocalStore, *, recipe: Path | None = None, dry_run: bool = False) -> Cleaned:
+def clean(folder: Path, store: Store, *, recipe: Path | None = None, dry_run: bool = False) -> Cleaned:
     """Remove what the last build left in *folder*, and what the own stages of *recipe* put into its folder.
 
     Waits for a build that is writing there. The cache stays as it is.
@@ -61,7 +61,7 @@ def clean(folder: Path, store: LocalStore, *, recipe: Path | None = None, dry_ru
         return _clean(folder, store, recipe, dry_run=False)
 
 
-def _clean(folder: Path, store: LocalStore, recipe: Path | None, *, dry_run: bool) -> Cleaned:
+def _clean(folder: Path, store: Store, recipe: Path | None, *, dry_run: bool) -> Cleaned:
     manifest = read_manifest(folder)
     if manifest is None:
         return Cleaned(found=False)

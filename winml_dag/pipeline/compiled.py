@@ -58,7 +58,7 @@ def compile_step(results: Sequence[StageResult]) -> CompileResult | None:
     stage = next((each for each in results if each.node.stage.name == "compile" and is_ours(each.node)), None)
     if stage is None or stage.record is None:
         return None
-    fields, metrics = stage.record.ingredients.config.get("compile"), stage.record.metrics
+    fields, metrics = stage.record.key_inputs.config.get("compile"), stage.record.metrics
     asked = fields if isinstance(fields, Mapping) else {}
     return CompileResult(
         execution_provider=str(asked.get("execution_provider", "")),

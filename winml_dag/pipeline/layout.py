@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.buildgraph import BuildGraph
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 MODEL = "model.onnx"
 EXPORTED = "export.onnx"
@@ -42,7 +42,7 @@ RANGES = RANGES_FILE
 REPORTS = (REPORT_FILE, PICTURE_FILE)
 
 # What each stage leaves in the output folder, by output slot. A stage that is not here leaves nothing there.
-VISIBLE_OUTPUTS: dict[str, tuple[str, ...]] = {
+PUBLISHED_OUTPUTS: dict[str, tuple[str, ...]] = {
     "export": ("model", "hierarchy"),
     "normalize": ("model",),
     "optimize": ("model",),
@@ -103,7 +103,7 @@ def _wants_hierarchy(config: JsonObject) -> bool:
     return isinstance(export, Mapping) and bool(export["enable_hierarchy_tags"])
 
 
-def visible_outputs(node: Node, settings: JsonObject, components: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+def published_outputs(node: Node, settings: JsonObject, components: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     """The output slots of *node*, one of ours, whose files lie in the output folder of a build with *settings*, each
     with the component whose name is put before those of its files.
     """
@@ -112,10 +112,10 @@ def visible_outputs(node: Node, settings: JsonObject, components: Collection[str
         if _shows_ranges(settings, component):
             yield "ranges", component
     elif stage == "export" and components:
-        yield from ((prefixed(slot, each), each) for each in components for slot in VISIBLE_OUTPUTS[stage])
+        yield from ((prefixed(slot, each), each) for each in components for slot in PUBLISHED_OUTPUTS[stage])
     else:
         # finalize knows the final name itself.
-        yield from ((slot, "" if stage == "finalize" else component) for slot in VISIBLE_OUTPUTS.get(stage, ()))
+        yield from ((slot, "" if stage == "finalize" else component) for slot in PUBLISHED_OUTPUTS.get(stage, ()))
 
 
 def _shows_ranges(settings: JsonObject, component: str = "") -> bool:
@@ -165,7 +165,7 @@ class Published:
         return tuple(entry for entry in self.files if entry.name not in self.rewritten)
 
 
-def published_files(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore) -> Published:
+def published_files(planned: BuildGraph, results: Mapping[str, StageResult], store: Store) -> Published:
     """The files that belong into the output folder; one that several stages share (a sidecar) is there once. Of a build
     for one file, that one and what belongs to it, and reports under names like its own.
 
@@ -217,7 +217,7 @@ def _files_of_all(planned: BuildGraph, results: Mapping[str, StageResult]) -> It
         assert result.record is not None
         if any(is_carried_on(result.node, other.node) for other in ours):
             continue
-        for slot, component in visible_outputs(result.node, summary.settings, summary.components):
+        for slot, component in published_outputs(result.node, summary.settings, summary.components):
             if not planned.shows(result.node, slot):
                 continue
             files = result.record.outputs[slot].files
@@ -253,7 +253,7 @@ def _reports(planned: BuildGraph, *, wanted: bool) -> Iterator[str]:
             yield from (beside_output(name, report) for name in names for report in of_node)
 
 
-def _in_the_folder(named: _Named, store: LocalStore) -> tuple[list[FileEntry], dict[str, bytes]]:
+def _in_the_folder(named: _Named, store: Store) -> tuple[list[FileEntry], dict[str, bytes]]:
     """The entries of *named* under their names there, and the content of a model that refers to others by theirs."""
     names = {entry.name: named.names.get(entry.name, entry.name) for entry in named.files}
     entries = [replace(entry, name=names[entry.name]) for entry in named.files]
@@ -265,7 +265,7 @@ def _in_the_folder(named: _Named, store: LocalStore) -> tuple[list[FileEntry], d
     return [entry if known.name == entry.name else known for known in entries], {entry.name: content}
 
 
-def _rewritten(model: FileEntry, names: Mapping[str, str], store: LocalStore) -> tuple[FileEntry, bytes]:
+def _rewritten(model: FileEntry, names: Mapping[str, str], store: Store) -> tuple[FileEntry, bytes]:
     """*model* as it is under its new name, in which it calls others by their *names*."""
     # Imported here: only a composite model needs it.
     from winml_dag.onnxmodel.renamed import write_renamed

@@ -35,7 +35,7 @@ from winml_dag.pipeline.layout import (
     is_carried_on,
     is_ours,
     prefixed,
-    visible_outputs,
+    published_outputs,
 )
 from winml_dag.pipeline.quantized import calibration_step, quality_json
 from winml_dag.pipeline.rounds import folded
@@ -318,9 +318,9 @@ def _stage(
         "cached": result.status != "ran",
         "reason": str(result.reason),
         "cache_key": record.cache_key,
-        "version": record.ingredients.version,
+        "version": record.key_inputs.version,
         "config_hash": record.config_hash,
-        "config": record.ingredients.config,
+        "config": record.key_inputs.config,
         "inputs": {slot: _input(planned, name, results, like) for slot, name in sorted(node.inputs.items())},
         "outputs": {
             slot: {"digest": artifact.digest, "size": artifact.size, "files": artifact.to_json()}
@@ -329,7 +329,7 @@ def _stage(
         **(
             {} if node.folder is None else {"placed": [entry.to_json() for entry in placed_files(node, record.outputs)]}
         ),
-        "toolchain": record.ingredients.toolchain,
+        "toolchain": record.key_inputs.toolchain,
         "metrics": metrics,
         "made_at": record.made_at,
         "made_by": record.made_by,
@@ -351,7 +351,7 @@ def _filenames(
     summary, stage = planned.summary, node.stage.name
     shown = [
         prefixed(file.name, component)
-        for slot, component in visible_outputs(node, summary.settings, summary.components)
+        for slot, component in published_outputs(node, summary.settings, summary.components)
         if is_ours(node) and not carried_on and planned.shows(node, slot)
         for file in outputs[slot].files
     ]

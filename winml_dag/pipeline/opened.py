@@ -100,7 +100,7 @@ def let_go(store: Store) -> None:
     """What has to be done when *store* is not used any more: what went is noted in its statistics, and what is still
     underway is given up.
     """
-    from winml_dag.store.tally import note_traffic
+    from winml_dag.store.usage_log import note_traffic
 
     note_traffic(store.folder, store.traffic())
     store.close()

@@ -21,16 +21,16 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.placed import placed_files
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.plan_text import Made, StandingPlan, placed_text, plan_text, text_of
+from winml_dag.pipeline.plan_text import CachedPlan, Made, placed_text, plan_text, text_of
 from winml_dag.pipeline.publish import build_settings
 from winml_dag.pipeline.uptodate import (
     ABSENT,
     PER_PATH,
+    CurrentPlan,
     Entry,
     FirstLooks,
     Groups,
     Header,
-    Standing,
     changed_ns,
     content_of,
     differing,
@@ -46,7 +46,7 @@ from winml_dag.store.digest import digest_file
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.userstages.folder import UserFolder
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 # Kinds of sources that say nothing about what is to be built: another content changes keys, and no plan.
 _DATA_KINDS = frozenset({"file"})
@@ -66,7 +66,7 @@ class Planning:
     looks: FirstLooks
 
 
-def note(planned: BuildGraph, store: LocalStore, planning: Planning) -> Standing | None:
+def note(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan | None:
     """Keep *planned* as what was asked leads to, and return what stands of it; None when that cannot be vouched for."""
     looked_at = [path.absolute() for path in (*([planning.recipe] if planning.recipe else ()), *planned.looked_at)]
     if not all(changetime.has_settled(path, planning.began_ns) for path in looked_at):
@@ -107,10 +107,10 @@ def note(planned: BuildGraph, store: LocalStore, planning: Planning) -> Standing
     text = plan_text(planned, {path: place for place, path in enumerate(hashed)}, {})
     entry = Entry.of(header, hashed, seen, hashed.values(), text)
     entry.keep(str(store.folder), ())
-    return Standing(entry, (), seen, planning.began_ns)
+    return CurrentPlan(entry, (), seen, planning.began_ns)
 
 
-def _digest_steering(steering: dict[str, str], store: LocalStore) -> None:
+def _digest_steering(steering: dict[str, str], store: Store) -> None:
     """Fill in what is not known from the plan. Libraries of providers are large: their digests are remembered."""
     unknown = [path for path, digest in steering.items() if not digest]
     files = [path for path in unknown if os.path.isfile(path)]
@@ -119,12 +119,12 @@ def _digest_steering(steering: dict[str, str], store: LocalStore) -> None:
     steering.update((path, content_of(path)) for path in unknown if not steering[path])
 
 
-def note_finished(
+def keep_finished(
     planned: BuildGraph,
     own: UserFolder | None,
     results: Mapping[str, StageResult],
     files: Iterable[FileEntry],
-    store: LocalStore,
+    store: Store,
     checked_ns: int,
 ) -> None:
     """Bring the entry that *planned* was recalled from, or kept in, up to date after a build of it, or of a part of it,
@@ -132,14 +132,14 @@ def note_finished(
 
     What was seen of all that steers the plan when it was read, or found unchanged, alone vouches for it.
     """
-    if (standing := planned.standing) is None:
+    if (current_plan := planned.current_plan) is None:
         return
     made = {
         name: Made(result.record.cache_key, result.record.outputs) for name, result in results.items() if result.record
     }
     put = dict(_put(planned, results, files))
     looked = {} if own is None else own.in_place.seen_right(put)
-    entry = standing.entry
+    entry = current_plan.entry
     header, digests = entry.header, dict(zip(entry.paths, entry.digests, strict=False))
     read = header.groups.steering + header.groups.data
     outputs = put
@@ -157,16 +157,16 @@ def note_finished(
     blobs = _blobs(made.values(), store)
     if planned.others:
         blobs = list(dict.fromkeys([*entry.paths[header.groups.hashed :], *blobs]))
-        text, keys = StandingPlan(entry).text_with(made)
+        text, keys = CachedPlan(entry).text_with(made)
     else:
         # Rounds of optimize and analyze that add nothing have one result.
         seconds = {each.record.cache_key: each.record.elapsed_seconds for each in results.values() if each.record}
         header = replace(header, stages=len(seconds), seconds=round(sum(seconds.values()), 3))
         text = plan_text(planned, {path: place for place, path in enumerate([*hashed, *blobs])}, made)
         keys = [one.cache_key for one in made.values()]
-    seen = _seen_again(standing, [*hashed, *blobs], put, looked)
+    seen = _seen_again(current_plan, [*hashed, *blobs], put, looked)
     # What was read or put since the old entry may be racy, and so may what was so then or has changed since.
-    suspects = {entry.paths[place] for place in (*header.racy, *differing(entry.seen, standing.seen))}
+    suspects = {entry.paths[place] for place in (*header.racy, *differing(entry.seen, current_plan.seen))}
     suspects |= put.keys() | fresh.keys()
     header = replace(
         header,
@@ -177,7 +177,7 @@ def note_finished(
             if path in suspects
             # Outputs were found right at the end of the build, all else when the plan was made or recalled.
             and (
-                changed_ns(seen, place) > (checked_ns if path in put else standing.at_ns) - changetime.SETTLED_NS
+                changed_ns(seen, place) > (checked_ns if path in put else current_plan.at_ns) - changetime.SETTLED_NS
                 or (path in put and path not in looked)
             )
         ],
@@ -203,27 +203,27 @@ def _put(
                 yield placed_text(result.node.folder, entry.name), entry.digest
 
 
-def _blobs(made: Iterable[Made], store: LocalStore) -> list[str]:
+def _blobs(made: Iterable[Made], store: Store) -> list[str]:
     """Where the blobs lie that *made* needs. Those that were never here, because a remote has them, are no evidence."""
     files = {file.digest: file for one in made for artifact in one.outputs.values() for file in artifact.files}
-    far = {file.digest for file in store.far(files.values())}
+    far = {file.digest for file in store.remote_only(files.values())}
     return [str(store.blobs.path(digest)) for digest in sorted(files.keys() - far)]
 
 
 def _seen_again(
-    standing: Standing, paths: Sequence[str], put: Mapping[str, str], looked: Mapping[str, Sequence[int]]
+    current_plan: CurrentPlan, paths: Sequence[str], put: Mapping[str, str], looked: Mapping[str, Sequence[int]]
 ) -> array[int]:
     """What was seen of *paths* when the plan was made or recalled, of outputs when they were found right, and of those
     that nobody has looked at then, or are new, now.
 
     Of sources never what is seen now: one that was edited after it was read would look like what was read.
     """
-    place_of = {path: place for place, path in enumerate(standing.entry.paths)}
+    place_of = {path: place for place, path in enumerate(current_plan.entry.paths)}
     seen = array("q")
     for path in paths:
         place = None if path in put else place_of.get(path)
         if place is not None:
-            seen.extend(standing.seen[place * PER_PATH : (place + 1) * PER_PATH])
+            seen.extend(current_plan.seen[place * PER_PATH : (place + 1) * PER_PATH])
         else:
             seen.extend(looked[path] if path in looked else look([path]))
     return seen

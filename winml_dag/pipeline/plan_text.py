@@ -24,8 +24,8 @@ from winml_dag.pipeline.uptodate import PER_PATH, Entry
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.uptodate import Standing
-    from winml_dag.store.local import LocalStore
+    from winml_dag.pipeline.uptodate import CurrentPlan
+    from winml_dag.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,28 @@ def placed_text(folder: Path, name: str) -> str:
     return f"{folder}{os.sep}{name if os.sep == '/' else name.replace('/', os.sep)}"
 
 
-def recall(standing: Standing, store: LocalStore, *, part: bool = False) -> BuildGraph:
+def recall(current_plan: CurrentPlan, store: Store, *, part: bool = False) -> BuildGraph:
     """The graph of the entry, with what its sources hold now; with *part* no more of it than can have anything to do,
     where that can be told.
 
     Raises:
         InputError: for a source that cannot be read.
     """
-    entry, changed = standing.entry, standing.changed
+    entry, changed = current_plan.entry, current_plan.changed
     groups = entry.header.groups
     data = [place for place in changed if place < groups.steering + groups.data]
     entries = store.fingerprints.entries([(Path(entry.paths[place]), "") for place in data])
-    plan = StandingPlan(entry, dict(zip(data, entries, strict=True)))
+    plan = CachedPlan(entry, dict(zip(data, entries, strict=True)))
     if part and changed and entry.header.complete and plan.is_divisible and plan.knows(changed):
-        return replace(plan.behind(changed), standing=standing)
-    return replace(plan.whole(), standing=standing)
+        return replace(plan.behind(changed), current_plan=current_plan)
+    return replace(plan.whole(), current_plan=current_plan)
 
 
-def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:
+def whole(planned: BuildGraph, store: Store) -> BuildGraph:
     """The graph that *planned* is a part of; itself when it is no part."""
-    if not planned.others or planned.standing is None:
+    if not planned.others or planned.current_plan is None:
         return planned
-    return recall(planned.standing, store)
+    return recall(planned.current_plan, store)
 
 
 def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[str, Made]) -> bytes:
@@ -100,7 +100,7 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[st
     return "\n".join([_text(head), _text(planned.summary.settings), *lines]).encode()
 
 
-class StandingPlan:
+class CachedPlan:
     """The plan of an entry, parsed as far as it is used. *fresh*: files by their place whose content is another now."""
 
     def __init__(self, entry: Entry, fresh: Mapping[int, FileEntry] | None = None) -> None:

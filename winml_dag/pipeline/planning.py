@@ -17,26 +17,26 @@ from winml_dag.readlog import reads_logged
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
-    from winml_dag.pipeline.uptodate import Standing
+    from winml_dag.pipeline.uptodate import CurrentPlan
     from winml_dag.pipeline.variant import Build, CompositeBuild
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 
 def plan_request(
     request: Request,
-    store: LocalStore,
+    store: Store,
     *,
     download: bool,
     needs_folder: bool = True,
-    standing: Standing | None = None,
+    current_plan: CurrentPlan | None = None,
     part: bool = False,
     around: Mapping[str, JsonValue] | None = None,
 ) -> BuildGraph:
     """The graph of the build that *request* means; *download* allows fetching a model from the hub.
 
-    Without *needs_folder* a request that names no output folder is planned for one in the cache. *standing* is what is
-    known to stand of it, if somebody has looked already. With *part* no more of it is given than can have anything to
-    do, where that can be told. *around*: what surrounds us, if somebody has looked before planning began.
+    Without *needs_folder* a request that names no output folder is planned for one in the cache. *current_plan*: the
+    cached plan, if it was looked up already. With *part* only the nodes that may have to run are returned, where these
+    can be determined. *around*: the fingerprint of the environment, if it was taken before planning began.
 
     Raises:
         UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`, and for sources that cannot be read.
@@ -44,13 +44,13 @@ def plan_request(
     from winml_dag.pipeline.uptodate import MALFORMED, check
 
     words = request.words
-    standing = standing or (None if words is None else check(str(store.folder), words))
-    if standing is not None:
+    current_plan = current_plan or (None if words is None else check(str(store.folder), words))
+    if current_plan is not None:
         from winml_dag.pipeline.plan_text import recall
 
         # A source that is gone is missed, or done without, when it is looked for anew.
         with suppress(*MALFORMED, InputError):
-            return recall(standing, store, part=part)
+            return recall(current_plan, store, part=part)
     from winml_dag.pipeline.environment import environment_fingerprint
     from winml_dag.pipeline.uptodate import FirstLooks
 
@@ -79,7 +79,7 @@ def plan_request(
     from winml_dag.pipeline.plan_cache import Planning, note
 
     recipe = request.recipe if isinstance(request.recipe, Path) else None
-    return replace(planned, standing=note(planned, store, Planning(words, recipe, began_ns, around, looks)))
+    return replace(planned, current_plan=note(planned, store, Planning(words, recipe, began_ns, around, looks)))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Planned:
 
 
 def plan_each(
-    asked: Iterable[tuple[str, Request]], store: LocalStore, *, download: bool = True, needs_folder: bool = True
+    asked: Iterable[tuple[str, Request]], store: Store, *, download: bool = True, needs_folder: bool = True
 ) -> tuple[Planned, ...]:
     """Plan each request, by its label; one that cannot be planned has an error in place of a graph."""
     from winml_dag.pipeline.environment import environment_fingerprint

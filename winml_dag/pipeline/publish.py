@@ -33,7 +33,6 @@ from winml_dag.smallfiles import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.local import LocalStore
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class _Folder:
             return sorted([*(entry.name for entry in stale), *texts], key=lambda name: (name == last, name))
 
         # Before it is a matter of this folder: where the cache is full, another output folder is no help.
-        self._store.bring(stale)
+        self._store.fetch_ahead(stale)
         change = change_folder(self._folder, self._changes, prepare, removed)
         return Materialised(change.put, (), change.remove, not_linked)
 
@@ -190,7 +189,7 @@ class OutputFile(_Folder):
     files that the build reads. With *overwrite*, what is in the way makes way.
     """
 
-    def __init__(self, folder: Path, name: str, read: Iterable[Path], store: LocalStore, *, overwrite: bool) -> None:
+    def __init__(self, folder: Path, name: str, read: Iterable[Path], store: Store, *, overwrite: bool) -> None:
         super().__init__(folder, store, store.fingerprints, store.changes)
         self._name = name
         self._read = {path.resolve() for path in read}
@@ -291,7 +290,7 @@ def prepare_folder(folder: Path) -> None:
         ) from error
 
 
-def refuse_foreign(planned: BuildGraph, store: LocalStore, *, overwrite: bool) -> None:
+def refuse_foreign(planned: BuildGraph, store: Store, *, overwrite: bool) -> None:
     """Raise UsageError when a file of somebody else's is where a build will write, whatever it comes to."""
     if planned.summary.output_file is not None:
         name = planned.summary.output_file
@@ -307,7 +306,7 @@ def materialise(
     planned: BuildGraph,
     own: UserFolder | None,
     results: Mapping[str, StageResult],
-    store: LocalStore,
+    store: Store,
     elapsed_seconds: float,
     *,
     link: bool,
@@ -347,13 +346,13 @@ def materialise(
 
 def _with_run(value: JsonObject, planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
     # Imported here, and asked only when a manifest is written: an up-to-date folder has no use for it.
-    from winml_dag.pipeline.circumstances import circumstances
+    from winml_dag.pipeline.build_info import build_info
 
-    return {**value, "run": circumstances(planned, results)}
+    return {**value, "run": build_info(planned, results)}
 
 
 def _materialise_part(
-    planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore, elapsed_seconds: float
+    planned: BuildGraph, results: Mapping[str, StageResult], store: Store, elapsed_seconds: float
 ) -> Materialised:
     """The same for a part of a build, whose stages have all put their files into the recipe's folder: of the manifest
     only their lines are made anew.
@@ -375,7 +374,7 @@ def build_settings(planned: BuildGraph) -> dict[str, bytes]:
     return {BUILD_CONFIG: f"{text}\n".encode()}
 
 
-def output_folder(planned: BuildGraph, store: LocalStore, *, overwrite: bool = False) -> OutputFolder:
+def output_folder(planned: BuildGraph, store: Store, *, overwrite: bool = False) -> OutputFolder:
     """The output folder of a build, and what in it is ours."""
     folder = planned.summary.output_dir
     previous = read_manifest(folder)
@@ -399,6 +398,6 @@ def _is_recipe(path: Path, planned: BuildGraph) -> bool:
         return False
 
 
-def _output_file(planned: BuildGraph, name: str, store: LocalStore, *, overwrite: bool) -> OutputFile:
+def _output_file(planned: BuildGraph, name: str, store: Store, *, overwrite: bool) -> OutputFile:
     read = (file.path for source in planned.graph.sources.values() for file in source.files)
     return OutputFile(planned.summary.output_dir, name, read, store, overwrite=overwrite)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.pipeline.layout import RANGES, is_ours, prefixed, visible_outputs
+from winml_dag.pipeline.layout import RANGES, is_ours, prefixed, published_outputs
 from winml_dag.stages.quality import Quality, what_to_try
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _calibration_path(result: BuildResult, done: Sequence[StageResult]) -> Path 
     if node.folder is not None:
         return node.folder / node.paths["ranges"]
     build = result.build
-    for _, component in visible_outputs(node, build.settings, build.components):
+    for _, component in published_outputs(node, build.settings, build.components):
         return build.output_dir / prefixed(RANGES, component)
     return None
 

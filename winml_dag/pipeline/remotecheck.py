@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from winml_dag.pipeline.remoteoptions import TOKEN_HOST_VARIABLE
 from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, Remote, RemoteError
-from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
 from winml_dag.store.remote.urls import TOKEN
 
 _NOTHING = hashlib.sha256(b"winml_dag probe: nothing is here").hexdigest()
@@ -49,7 +49,7 @@ class Finding:
 
 
 def check_level(
-    level: LevelSettings,
+    level: TierSettings,
     settings: RemoteSettings,
     remote: Remote,
     scratch: Path,
@@ -79,7 +79,7 @@ def check_level(
         yield from _writing(remote, scratch)
 
 
-def _keys(level: LevelSettings, settings: RemoteSettings) -> Iterator[Finding]:
+def _keys(level: TierSettings, settings: RemoteSettings) -> Iterator[Finding]:
     known = [key.id for key in settings.keys if level.trusted is None or key.id in level.trusted]
     if not known and level.trusted is not None and settings.keys:
         here = ", ".join(key.id for key in settings.keys)
@@ -111,7 +111,7 @@ def _keys(level: LevelSettings, settings: RemoteSettings) -> Iterator[Finding]:
     yield Finding("keys", True, believed + signs)
 
 
-def _token(level: LevelSettings) -> Iterator[Finding]:
+def _token(level: TierSettings) -> Iterator[Finding]:
     parts = urlsplit(level.url)
     wants_token = parts.scheme in ("http", "https") and parts.username is None
     if wants_token and not level.gets_token and os.environ.get(TOKEN, "").strip():

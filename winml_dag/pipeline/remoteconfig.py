@@ -35,7 +35,7 @@ from winml_dag.recipe.problems import problems
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.smallfiles import read_text
 from winml_dag.store.remote.protocol import FOLDERS
-from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
 from winml_dag.store.remote.trust import signing_keys
 from winml_dag.store.remote.urls import folder_of, shown
 
@@ -128,7 +128,7 @@ def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
     return _signed(levels, user)
 
 
-def with_secrets_of_this_machine(levels: Sequence[LevelSettings]) -> RemoteSettings:
+def with_secrets_of_this_machine(levels: Sequence[TierSettings]) -> RemoteSettings:
     """*levels* that another machine has settled, with the keys of this one, its passwords for the same addresses, and
     what it says of unsigned records and of where a token goes. Raises UsageError as :func:`remote_settings` does.
     """
@@ -145,7 +145,7 @@ def with_secrets_of_this_machine(levels: Sequence[LevelSettings]) -> RemoteSetti
     return _signed(ours, user)
 
 
-def _signed(levels: Sequence[LevelSettings], user: UserFile) -> RemoteSettings:
+def _signed(levels: Sequence[TierSettings], user: UserFile) -> RemoteSettings:
     keys_file = user.signing.keys_file
     keys = signing_keys(os.environ, None if keys_file is None else config_file().parent / expanded(keys_file))
     return RemoteSettings(tuple(levels), keys, _accepts_unsigned(user))
@@ -161,10 +161,10 @@ def named_by(options: RemoteOptions) -> str:
     return str(config_file() if project_file is None or not names_remotes(project_file) else project_file)
 
 
-def _levels(options: RemoteOptions, user: UserFile) -> list[LevelSettings]:
+def _levels(options: RemoteOptions, user: UserFile) -> list[TierSettings]:
     """Of who is first to name any."""
     if urls := options.urls or _urls_of_environment():
-        return [LevelSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in urls]
+        return [TierSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in urls]
     project_file = options.project_file
     if project_file is not None and names_remotes(project_file):
         by_url = {_alike(level.url): _settled(level) for level in user.remote}
@@ -176,7 +176,7 @@ def _levels(options: RemoteOptions, user: UserFile) -> list[LevelSettings]:
     return [_settled(level) for level in user.remote]
 
 
-def _refuse_writing_outside(levels: Sequence[LevelSettings], user: UserFile, project_file: Path) -> None:
+def _refuse_writing_outside(levels: Sequence[TierSettings], user: UserFile, project_file: Path) -> None:
     """Raise UsageError where a remote that may be written is a folder outside of the project, links followed, that no
     file of the user's names: whoever wrote the project would say where its users' files go.
     """
@@ -225,13 +225,13 @@ def _gets_token(url: str, *, named_by_user: bool) -> bool:
     return host in (parts.hostname, parts.netloc.rpartition("@")[2].lower())
 
 
-def _settled(level: Level, *, named_by_user: bool = True) -> LevelSettings:
+def _settled(level: Level, *, named_by_user: bool = True) -> TierSettings:
     trusted = None if level.trusted is None else frozenset(level.trusted)
     gets_token = _gets_token(level.url, named_by_user=named_by_user)
-    return LevelSettings(level.url, Mode(level.mode), level.namespace, trusted, gets_token=gets_token)
+    return TierSettings(level.url, Mode(level.mode), level.namespace, trusted, gets_token=gets_token)
 
 
-def _stricter(of_project: LevelSettings, of_user: LevelSettings | None) -> LevelSettings:
+def _stricter(of_project: TierSettings, of_user: TierSettings | None) -> TierSettings:
     """What both allow: a project cannot take back what its user has said of the same remote."""
     if of_user is None:
         return of_project

@@ -18,9 +18,9 @@ from winml_dag.ep.availability import is_at_hand, require_at_hand, resolve_targe
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import autoconf, sections
+from winml_dag.pipeline.build_info import asked_for
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, data_of, find_calibration
-from winml_dag.pipeline.circumstances import asked_for
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
 from winml_dag.pipeline.context import Model, ResolveContext, find_model, merged, task_for, user_script, with_settings

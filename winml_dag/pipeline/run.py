@@ -22,8 +22,8 @@ from winml_dag.engine.reason import Reason
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.errors import StoreError, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.local import LocalStore
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.blobs import BlobDamaged
+from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.engine.eta import Eta
@@ -122,13 +122,13 @@ def _nobody(_label: str, _ended: object) -> None:
 
 @dataclass(frozen=True)
 class Driver:
-    """Who carries out jobs. ``foretold`` is given what tells how long it will take, whenever something runs."""
+    """Who carries out jobs. ``on_eta`` is given what tells how long it will take, whenever something runs."""
 
-    store: LocalStore
+    store: Store
     options: BuildOptions = BuildOptions()
     observer: Observer | None = None
     executor: Executor | None = None
-    foretold: Callable[[Eta], None] | None = None
+    on_eta: Callable[[Eta], None] | None = None
 
     def run(self, jobs: Sequence[GraphJob[T]], done: Callable[[str, Ended[T]], None] = _nobody) -> tuple[Ended[T], ...]:
         """What became of each of *jobs*, whose labels differ; *done* is told of each, by its label, at its end.
@@ -191,7 +191,7 @@ class _Run(Generic[T]):
     def _run_several(self) -> None:
         from winml_dag.engine.merge import Part, merge
 
-        if self._store.asks_behind and not self._options.rebuild:
+        if self._store.has_remotes and not self._options.rebuild:
             whole = merge([Part(job.label, job.graph, job.known) for job in self._jobs])
             prefetch(whole.graph, whole.sources, self._store)
         reused: dict[int, tuple[float, tuple[StageResult, ...]]] = {}
@@ -211,9 +211,9 @@ class _Run(Generic[T]):
                 reused[place] = (began, foreseen)
             else:
                 together.append(place)
-        if self._store.asks_behind:
+        if self._store.has_remotes:
             needed = [self._jobs[place].needed_files(results) for place, (_, results) in reused.items()]
-            self._store.bring([file for files in needed for file in files])
+            self._store.fetch_ahead([file for files in needed for file in files])
         for place, (began, results) in reused.items():
             self._finish(place, results, began, is_reused=True)
         if together:
@@ -372,7 +372,7 @@ class _Run(Generic[T]):
             run,
             observer,
             foreseen=foreseen,
-            on_eta=self._driver.foretold,
+            on_eta=self._driver.on_eta,
             admission=admission,
         ).run()
 
@@ -387,7 +387,7 @@ class _Run(Generic[T]):
         self._done(self._jobs[place].label, ended)
 
 
-def _reuse_all(foreseen: Sequence[StageResult], store: LocalStore, scope: str, observer: Observer) -> None:
+def _reuse_all(foreseen: Sequence[StageResult], store: Store, scope: str, observer: Observer) -> None:
     """Note that all of a graph is reused. No scratch folder, no threads, no process."""
     store.used(result.cache_key for result in foreseen if result.cache_key)
     found = (result for result in foreseen if result.reason.kind != "up to date")

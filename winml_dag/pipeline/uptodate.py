@@ -35,7 +35,7 @@ from winml_dag.readlog import Signature
 from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_text
 from winml_dag.store import changetime
 from winml_dag.store.changetime import INODE_MASK, signature_from
-from winml_dag.store.tally import note_build
+from winml_dag.store.usage_log import note_build
 
 # --- What one stat says of each path. Thousands are looked at in each build, so this is one flat array that is compared
 # as a whole: 9000 paths take 15 ms, where an object for each would take as long again.
@@ -304,7 +304,7 @@ def load(cache_dir: str, asked: str) -> Entry | None:
 
 
 @dataclass(frozen=True)
-class Standing:
+class CurrentPlan:
     """A plan that still holds.
 
     ``changed``: places, in the entry's list of paths, of data, outputs and blobs that are not what they were; ``seen``:
@@ -322,7 +322,7 @@ class Standing:
         return self.entry.header.complete and not self.changed
 
 
-def check(cache_dir: str, asked: str, environment: Environment | None = None) -> Standing | None:
+def check(cache_dir: str, asked: str, environment: Environment | None = None) -> CurrentPlan | None:
     """What stands of the request *asked*; None when it has to be planned anew. *environment*: if somebody has looked
     just now.
     """
@@ -333,7 +333,7 @@ def check(cache_dir: str, asked: str, environment: Environment | None = None) ->
         return None
 
 
-def _check(cache_dir: str, entry: Entry, environment: Environment) -> Standing | None:
+def _check(cache_dir: str, entry: Entry, environment: Environment) -> CurrentPlan | None:
     header = entry.header
     if not environment.is_as(header.environment) or places_of(header.places) != header.places:
         return None
@@ -348,7 +348,7 @@ def _check(cache_dir: str, entry: Entry, environment: Environment) -> Standing |
         young = {*racy(seen, at_ns)}
         still = [place for place in doubtful if place in young and place < header.groups.hashed]
         entry.seen_again(replace(header, racy=still), seen).keep(cache_dir)
-    return Standing(entry, tuple(changed), seen, at_ns)
+    return CurrentPlan(entry, tuple(changed), seen, at_ns)
 
 
 def _is_as_before(entry: Entry, place: int, seen: array[int]) -> bool:
@@ -366,10 +366,10 @@ def _is_as_before(entry: Entry, place: int, seen: array[int]) -> bool:
     return digest != _UNREADABLE and read(path, function) == digest and look([path]) == now
 
 
-def note_use(cache_dir: str, standing: Standing) -> None:
-    """Say that a build has found all of *standing* up to date: what it stands on was used, and its time was saved."""
-    touch(cache_dir, standing.entry)
-    header = standing.entry.header
+def note_use(cache_dir: str, current_plan: CurrentPlan) -> None:
+    """Note that a build found all of *current_plan* up to date: its records were used, and its time was saved."""
+    touch(cache_dir, current_plan.entry)
+    header = current_plan.entry.header
     note_build(cache_dir, reused=header.stages, ran=0, seconds_saved=header.seconds)
 
 

@@ -19,7 +19,7 @@ from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.rounds import folded
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 SOURCE = "source"
 # Of several builds that have a stage in common, what is most to be known.
@@ -97,7 +97,7 @@ class ForeseenBuild:
         cls,
         label: str,
         graph: BuildGraph,
-        store: LocalStore,
+        store: Store,
         failed: Mapping[str, str] | None = None,
         last: Mapping[str, tuple[str, str]] | None = None,
     ) -> ForeseenBuild:

@@ -27,7 +27,7 @@ from winml_dag.store.files import in_words, partial_beside, remove_file
 from winml_dag.store.garbage import STANDING, held_by_standing, leftovers
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
-from winml_dag.store.tally import note_size
+from winml_dag.store.usage_log import note_size
 
 _LOCK = "collect"
 # Files of records that are removed before their rows are, all at once.

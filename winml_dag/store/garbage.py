@@ -27,7 +27,7 @@ _MOST_BYTES = 10_000_000
 
 
 @dataclass(frozen=True)
-class StandingKeys:
+class PlanKeys:
     """One plan: the keys that it stands on, all files of its name, and when it was used."""
 
     keys: frozenset[str]
@@ -35,14 +35,14 @@ class StandingKeys:
     used_ns: int
 
 
-def standing_keys(folder: Path) -> Iterator[StandingKeys]:
+def plan_keys(folder: Path) -> Iterator[PlanKeys]:
     """What lies in *folder*; a folder that is not there has nothing, a file that cannot be read holds nothing."""
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             if path.stat().st_size <= _MOST_BYTES:
                 keys = frozenset(read_text(path, encoding="ascii").split())
                 files = tuple(sorted(folder.glob(f"{path.stem}.*")))
-                yield StandingKeys(keys, files, max(file.stat().st_mtime_ns for file in files))
+                yield PlanKeys(keys, files, max(file.stat().st_mtime_ns for file in files))
         except (OSError, UnicodeDecodeError):
             continue
 
@@ -50,9 +50,9 @@ def standing_keys(folder: Path) -> Iterator[StandingKeys]:
 def held_by_standing(folder: Path) -> Mapping[str, int]:
     """When each key was last used by a plan in *folder*, in ns."""
     held: dict[str, int] = {}
-    for standing in standing_keys(folder):
-        for key in standing.keys:
-            held[key] = max(held.get(key, 0), standing.used_ns)
+    for plan in plan_keys(folder):
+        for key in plan.keys:
+            held[key] = max(held.get(key, 0), plan.used_ns)
     return held
 
 
@@ -88,7 +88,7 @@ def leftovers(store: Store, older_than_ns: int, lost_keys: Collection[str]) -> I
         for path in sorted(folder.glob("*")):
             if _changed_ns(path) < older_than_ns:
                 yield _leftover(path)
-    for plan in standing_keys(store.folder / STANDING):
+    for plan in plan_keys(store.folder / STANDING):
         if plan.used_ns < older_than_ns or not plan.keys.isdisjoint(lost_keys):
             yield from map(_leftover, plan.files)
 

@@ -1,6 +1,6 @@
 """What a cache key maps to: everything that is known about one finished run of a stage.
 
-A record holds the ingredients of its key (so that a later miss can say what differs), the digests of what came out,
+A record holds the inputs of its key (so that a later miss can say what differs), the digests of what came out,
 what was measured, how long it took and who made it. It is plain JSON; reading one checks every field, because a
 record may come from a cache folder that somebody else wrote.
 """
@@ -19,7 +19,7 @@ RECORD_FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Ingredients:
+class KeyInputs:
     """All that a cache key is made from.
 
     ``config`` holds the resolved recipe fields that the stage reads, by section; ``inputs`` the digest of each input
@@ -50,7 +50,7 @@ class Record:
 
     cache_key: str
     config_hash: str
-    ingredients: Ingredients
+    key_inputs: KeyInputs
     outputs: Mapping[str, Artifact]
     metrics: JsonObject = field(default_factory=dict)
     elapsed_seconds: float = 0.0
@@ -66,14 +66,14 @@ class Record:
             artifact = Artifact.from_json(self.input_files.get(slot))
         except StoreError:
             return None
-        return artifact if artifact.digest == self.ingredients.inputs.get(slot) else None
+        return artifact if artifact.digest == self.key_inputs.inputs.get(slot) else None
 
     def files(self) -> tuple[FileEntry, ...]:
         """Every file that a hit on this record needs: the outputs, not the log."""
         return tuple(file for artifact in self.outputs.values() for file in artifact.files)
 
     def to_json(self) -> JsonObject:
-        made = self.ingredients
+        made = self.key_inputs
         return {
             "format": RECORD_FORMAT,
             "cache_key": self.cache_key,
@@ -102,7 +102,7 @@ class Record:
         """
         if not isinstance(value, Mapping) or value.get("format") != RECORD_FORMAT:
             raise StoreError("A record in the cache is malformed or of another format.")
-        ingredients = Ingredients(
+        key_inputs = KeyInputs(
             stage=_text(value, "stage"),
             version=_whole(value, "version"),
             config=_object(value, "config"),
@@ -113,7 +113,7 @@ class Record:
         return cls(
             cache_key=_text(value, "cache_key"),
             config_hash=_text(value, "config_hash"),
-            ingredients=ingredients,
+            key_inputs=key_inputs,
             outputs={slot: Artifact.from_json(files) for slot, files in _object(value, "outputs").items()},
             metrics=_object(value, "metrics"),
             elapsed_seconds=_number(value, "elapsed_seconds"),

@@ -142,7 +142,7 @@ class Records:
     def _add_row(self, record: Record, text: str) -> None:
         with self._lock:
             self._pending.pop(record.cache_key, None)  # the last that comes is the newest of its stage
-            self._pending[record.cache_key] = text, record.ingredients.stage
+            self._pending[record.cache_key] = text, record.key_inputs.stage
         if len(self._pending) >= _MOST_PENDING:
             self.flush()
 

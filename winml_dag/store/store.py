@@ -91,7 +91,7 @@ class Store:
         self._fetched = 0
 
     @property
-    def asks_behind(self) -> bool:
+    def has_remotes(self) -> bool:
         """Whether there are remotes: what is not here may come from there, which takes time. Without any,
         :meth:`look_up` and :meth:`bring` need not be called.
         """
@@ -105,7 +105,7 @@ class Store:
             return found
         return self._unkept[key] if key in self._unkept else self._from_remotes([key]).get(key)
 
-    def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:
+    def prefetch_records(self, keys: Collection[str]) -> Mapping[str, Record]:
         """The records of *keys*, which will be asked for next: those that are not here are looked for in remotes side
         by side, and whether their blobs can be had with them. What is not found is not looked for again in this run.
         """
@@ -117,7 +117,7 @@ class Store:
         self.missing([file for record in found.values() for file in record.files()])
         return found
 
-    def came_from_behind(self, key: str) -> bool:
+    def came_from_remote(self, key: str) -> bool:
         """Whether the record of *key* came from a remote during this run."""
         return key in self._arrived
 
@@ -138,18 +138,18 @@ class Store:
         there = self._remotes.has({file.digest for file in self._obtainable(gone)})
         return [file for file in gone if file.digest not in there]
 
-    def far(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+    def remote_only(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         """Those of *files* whose bytes would have to come from another machine first, or are nowhere; none without
         remotes.
         """
         with in_words("Cannot look for blobs"):
             return [] if self._remotes is None else self.blobs.missing(files)
 
-    def bring(self, files: Iterable[FileEntry]) -> None:
+    def fetch_ahead(self, files: Iterable[FileEntry]) -> None:
         """Have the bytes of *files* on this machine, all side by side, as far as that is possible: they will be fetched
         next.
         """
-        if self._remotes is not None and (wanted := self._obtainable(self.far(files))):
+        if self._remotes is not None and (wanted := self._obtainable(self.remote_only(files))):
             self._lost.update(file.digest for file in self._remotes.fetch(wanted))
 
     def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:
@@ -163,7 +163,7 @@ class Store:
             StoreError: for a link, a special file or an unsafe name among the outputs; for a full disk.
         """
         check_key(record.cache_key)
-        with in_words(f"Cannot store the outputs of {record.ingredients.stage}"):
+        with in_words(f"Cannot store the outputs of {record.key_inputs.stage}"):
             # All are looked at before the first is moved: a refusal leaves the folders as they were.
             found = {slot: output_files(slot, folder) for slot, folder in folders.items()}
             outputs = {
@@ -181,7 +181,7 @@ class Store:
 
     def keep(self, record: Record) -> None:
         """Have *record*, which another machine has made; its blobs are where they are."""
-        with in_words(f"Cannot store the record of {record.ingredients.stage}"):
+        with in_words(f"Cannot store the record of {record.key_inputs.stage}"):
             self.records.write(record)
 
     def offer(self, record: Record) -> None:
@@ -196,7 +196,7 @@ class Store:
         Raises:
             BlobDamaged: and moves the blob to quarantine.
         """
-        self.bring(artifact.files)
+        self.fetch_ahead(artifact.files)
         for file in artifact.files:
             self._put(file, folder, self.blobs.fetch)
 
@@ -215,7 +215,7 @@ class Store:
                 self.blobs.fetch(file, target)
                 copied.append(file.name)
 
-        self.bring(artifact.files)
+        self.fetch_ahead(artifact.files)
         for file in artifact.files:
             self._put(file, folder, put)
         return tuple(copied)
@@ -307,7 +307,7 @@ class Store:
             except BlobDamaged:
                 if not self._obtainable([file]) or self._remotes is None:
                     raise
-                self.bring([file])
+                self.fetch_ahead([file])
                 put(file, target)
 
 
@@ -381,4 +381,4 @@ def _mark(marker: Path, function: DigestFunction | None) -> None:
 
 
 # What the parts of a store were called when they were classes of their own.
-RunStore = Store
+Store = Store

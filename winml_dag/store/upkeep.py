@@ -17,7 +17,7 @@ from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
 from winml_dag.store.garbage import STANDING, abandoned, held_by_standing
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
-from winml_dag.store.tally import note_size
+from winml_dag.store.usage_log import note_size
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Entry:
 
     @property
     def stage(self) -> str:
-        return self.record.ingredients.stage
+        return self.record.key_inputs.stage
 
 
 def entries(store: Store, stage: str | None = None) -> list[Entry]:
@@ -259,7 +259,7 @@ def entries(store: Store, stage: str | None = None) -> list[Entry]:
     with in_words("Cannot look through the cache"):
         records = store.records.all()
     held = held_by_standing(store.folder / STANDING)
-    return [_entry(store, record, held) for record in records if stage in (None, record.ingredients.stage)]
+    return [_entry(store, record, held) for record in records if stage in (None, record.key_inputs.stage)]
 
 
 def find(store: Store, prefix: str) -> Entry:
@@ -277,7 +277,7 @@ def find(store: Store, prefix: str) -> Entry:
             advice="`winml-dag cache list` shows them all.",
         )
     if len(found) > 1:
-        named = ", ".join(f"{record.cache_key[:16]} ({record.ingredients.stage})" for record in found[:_MOST_NAMED])
+        named = ", ".join(f"{record.cache_key[:16]} ({record.key_inputs.stage})" for record in found[:_MOST_NAMED])
         more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
         raise UsageError(
             f"{len(keys)} keys begin with {prefix!r}: {named}{more}.", advice="Give more of the one that you mean."
@@ -289,7 +289,7 @@ def log_text(store: Store, record: Record) -> str | None:
     """The log of *record*; None when it has none, or none that is sound."""
     if record.log is None:
         return None
-    store.bring((record.log,))
+    store.fetch_ahead((record.log,))
     try:
         data = store.blobs.path(record.log.digest).read_bytes()
     except OSError:

@@ -1,5 +1,5 @@
 """What builds on a cache have saved, how big it is about, and the size that it is kept to without being told each time:
-set once in its folder, or by the environment. What builds did are the lines of ``tally``, counted up.
+set once in its folder, or by the environment. What builds did are the lines of ``usage_log``, counted up.
 
     build <time> <reused> <ran> <ms saved> <bytes stored>
     size <time> <bytes>                                             as measured; what builds store later comes on top
@@ -27,7 +27,7 @@ from winml_dag.store.locks import Locks
 from winml_dag.store.quantities import parse_size
 from winml_dag.store.remote.traffic import Traffic
 from winml_dag.store.store import Store
-from winml_dag.store.tally import FILE
+from winml_dag.store.usage_log import FILE
 
 # About 500 builds, counted up in some 3 ms.
 _LONG_BYTES = 16 * 1024

@@ -19,7 +19,7 @@ from winml_dag.pipeline.planning import plan_each
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.recipe.matrix import load_sweep
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 # Of one group of 40 cells, merged: ten of each model, with two rounds of optimize at most.
 STAGES_OF_A_GROUP = 272
@@ -48,7 +48,7 @@ def planned(groups: int, folder: Path, *, edited: bool = False) -> Planning:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = folder / "sweep.yaml"
     recipe.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
-    store = LocalStore(folder / "cache")
+    store = Store(folder / "cache")
     began = time.process_time()
     try:
         cells = load_sweep(recipe).cells

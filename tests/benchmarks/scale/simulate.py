@@ -21,7 +21,7 @@ from winml_dag.engine.resources import Admission, Capacity
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 
 _FINAL = "finalize"
 
@@ -118,7 +118,7 @@ def simulate(
     # Of the processor seconds the share that was not the simulation's own: a busy machine delays both alike.
     share = 1 - runs.spent / (time.perf_counter() - wall)
     scheduled = (time.process_time() - began) * share
-    store.bring(_asked_for(results))
+    store.fetch_ahead(_asked_for(results))
     played = Played(
         len(results),
         sum(result.status is Status.RAN for result in results),
@@ -155,6 +155,6 @@ def _usual(records: Recorded, how: How) -> Mapping[str, Sequence[Record]]:
 
 
 def _record(stage: str, ran: Ran, how: How) -> Record:
-    made = Ingredients(stage, 0, {}, {}, {})
+    made = KeyInputs(stage, 0, {}, {}, {})
     outputs = {slot: Artifact(()) for slot in ran.outputs}
     return Record(digest_of(stage), made.config_hash, made, outputs, elapsed_seconds=ran.seconds * how.stretch)

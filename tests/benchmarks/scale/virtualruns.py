@@ -178,7 +178,7 @@ class VirtualRuns:
         return Ended(underway.node, decision, result)
 
     def _record(self, underway: _Underway) -> Record:
-        key, ingredients = underway.decision.key, underway.decision.ingredients
+        key, key_inputs = underway.decision.key, underway.decision.key_inputs
         ran = self._ran(underway.node)
         outputs = {
             slot: Artifact(
@@ -191,7 +191,7 @@ class VirtualRuns:
             for slot, files in ran.outputs.items()
         }
         return Record(
-            key, ingredients.config_hash, ingredients, outputs, elapsed_seconds=underway.seconds, made_at=MADE_AT
+            key, key_inputs.config_hash, key_inputs, outputs, elapsed_seconds=underway.seconds, made_at=MADE_AT
         )
 
 

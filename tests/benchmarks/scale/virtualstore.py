@@ -48,7 +48,7 @@ class VirtualStore:
         self._seen: set[str] = set()
 
     @property
-    def asks_behind(self) -> bool:
+    def has_remotes(self) -> bool:
         return True
 
     def record(self, key: str) -> Record | None:
@@ -77,12 +77,12 @@ class VirtualStore:
         self.far.sizes[record.cache_key] = size
         self._seen.update(file.digest for file in record.files())
 
-    def bring(self, files: Iterable[FileEntry]) -> None:
+    def fetch_ahead(self, files: Iterable[FileEntry]) -> None:
         """Have the blobs of *files* here."""
         wanted = {file.digest: file.size for file in files}
         self._clock.until(self._remote.get(self._clock.seconds, wanted.values()))
 
-    def came_from_behind(self, key: str) -> bool:
+    def came_from_remote(self, key: str) -> bool:
         return key in self._arrived
 
     def records_of(self, stage: str, most: int) -> list[Record]:

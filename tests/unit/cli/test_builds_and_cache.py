@@ -22,7 +22,7 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.collect import Limits, collect
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
 
 
@@ -47,11 +47,11 @@ def test_a_collection_while_files_are_put_in_place_takes_nothing_away(monkeypatc
     collections = []
 
     def collected_before(*arguments: Any, **options: Any) -> Any:
-        collections.append(collect(LocalStore(Path("cache")), Limits(max_bytes=0)))
+        collections.append(collect(Store(Path("cache")), Limits(max_bytes=0)))
         return materialise(*arguments, **options)
 
     monkeypatch.setattr(module, "materialise", collected_before)
-    store = LocalStore(Path("cache"))
+    store = Store(Path("cache"))
     overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="fp32")
     planned = plan_request(Request(None, overrides, Path("out")), store, download=False)
     executor = MemoryExecutor(_work)
@@ -79,7 +79,7 @@ def two_stages() -> None:
 
 
 def counted() -> Statistics:
-    store = LocalStore(Path("cache"))
+    store = Store(Path("cache"))
     return read_statistics(store.folder, store.locks)
 
 

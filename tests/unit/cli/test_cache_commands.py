@@ -13,9 +13,9 @@ import pytest
 
 from winml_dag.cli.cache import command
 from winml_dag.cli.main import run
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.tally import note_build
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
+from winml_dag.store.usage_log import note_build
 
 FIXTURES = Path(__file__).parents[3] / "cache_fixtures"
 KEYS = {name: digit * 64 for name, digit in (("export", "a"), ("optimize", "b"), ("quantize", "c"))}
@@ -29,16 +29,16 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
+def store(tmp_path: Path) -> Store:
     """Three records, used long ago in the order of their stages."""
-    store = LocalStore(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
     for number, (stage, key) in enumerate(KEYS.items()):
         folder = tmp_path / "out"
         folder.mkdir()
         (folder / f"{stage}.onnx").write_bytes(stage.encode() * 1000 * (3 - number))
         log = tmp_path / "log.txt"
         log.write_text("".join(f"line {line} of {stage}\n" for line in range(30)))
-        made = Ingredients(stage, 1, {stage: {"opset": 21}}, {"model": "sha256:" + "0" * 64}, {"onnx": "1.23.2"})
+        made = KeyInputs(stage, 1, {stage: {"opset": 21}}, {"model": "sha256:" + "0" * 64}, {"onnx": "1.23.2"})
         record = Record(
             key, "c" * 64, made, {}, {"nodes": 7}, 2.5, made_at=f"{MADE[stage]}T00:00:00+00:00", made_by="tests"
         )
@@ -151,7 +151,7 @@ def test_show_names_those_that_a_prefix_could_mean(store, says) -> None:
     assert "No record in" in says("show", "f", code=2)
     for number in range(7):
         record = store.record(KEYS["export"])
-        store.records.write(Record(f"d{number:063x}", "c", record.ingredients, record.outputs))
+        store.records.write(Record(f"d{number:063x}", "c", record.key_inputs, record.outputs))
     errors = says("show", "d", code=2)
     assert "7 keys begin with 'd': d000000000000000 (export), d" in errors
     assert "and 2 more" in errors

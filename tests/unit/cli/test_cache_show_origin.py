@@ -10,12 +10,12 @@ import pytest
 
 from winml_dag.cli.main import run
 from winml_dag.engine.keys import cache_key
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.remote.settings import SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
+from winml_dag.store.store import Store
 
-MADE = Ingredients("export", 1, {"export": {"opset": 21}}, {}, {"torch": "2.13"})
+MADE = KeyInputs("export", 1, {"export": {"opset": 21}}, {}, {"torch": "2.13"})
 MAKER = Maker("winml_dag 0.1.0", run="https://ci/77", revision="4f1c2a9", host="Linux x86_64", tools={"onnx": "1.23"})
 
 
@@ -25,7 +25,7 @@ def cache(tmp_path: Path) -> Path:
     record = Record(
         cache_key(MADE), MADE.config_hash, MADE, {}, made_at="2026-11-22T10:00:00+00:00", made_by="winml_dag"
     )
-    store = LocalStore(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
     store.records.write(trust.verify(trust.sign(record, "main"), record.cache_key, "main"))
     store.records.write(replace(record, cache_key="0" * 64))
     store.close()

@@ -25,7 +25,7 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.below import Below
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def builds() -> None:
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "tiny.onnx")
         recipe = {"model": "tiny.onnx", "ep": "cpu", "precision": "fp32", "output_dir": "out", "auto": False}
         Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
-    store = LocalStore(Path("cache"))
+    store = Store(Path("cache"))
     planned = plan_request(Request(Path("recipe.yaml"), Overrides()), store, download=False)
     assert not build(planned, Driver(store, executor=MemoryExecutor(_work))).failed
     store.close()
@@ -163,7 +163,7 @@ def test_cleaning_that_was_stopped_half_way_goes_on_where_it_was(monkeypatch) ->
         gone.append(name)
         remove(below, name)
 
-    store = LocalStore(Path("cache"))
+    store = Store(Path("cache"))
     with monkeypatch.context() as patched:
         patched.setattr(Below, "remove", stopped)
         with pytest.raises(KeyboardInterrupt):

@@ -23,7 +23,7 @@ from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 pytest.importorskip("onnxruntime_qnn", reason="a plan for QNN needs onnxruntime-qnn")
 
@@ -61,7 +61,7 @@ def built(folder: Path, compiled: JsonObject) -> BuildResult:
             (output / STAGE_FILE.get(node.stage.name, f"{slot}.json")).write_text(node.id)
         return compiled if node.stage.name == "compile" else {}
 
-    store = LocalStore(folder / "cache")
+    store = Store(folder / "cache")
     request = Request(None, Overrides(onnx=folder / "tiny.onnx", ep="qnn", precision="fp32"), folder / "out")
     planned = plan_request(request, store, download=False)
     return build(planned, Driver(store, executor=MemoryExecutor(work)))

@@ -34,7 +34,7 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.digest import digest_file
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 Says = Callable[..., str]
 
@@ -60,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     recipe = {"model": "tiny.onnx", "ep": "cpu", "precision": "fp32", "output_dir": "out", "auto": False}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    store = LocalStore(folder / "cache")
+    store = Store(folder / "cache")
     planned = plan_request(Request(folder / "recipe.yaml", Overrides()), store, download=False)
     assert not build(planned, Driver(store, executor=MemoryExecutor(work))).failed
     store.close()

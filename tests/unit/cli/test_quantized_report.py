@@ -24,7 +24,7 @@ from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.stages.quality import Quality, what_to_try
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 MIB = 2**20
 QUANTIZE: JsonObject = {
@@ -65,7 +65,7 @@ def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = 
             (folder / STAGE_FILE.get(node.stage.name, f"{slot}.json")).write_text(f"{node.id} {precision}")
         return metrics.get(node.id) or metrics.get(node.stage.name, {})
 
-    store = LocalStore(Path("cache"))
+    store = Store(Path("cache"))
     overrides = Overrides(
         onnx=Path("tiny.onnx"), ep="cpu", precision=precision, settings={"quant": quant}, analyze=False
     )
@@ -186,7 +186,7 @@ def test_json_has_what_winml_cli_has_and_the_rest(capsys: pytest.CaptureFixture[
 
 
 def test_a_plan_tells_of_no_quantization(capsys: pytest.CaptureFixture[str]) -> None:
-    store = LocalStore(Path("cache"))
+    store = Store(Path("cache"))
     request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16", analyze=False), Path("out"))
     foreseen = plan(plan_request(request, store, download=False), store)
     print_json([foreseen], 0.0, foreseen=True)
@@ -222,7 +222,7 @@ def test_a_failed_quantization_says_why() -> None:
             (folder / f"{slot}.onnx").write_text("made")
         return {}
 
-    store = LocalStore(Path("cache"))
+    store = Store(Path("cache"))
     request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16", analyze=False), Path("out"))
     result = done(build(plan_request(request, store, download=False), Driver(store, executor=MemoryExecutor(work))))
     assert (result.success, result.output_path, result.steps) == (False, None, ())

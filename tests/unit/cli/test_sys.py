@@ -18,7 +18,7 @@ from winml_dag.cli.main import run
 from winml_dag.ep.providers.migraphx import MIGRAPHX
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN
-from winml_dag.pipeline.survey import ProviderFound, survey
+from winml_dag.pipeline.detect_devices import ProviderFound, detect_devices
 
 ROOT = Path(__file__).parents[3]
 PLUGIN = OPENVINO.packages[1].plugin
@@ -40,7 +40,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
         (tmp_path / "packages" / PLUGIN / "__init__.py").write_text(code)
         monkeypatch.syspath_prepend(tmp_path / "packages")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-        (openvino,) = survey([OPENVINO]).providers
+        (openvino,) = detect_devices([OPENVINO]).providers
         return openvino
 
     return found
@@ -103,7 +103,7 @@ def test_a_provider_that_crashes_costs_no_other_its_answer(plugin: Callable[[str
     assert not found.is_available
     assert found.why_not.startswith("Its process ended with ")
     assert found.how == "Its last words: the driver is of another age"
-    (cpu,) = survey([CPU]).providers
+    (cpu,) = detect_devices([CPU]).providers
     assert cpu.is_available
 
 
@@ -117,7 +117,7 @@ def test_a_wrong_configuration_is_a_warning_and_the_rest_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WINML_DAG_EP_ENVIRONMENTS", f"migraphx={tmp_path / 'none'}")
-    found = survey([MIGRAPHX, CPU])
+    found = detect_devices([MIGRAPHX, CPU])
     assert f"names {tmp_path / 'none'}, which is not there" in found.problem
     assert [each.is_available for each in found.providers] == [False, True]
 
@@ -136,7 +136,7 @@ def test_openvino_is_asked_in_the_environment_that_has_it(
     if not (folder / "with-openvino").is_file():
         pytest.skip("make ep-openvino has not made its environments")
     monkeypatch.setenv("WINML_DAG_EP_ENVIRONMENTS", f"openvino={folder}")
-    (found,) = survey([OPENVINO]).providers
+    (found,) = detect_devices([OPENVINO]).providers
     assert found.environment == folder
     assert found.package is not None
     assert found.runtime is not None
@@ -151,8 +151,8 @@ def test_openvino_is_asked_in_the_environment_that_has_it(
 
 
 def test_lists_are_told_in_every_format(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = survey([QNN, CPU])
-    monkeypatch.setattr("winml_dag.pipeline.survey.survey", lambda: found)
+    found = detect_devices([QNN, CPU])
+    monkeypatch.setattr("winml_dag.pipeline.detect_devices.detect_devices", lambda: found)
 
     def says(*arguments: str) -> str:
         assert run(["sys", *arguments]) == 0

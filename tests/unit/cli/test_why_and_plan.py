@@ -31,7 +31,7 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.digest import digest_bytes, with_checksum
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 RECIPE = {
     "model": "tiny.onnx",
@@ -53,7 +53,7 @@ class Project:
         Path("recipe.yaml").write_text(yaml.safe_dump({**RECIPE, **sections}), encoding="utf-8")
 
     def builds(self, out: str = "out") -> None:
-        store = LocalStore(Path("cache"))
+        store = Store(Path("cache"))
         planned = plan_request(Request(Path("recipe.yaml"), Overrides(), Path(out)), store, download=False)
         result = build(planned, Driver(store, executor=MemoryExecutor(self._work)))
         store.close()
@@ -242,7 +242,7 @@ def test_a_stage_that_is_left_out_says_why(built: Project) -> None:
 def test_a_record_of_before_files_were_noted_is_still_compared(built: Project) -> None:
     for path in Path("cache/records").rglob("*.json"):
         key = path.parent.name + path.stem
-        store = LocalStore(Path("cache"))
+        store = Store(Path("cache"))
         record = store.records.read_file(key)
         value = {name: inner for name, inner in record.to_json().items() if name != "input_files"}
         path.write_text(with_checksum(key, canonical_json(value)), encoding="utf-8")

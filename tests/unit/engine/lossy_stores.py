@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from winml_dag.store.digest import digest_file, split_digest
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 class Lossy:
@@ -19,7 +19,7 @@ class Lossy:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.store = LocalStore(folder / "cache")
+        self.store = Store(folder / "cache")
 
     def digests(self) -> list[str]:
         return sorted(blob.digest for blob in self.store.blobs.all())

@@ -20,7 +20,7 @@ from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.store.digest import digest_file
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Project:
         self, *, jobs: int = 2, keep_going: bool = False, rebuild: bool = False, access: FileAccess = FileAccess.FREE
     ) -> Built:
         """Run all stages that were declared so far."""
-        store = LocalStore(self.cache)
+        store = Store(self.cache)
         try:
             graph = Graph.of(self.nodes, self._sources())
             digests = {source.name: source_artifact(source, store.fingerprints) for source in graph.sources.values()}

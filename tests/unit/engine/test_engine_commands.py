@@ -18,7 +18,7 @@ from winml_dag.engine.function import call
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a POSIX shell")
@@ -156,7 +156,7 @@ def test_standard_input_is_empty_and_what_is_printed_is_in_the_log(project: Proj
     record = built.results["ask"].record
     assert record is not None
     assert record.log is not None
-    assert LocalStore(project.cache).blobs.path(record.log.digest).read_text() == "said\nwrong\n"
+    assert Store(project.cache).blobs.path(record.log.digest).read_text() == "said\nwrong\n"
 
 
 def test_a_log_of_one_command_is_not_that_of_the_next(project: Project) -> None:
@@ -191,7 +191,7 @@ def test_what_goes_wrong_is_said_and_nothing_is_kept(project: Project, script: s
     project.command("stage", "sh", "-c", script, outputs={"o": "build/o.txt"})
     built = project.build()
     assert built.error("stage").startswith(error)
-    store = LocalStore(project.cache)
+    store = Store(project.cache)
     assert store.records.keys() == []
     assert verify(store).clean
     assert built.put == frozenset()
@@ -259,7 +259,7 @@ def test_an_input_that_is_edited_while_it_is_read_fails_the_stage_by_name(projec
     project.command("stage", "sh", "-c", script, inputs=NOTES, outputs={"o": "o.txt"})
     path = project.folder / "raw/notes.txt"
     assert project.build().error("stage") == f"{path} changed while it was being used, so nothing was stored."
-    assert LocalStore(project.cache).records.keys() == []
+    assert Store(project.cache).records.keys() == []
 
 
 def test_an_output_of_another_stage_that_is_edited_while_it_is_read_fails_the_stage_too(project: Project) -> None:

@@ -12,9 +12,9 @@ from memory_store import NotedStore
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.plan import Reuse, Run, decide
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 
-MADE = Ingredients(
+MADE = KeyInputs(
     stage="quantize",
     version=1,
     config={"quant": {"samples": 10, "method": "minmax", "seed": None}},
@@ -34,7 +34,7 @@ def store() -> NotedStore:
 def keep(store: NotedStore, tmp_path: Path) -> Keep:
     """Record a run of *made*, remembered under *name*."""
 
-    def keep(made: Ingredients = MADE, name: str = "here") -> Record:
+    def keep(made: KeyInputs = MADE, name: str = "here") -> Record:
         key = cache_key(made)
         folder = tmp_path / key[:8]
         folder.mkdir()
@@ -46,7 +46,7 @@ def keep(store: NotedStore, tmp_path: Path) -> Keep:
     return keep
 
 
-def run_reason(store: NotedStore, made: Ingredients, name: str = "here") -> str:
+def run_reason(store: NotedStore, made: KeyInputs, name: str = "here") -> str:
     decision = decide(store.latest([name]).get(name), made, store)
     assert isinstance(decision, Run)
     assert decision.key == cache_key(made)

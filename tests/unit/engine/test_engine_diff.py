@@ -27,8 +27,8 @@ from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 
 def files(**texts: str) -> Artifact:
@@ -163,7 +163,7 @@ def test_of_a_long_list_only_what_came_and_went_is_shown_and_json_has_it_whole(n
     assert change.to_json() == {"kind": "config", "name": "quant.nodes", "old": NODES, "new": new}
 
 
-OLD = Ingredients("compile", 1, {"a": 1}, {}, {"qnn library libQnnHtp.so": "xxh3-128:" + "0" * 32, "numpy": "2.0"})
+OLD = KeyInputs("compile", 1, {"a": 1}, {}, {"qnn library libQnnHtp.so": "xxh3-128:" + "0" * 32, "numpy": "2.0"})
 
 
 def test_tools_are_named_with_versions_and_libraries_with_the_beginning_of_their_digests() -> None:
@@ -216,7 +216,7 @@ def test_a_file_is_called_as_the_user_calls_it(tmp_path: Path) -> None:
 )
 def test_files_that_were_not_noted_soundly_are_not_spoken_of(noted: Mapping[str, JsonValue]) -> None:
     old, new = files(a="1"), files(a="2")
-    made = Ingredients("calibrate", 1, {}, {"data": old.digest}, {})
+    made = KeyInputs("calibrate", 1, {}, {"data": old.digest}, {})
     record = Record(cache_key(made), "c", made, {}, input_files=noted)
     changes = changes_between(record, replace(made, inputs={"data": new.digest}), Inputs({"data": new}))
     assert summed_up(changes) == "input data changed"
@@ -224,7 +224,7 @@ def test_files_that_were_not_noted_soundly_are_not_spoken_of(noted: Mapping[str,
 
 
 MODEL, OTHER = (Artifact((FileEntry("model.onnx", f"xxh3-128:{digit * 32}", 1),)) for digit in "12")
-WANTED = Ingredients(
+WANTED = KeyInputs(
     stage="quantize",
     version=1,
     config={"quant": {"samples": 20, "method": "minmax", "seed": None}},
@@ -236,14 +236,14 @@ Keep = Callable[..., Record]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[LocalStore]:
-    local = LocalStore(tmp_path / "cache")
+def store(tmp_path: Path) -> Iterator[Store]:
+    local = Store(tmp_path / "cache")
     yield local
     local.close()
 
 
 @pytest.fixture
-def keep(store: LocalStore) -> Keep:
+def keep(store: Store) -> Keep:
     def keep(made_at: str = "2030-01-01T10:00:00+00:00", *, model: Artifact = MODEL, **changes: object) -> Record:
         made = replace(WANTED, inputs={"model": model.digest}, **changes)  # type: ignore[arg-type]
         record = Record(cache_key(made), config_hash(made.config), made, {}, made_at=made_at, made_by="me")
@@ -254,7 +254,7 @@ def keep(store: LocalStore) -> Keep:
     return keep
 
 
-def nearest(store: LocalStore, last: Record | None = None) -> Nearest | None:
+def nearest(store: Store, last: Record | None = None) -> Nearest | None:
     return NearRecords(store).nearest(WANTED, Inputs({"model": MODEL}), last)
 
 
@@ -262,13 +262,13 @@ def config(**changes: object) -> JsonObject:
     return {"quant": {"samples": 20, "method": "minmax", "seed": None, **changes}}  # type: ignore[dict-item]
 
 
-def test_without_a_record_of_the_stage_there_is_no_nearest(store: LocalStore, keep: Keep) -> None:
+def test_without_a_record_of_the_stage_there_is_no_nearest(store: Store, keep: Keep) -> None:
     assert nearest(store) is None
     keep(stage="calibrate")
     assert nearest(store) is None
 
 
-def test_the_one_with_the_fewest_differences_is_named_with_all_of_them(store: LocalStore, keep: Keep) -> None:
+def test_the_one_with_the_fewest_differences_is_named_with_all_of_them(store: Store, keep: Keep) -> None:
     near = keep(config=config(samples=10), toolchain={"onnxruntime": "1.30.0"})
     keep(config=config(samples=10, method="entropy"), toolchain={"onnxruntime": "1.30.0"})
     assert str(nearest(store)) == (
@@ -276,7 +276,7 @@ def test_the_one_with_the_fewest_differences_is_named_with_all_of_them(store: Lo
     )
 
 
-def test_of_two_as_near_the_one_with_the_same_inputs_is_taken(store: LocalStore, keep: Keep) -> None:
+def test_of_two_as_near_the_one_with_the_same_inputs_is_taken(store: Store, keep: Keep) -> None:
     same = keep("2030-01-01", config=config(samples=10))
     keep("2030-01-02", model=OTHER)
     found = nearest(store)
@@ -284,7 +284,7 @@ def test_of_two_as_near_the_one_with_the_same_inputs_is_taken(store: LocalStore,
     assert found.cache_key == same.cache_key
 
 
-def test_of_two_alike_the_newer_is_taken(store: LocalStore, keep: Keep) -> None:
+def test_of_two_alike_the_newer_is_taken(store: Store, keep: Keep) -> None:
     newer = keep("2030-01-02", config=config(samples=10))
     keep("2030-01-01", config=config(samples=11))
     found = nearest(store)
@@ -292,12 +292,12 @@ def test_of_two_alike_the_newer_is_taken(store: LocalStore, keep: Keep) -> None:
     assert found.cache_key == newer.cache_key
 
 
-def test_it_names_the_file_that_differs(store: LocalStore, keep: Keep) -> None:
+def test_it_names_the_file_that_differs(store: Store, keep: Keep) -> None:
     keep(model=OTHER)
     assert str(nearest(store)).endswith(": input model: model.onnx changed (xxh3-128:22222222 -> 11111111)")
 
 
-def test_it_has_to_be_nearer_than_the_last_build_here(store: LocalStore, keep: Keep) -> None:
+def test_it_has_to_be_nearer_than_the_last_build_here(store: Store, keep: Keep) -> None:
     last = keep(config=config(samples=10))
     keep(config=config(samples=11))
     assert nearest(store, last) is None
@@ -305,7 +305,7 @@ def test_it_has_to_be_nearer_than_the_last_build_here(store: LocalStore, keep: K
     assert nearest(store, far) is not None
 
 
-def test_what_differs_in_more_than_it_shares_is_not_near(store: LocalStore, keep: Keep) -> None:
+def test_what_differs_in_more_than_it_shares_is_not_near(store: Store, keep: Keep) -> None:
     keep(model=OTHER, config=config(samples=10, method="entropy"))
     assert nearest(store) is not None
     other = {"quant": {"mode": "fp16"}}
@@ -314,15 +314,13 @@ def test_what_differs_in_more_than_it_shares_is_not_near(store: LocalStore, keep
     assert NearRecords(store).nearest(goal, Inputs({"model": MODEL}), None) is None
 
 
-def test_an_equal_record_under_another_key_is_none(
-    store: LocalStore, keep: Keep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_equal_record_under_another_key_is_none(store: Store, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winml_dag.engine.keys.KEY_FORMAT", 0)
     keep()
     assert nearest(store) is None
 
 
-def test_only_the_newest_records_of_the_stage_are_looked_at(store: LocalStore, keep: Keep) -> None:
+def test_only_the_newest_records_of_the_stage_are_looked_at(store: Store, keep: Keep) -> None:
     keep("2029-01-01", config=config(seed=1))
     for number in range(MOST_RECORDS):
         keep(config=config(samples=number + 100, method="entropy"))
@@ -333,9 +331,7 @@ def test_only_the_newest_records_of_the_stage_are_looked_at(store: LocalStore, k
     assert len(found.changes) == 2
 
 
-def test_what_is_in_the_index_no_more_is_not_found_and_a_record_that_is_read_again_is(
-    store: LocalStore, keep: Keep
-) -> None:
+def test_what_is_in_the_index_no_more_is_not_found_and_a_record_that_is_read_again_is(store: Store, keep: Keep) -> None:
     record = keep(config=config(samples=10))
     store.index.clear()
     assert nearest(store) is None

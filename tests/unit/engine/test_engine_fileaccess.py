@@ -12,7 +12,7 @@ from projects import Project
 from winml_dag.engine.events import Status
 from winml_dag.engine.sandbox import FileAccess, find_tracer
 from winml_dag.errors import UsageError
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 OUT = {"o": "build/o.txt"}
@@ -33,7 +33,7 @@ def read_besides(project: Project, text: str, *, inputs: dict[str, str] | None =
     if built.results["stage"].status is Status.RAN:
         return ""
     assert built.results["stage"].advice == "Declare it under inputs, so that an edit of it is noticed."
-    assert LocalStore(project.cache).records.keys() == []
+    assert Store(project.cache).records.keys() == []
     return built.error("stage").removeprefix("stage read ").removesuffix(", and does not declare that.")
 
 

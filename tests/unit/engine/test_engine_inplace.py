@@ -12,9 +12,9 @@ from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.blobs import BlobDamaged
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 KILLED = 9
 DATA = b"words" * 1000
@@ -22,14 +22,14 @@ OF_CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "cache")
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
 
 
 @pytest.fixture
-def file(store: LocalStore, tmp_path: Path) -> FileEntry:
+def file(store: Store, tmp_path: Path) -> FileEntry:
     """A file of a folder that a stage has put out."""
-    made = Ingredients("stage", 1, {}, {}, {})
+    made = KeyInputs("stage", 1, {}, {}, {})
     (tmp_path / "scratch" / "made" / "deep").mkdir(parents=True)
     (tmp_path / "scratch" / "made" / "deep" / "words").write_bytes(DATA)
     record = Record(cache_key(made), config_hash({}), made, {})
@@ -41,7 +41,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def put_killed_at(step: int, store: LocalStore, folder: Path, file: FileEntry) -> bool:
+def put_killed_at(step: int, store: Store, folder: Path, file: FileEntry) -> bool:
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
     steps = 0
@@ -61,7 +61,7 @@ def put_killed_at(step: int, store: LocalStore, folder: Path, file: FileEntry) -
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process at each of its steps")
 def test_killed_at_any_step_a_folder_that_is_read_has_whole_files_only(
-    store: LocalStore, file: FileEntry, tmp_path: Path
+    store: Store, file: FileEntry, tmp_path: Path
 ) -> None:
     partial = step = 0
     (folder := tmp_path / "project0").mkdir()
@@ -74,7 +74,7 @@ def test_killed_at_any_step_a_folder_that_is_read_has_whole_files_only(
     assert files_in(folder) == ["made/deep/words"]
 
 
-def test_what_a_killed_process_has_left_goes_when_it_is_old(store: LocalStore, file: FileEntry, tmp_path: Path) -> None:
+def test_what_a_killed_process_has_left_goes_when_it_is_old(store: Store, file: FileEntry, tmp_path: Path) -> None:
     kept = tmp_path / "project" / ".winml-dag"
     kept.mkdir(parents=True)
     for name in ("old.partial", "new.partial", "recipe"):
@@ -85,7 +85,7 @@ def test_what_a_killed_process_has_left_goes_when_it_is_old(store: LocalStore, f
     assert files_in(kept) == ["new.partial", "recipe"]
 
 
-def test_a_result_that_is_damaged_is_told_by_its_own_name(store: LocalStore, file: FileEntry, tmp_path: Path) -> None:
+def test_a_result_that_is_damaged_is_told_by_its_own_name(store: Store, file: FileEntry, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     store.blobs.path(file.digest).unlink()
     with pytest.raises(BlobDamaged) as raised:
@@ -96,7 +96,7 @@ def test_a_result_that_is_damaged_is_told_by_its_own_name(store: LocalStore, fil
 @pytest.mark.skipif(os.name == "nt", reason="making a link needs a right on Windows")
 @pytest.mark.parametrize("link", ["made", "made/deep", ".winml-dag"])
 def test_no_file_is_put_behind_a_link_or_gone_to_by_way_of_one(
-    store: LocalStore, file: FileEntry, tmp_path: Path, link: str
+    store: Store, file: FileEntry, tmp_path: Path, link: str
 ) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "project" / link).parent.mkdir(parents=True)

@@ -12,7 +12,7 @@ from projects import Project
 from winml_dag.engine.inputs import _lies_in, _source_text
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 FOLDERS = [PurePosixPath("/home/me/project"), PureWindowsPath("C:\\Users\\me\\project")]
 
@@ -80,7 +80,7 @@ def test_an_input_that_is_another_one_for_a_while_fails_the_stage(project: Proje
     read, script = PUT_BACK[how]
     project.command("stage", "sh", "-c", script, inputs={"text": read}, outputs={"o": "o.txt"})
     assert "changed while it was being used, so nothing was stored" in project.build().error("stage")
-    assert LocalStore(project.cache).records.keys() == []
+    assert Store(project.cache).records.keys() == []
 
 
 def test_what_another_stage_has_made_is_the_same_all_the_time_too(project: Project) -> None:

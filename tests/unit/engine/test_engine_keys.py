@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonValue
-from winml_dag.engine.keys import cache_key, config_hash, ingredients_of
-from winml_dag.store.record import Ingredients
+from winml_dag.engine.keys import cache_key, config_hash, key_inputs_of
+from winml_dag.store.record import KeyInputs
 
 names = st.text(max_size=4)
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -28,7 +28,7 @@ made_of: dict[str, st.SearchStrategy[Any]] = {
     "inputs": texts,
     "toolchain": texts,
 }
-ingredients = st.builds(Ingredients, **made_of)
+key_inputs = st.builds(KeyInputs, **made_of)
 
 
 def exactly(value: Any) -> str:
@@ -46,28 +46,28 @@ def turned(value: Any) -> Any:
 
 
 def test_the_properties_below_cover_every_ingredient() -> None:
-    assert made_of.keys() == {field.name for field in fields(Ingredients)}
+    assert made_of.keys() == {field.name for field in fields(KeyInputs)}
 
 
 @pytest.mark.parametrize("name", list(made_of))
 @properties
 @given(data=st.data())
 def test_an_ingredient_that_differs_gives_another_key(name: str, data: st.DataObject) -> None:
-    made = data.draw(ingredients)
+    made = data.draw(key_inputs)
     other = data.draw(made_of[name].filter(lambda value: exactly(value) != exactly(getattr(made, name))))
     assert cache_key(replace(made, **{name: other})) != cache_key(made)
 
 
 @properties
-@given(ingredients)
-def test_the_order_of_names_does_not_matter(made: Ingredients) -> None:
+@given(key_inputs)
+def test_the_order_of_names_does_not_matter(made: KeyInputs) -> None:
     mappings = {name: turned(getattr(made, name)) for name in ("config", "inputs", "toolchain")}
     assert cache_key(replace(made, **mappings)) == cache_key(made)
     assert config_hash(mappings["config"]) == config_hash(made.config)
 
 
 def test_what_one_ingredient_has_is_not_taken_for_anothers() -> None:
-    made = Ingredients("compile", 1, {}, {"model": "x"}, {})
+    made = KeyInputs("compile", 1, {}, {"model": "x"}, {})
     assert cache_key(made) != cache_key(replace(made, inputs={}, toolchain={"model": "x"}))
 
 
@@ -80,15 +80,15 @@ def test_neither_a_nodes_name_nor_that_of_its_inputs_is_in_its_key() -> None:
     first = node("optimize.0", "export.out", of="optimize")
     second = node("optimize.1", "analyze.out", of="optimize")
     digests = {"in0": "sha256:00"}
-    assert cache_key(ingredients_of(first, digests)) == cache_key(ingredients_of(second, digests))
+    assert cache_key(key_inputs_of(first, digests)) == cache_key(key_inputs_of(second, digests))
 
 
 def test_a_new_version_of_a_stage_has_another_key() -> None:
-    keys = {cache_key(ingredients_of(node("optimize", version=version), {})) for version in (1, 2)}
+    keys = {cache_key(key_inputs_of(node("optimize", version=version), {})) for version in (1, 2)}
     assert len(keys) == 2
 
 
 def test_a_key_of_this_format_stays_what_it_is() -> None:
     """Raise KEY_FORMAT when this fails, or every record out there is silently lost."""
-    made = Ingredients("quantize", 3, {"quant": {"samples": 10, "bits": 8.0}}, {"model": "sha256:ab"}, {"onnx": "1.23"})
+    made = KeyInputs("quantize", 3, {"quant": {"samples": 10, "bits": 8.0}}, {"model": "sha256:ab"}, {"onnx": "1.23"})
     assert cache_key(made) == "51817f0c05d53ba0660180764d1bf98f2d0ca1a423a1621863ebb3230928c648"

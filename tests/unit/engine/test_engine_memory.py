@@ -26,7 +26,7 @@ from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 
 MB = 10**6
 BUDGET = 300 * MB
@@ -125,7 +125,7 @@ def test_what_a_run_has_shown_counts_for_those_that_wait_already(bench: Bench) -
 def record(stage: str, seconds: float, peak: int | None, read: int, salt: int = 0) -> Record:
     file = FileEntry("model.onnx", f"xxh3-128:{salt:032x}", read)
     artifact = Artifact.of([file])
-    made = Ingredients(stage, 1, {"salt": salt}, {"in": artifact.digest}, {})
+    made = KeyInputs(stage, 1, {"salt": salt}, {"in": artifact.digest}, {})
     metrics = {} if peak is None else {"peak_memory_bytes": peak}
     return Record(f"{salt:064x}", made.config_hash, made, {}, metrics, seconds, input_files={"in": artifact.to_json()})
 
@@ -180,7 +180,7 @@ def test_rounds_that_change_nothing_take_no_time() -> None:
     """optimize.1 reads flags that analyze most often leaves as they were, and is found then, as is all behind it."""
     slots = {"model": InputSlot(None), "flags": InputSlot(None)}
     optimize = Stage("optimize", 1, "", "", slots, {"model": TEXT})
-    analyze = Stage("analyze", 1, "", "", slots, {"flags": TEXT}, usually=("flags",))
+    analyze = Stage("analyze", 1, "", "", slots, {"flags": TEXT}, likely_unchanged=("flags",))
     nodes = (
         Node("optimize.0", optimize, {}, {"model": "weights", "flags": "none"}),
         Node("analyze.0", analyze, {}, {"model": "optimize.0.model", "flags": "none"}),

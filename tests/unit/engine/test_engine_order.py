@@ -12,7 +12,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.resources import Admission, Capacity, ReadyQueue, ResourceRequest
 from winml_dag.engine.stage import Node
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 
 # Two cells on one export, and one that shares nothing.
 SWEEP = (
@@ -73,7 +73,7 @@ def test_what_is_removed_does_not_begin_and_is_waited_for_no_more() -> None:
 @pytest.mark.parametrize(("jobs", "first"), [(1, "quick 0"), (2, "long")])
 def test_what_took_long_last_time_begins_first_where_that_helps(bench: Bench, jobs: int, first: str) -> None:
     for name, seconds in {"quick 0": 1.0, "quick 1": 1.0, "long": 60.0}.items():
-        made = Ingredients(name, 0, {}, {}, {})
+        made = KeyInputs(name, 0, {}, {}, {})
         key = cache_key(made)
         bench.store.publish(Record(key, made.config_hash, made, {}, elapsed_seconds=seconds), {})
         bench.store.remember({f"here\n{name}": key})

@@ -180,7 +180,7 @@ def test_an_explanation_only_reads(bench: Bench) -> None:
 
 def line(*, salt: int = 0, reader: int = 0) -> tuple[Node, ...]:
     analyze = node("analyze", "weights", salt=salt, outputs=("result", "flags"))
-    analyze = replace(analyze, stage=replace(analyze.stage, usually=("flags",)))
+    analyze = replace(analyze, stage=replace(analyze.stage, likely_unchanged=("flags",)))
     return (analyze, node("optimize", "weights", "analyze.flags"), node("quantize", "optimize.out", salt=reader),
             node("report", "analyze.result"))  # fmt: skip
 
@@ -221,7 +221,9 @@ def test_where_it_never_ran_a_plan_goes_by_what_is_read_in_that_slot(bench: Benc
     """As analyze hands on what it reads when it finds nothing: what follows is known although analyze is not."""
     first = node("optimize", "weights", "flags")
     analyze = replace(node("analyze", "weights", outputs=("result", "flags")), inputs={"flags": "flags"})
-    analyze = replace(analyze, stage=replace(analyze.stage, usually=("flags",), inputs={"flags": InputSlot(None)}))
+    analyze = replace(
+        analyze, stage=replace(analyze.stage, likely_unchanged=("flags",), inputs={"flags": InputSlot(None)})
+    )
     again = replace(node("again", "weights", "analyze.flags"), stage=first.stage, config=first.config)
     sources = [bench.source("weights", "w"), bench.source("flags", "{}")]
     bench.run((first,), sources)

@@ -15,9 +15,9 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.record import Record
-from winml_dag.store.store import BlobDamaged
 
 PATIENCE = 60.0
 
@@ -205,7 +205,7 @@ class RottingStore(NotedStore):
 
     def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
         record = super().publish(record, folders, log)
-        if record.ingredients.stage == self._stage:
+        if record.key_inputs.stage == self._stage:
             for file in record.files():
                 self.rot(file)
         return record

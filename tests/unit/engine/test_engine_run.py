@@ -13,7 +13,7 @@ from memory_store import NotedStore
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import ingredients_of
+from winml_dag.engine.keys import key_inputs_of
 from winml_dag.engine.plan import Run, decide
 from winml_dag.engine.run import Runner
 from winml_dag.engine.stage import Node, Stage, Workspace
@@ -42,7 +42,7 @@ def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None
         made_by="tests",
         rebuild=False,
     )
-    decision = decide(store.latest(["only"]).get("only"), ingredients_of(NODE, {}), store)
+    decision = decide(store.latest(["only"]).get("only"), key_inputs_of(NODE, {}), store)
     assert isinstance(decision, Run)
     running = threading.Thread(target=runner.run, args=(NODE, decision, {}))
     running.start()
@@ -84,7 +84,7 @@ def test_a_library_that_is_another_while_its_stage_runs_fails_it(tmp_path: Path)
         made_by="tests",
         rebuild=False,
     )
-    decision = decide(store.latest(["only"]).get("only"), ingredients_of(node, {}), store)
+    decision = decide(store.latest(["only"]).get("only"), key_inputs_of(node, {}), store)
     assert isinstance(decision, Run)
     result = runner.run(node, decision, {})
     assert isinstance(result, StageResult)

@@ -11,7 +11,7 @@ from projects import Project
 from winml_dag.engine import sandbox
 from winml_dag.engine.events import Status
 from winml_dag.engine.sandbox import FileAccess
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a POSIX shell")
 
@@ -56,7 +56,7 @@ def test_a_relative_path_to_what_is_not_declared_leads_nowhere_and_is_named(proj
         "stage ended with exit code 1. raw/secret.txt is in the project but not among its inputs."
     )
     assert built.results["stage"].advice == "Declare what it reads under inputs."
-    assert LocalStore(project.cache).records.keys() == []
+    assert Store(project.cache).records.keys() == []
 
 
 def test_a_python_script_that_imports_an_undeclared_one_fails(project: Project) -> None:

@@ -17,10 +17,9 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.merge import Part, merge
 from winml_dag.engine.plan import prefetch, source_artifact
 from winml_dag.engine.stage import Node, Source, Workspace
-from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
 from winml_dag.store.remote.remotes import Remotes
-from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
@@ -46,8 +45,8 @@ class SharedBench(Bench):
         super().__init__(folder / name)
         self.looks: list[int] = []
 
-        def behind(store: LocalStore) -> Remotes:
-            level = Tier(remote, LevelSettings("memory://", Mode.READ_WRITE))
+        def behind(store: Store) -> Remotes:
+            level = Tier(remote, TierSettings("memory://", Mode.READ_WRITE))
             found = Asked([level], store.blobs, TRUST, scratch=store.folder / "incoming", tell=lambda _: None)
             found.looks = self.looks
             return found

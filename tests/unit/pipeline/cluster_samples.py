@@ -17,7 +17,7 @@ from winml_dag import __version__
 from winml_dag.engine import reason
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import ingredients_of
+from winml_dag.engine.keys import key_inputs_of
 from winml_dag.engine.plan import Reuse, Run, source_artifact
 from winml_dag.engine.run import Runner
 from winml_dag.engine.schedule import RunOptions
@@ -29,7 +29,7 @@ from winml_dag.pipeline.cluster.report import Installed, Report, folder_identity
 from winml_dag.pipeline.cluster.worker import dask_worker
 from winml_dag.pipeline.cluster.workers import connect
 from winml_dag.pipeline.cluster.workplace import Workplace
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from engine_samples import join, stage
@@ -49,7 +49,9 @@ class Machine:
     pools: tuple[str, ...] = ()
 
 
-def far(node_id: str, *inputs: str, tool: str = "1", memory_bytes: int = 0, pools: tuple[str, ...] = ()) -> Node:
+def remote_node(
+    node_id: str, *inputs: str, tool: str = "1", memory_bytes: int = 0, pools: tuple[str, ...] = ()
+) -> Node:
     """A node of a stage that may leave this machine; reads *inputs* in ``in0``, ``in1``..."""
     slots = {f"in{number}": name for number, name in enumerate(inputs)}
     work = {"work": "winml_dag.stages.none:run", "config": "winml_dag.stages.none:Config"}
@@ -82,11 +84,11 @@ class SampleWorkplace(Workplace):
             environments={"": installed},
         )
 
-    def _run(self, order: Order, store: LocalStore, running: Any) -> Answer:
+    def _run(self, order: Order, store: Store, running: Any) -> Answer:
         answer = self._before(self, order, running)
         return self._work(order, store) if answer is None else answer
 
-    def _work(self, order: Order, store: LocalStore) -> Answer:
+    def _work(self, order: Order, store: Store) -> Answer:
         with store.scratch.open() as scratch:
             runner = Runner(
                 Graph((order.node,), {}, {}),
@@ -98,8 +100,8 @@ class SampleWorkplace(Workplace):
                 made_by="a worker",
                 rebuild=order.rebuild,
             )
-            ingredients = ingredients_of(order.node, {slot: each.digest for slot, each in order.inputs.items()})
-            outcome = runner.run(order.node, Run(order.key, ingredients, reason.FIRST_BUILD, None), order.inputs)
+            key_inputs = key_inputs_of(order.node, {slot: each.digest for slot, each in order.inputs.items()})
+            outcome = runner.run(order.node, Run(order.key, key_inputs, reason.FIRST_BUILD, None), order.inputs)
         if isinstance(outcome, Reuse):
             return Answer(ending="found", record=outcome.record)
         assert isinstance(outcome, StageResult)
@@ -160,7 +162,7 @@ class Bench:
         self, cluster: Cluster, nodes: Sequence[Node], sources: Sequence[Source] = (), *, name: str = "run"
     ) -> Mapping[str, StageResult]:
         graph = Graph.of(nodes, sources)
-        store = LocalStore(self.store)
+        store = Store(self.store)
         scratch = self.folder / name
         scratch.mkdir()
         runner = Runner(
@@ -188,7 +190,7 @@ class Bench:
 def bench(folder: Path, *machines: Machine, allowed_failures: int = 3) -> Iterator[Bench]:
     """A cluster of *machines*."""
     found = Bench(folder)
-    LocalStore(found.store)
+    Store(found.store)
     addresses = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": allowed_failures}),

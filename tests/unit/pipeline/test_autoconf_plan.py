@@ -9,7 +9,7 @@ import pytest
 import yaml
 from onnx import TensorProto, helper, save
 
-from winml_dag.engine.keys import cache_key, ingredients_of
+from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.stage import Node
 from winml_dag.ep.registry import CPU
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -20,7 +20,7 @@ from winml_dag.pipeline.resolve import build_of
 from winml_dag.stages.analyze import ASKED_ABOUT
 from winml_dag.stages.analyze.fusions import FUSIONS
 from winml_dag.store import changetime
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 RANDOM = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": {"hidden_size": 32}}}
 
@@ -28,14 +28,14 @@ NOTHING = Overrides()
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tables").mkdir()
     monkeypatch.setenv("WINML_DAG_SUPPORT_DIR", str(tmp_path / "tables"))
-    return LocalStore(tmp_path / "cache")
+    return Store(tmp_path / "cache")
 
 
-def planned(store: LocalStore, overrides: Overrides = NOTHING, **recipe: Any) -> BuildGraph:
+def planned(store: Store, overrides: Overrides = NOTHING, **recipe: Any) -> BuildGraph:
     Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, **recipe}), encoding="utf-8")
     request = Request(Path("recipe.yaml"), overrides, Path("out"))
     build = build_of(request, store.folder, download=False, needs_folder=False)
@@ -51,10 +51,10 @@ def key(planned: BuildGraph, node_id: str) -> str:
     node = planned.graph.node(node_id)
     digests = {slot: planned.sources[name].digest if name in planned.sources else name
                for slot, name in node.inputs.items()}  # fmt: skip
-    return cache_key(ingredients_of(node, digests))
+    return cache_key(key_inputs_of(node, digests))
 
 
-def test_every_optimize_reads_the_same_model_and_all_that_was_discovered_before_it(store: LocalStore) -> None:
+def test_every_optimize_reads_the_same_model_and_all_that_was_discovered_before_it(store: Store) -> None:
     graph = planned(store, ep="cpu", precision="w8a8")
     assert [node.id for node in searching(graph)] == [
         *("optimize.0", "analyze.0", "optimize.1", "analyze.1"),
@@ -71,7 +71,7 @@ def test_every_optimize_reads_the_same_model_and_all_that_was_discovered_before_
     assert [node.id for node in graph.graph.nodes if node.check] == ["analyze.3"]
 
 
-def test_a_search_changes_no_key_of_what_it_begins_with(store: LocalStore) -> None:
+def test_a_search_changes_no_key_of_what_it_begins_with(store: Store) -> None:
     """Nor does the target: builds for several share the first optimize, and all when nothing is discovered."""
     first = key(planned(store, ep="cpu"), "optimize.0")
     assert key(planned(store, Overrides(analyze=False), ep="cpu"), "optimize.0") == first
@@ -94,7 +94,7 @@ def test_a_search_changes_no_key_of_what_it_begins_with(store: LocalStore) -> No
     ],
 )
 def test_what_switches_rounds_off(
-    store: LocalStore, recipe: dict[str, Any], overrides: Overrides, ids: list[str], proposes: bool | None
+    store: Store, recipe: dict[str, Any], overrides: Overrides, ids: list[str], proposes: bool | None
 ) -> None:
     graph = planned(store, overrides, **recipe)
     nodes = searching(graph)
@@ -104,7 +104,7 @@ def test_what_switches_rounds_off(
     assert ("no capabilities" in graph.sources) is (ids != [])
 
 
-def test_a_model_that_is_quantized_already_is_judged_once(store: LocalStore) -> None:
+def test_a_model_that_is_quantized_already_is_judged_once(store: Store) -> None:
     value, result = (helper.make_tensor_value_info(name, TensorProto.UINT8, [1]) for name in "xy")
     nodes = [
         helper.make_node("DequantizeLinear", ["x", "s"], ["f"]),
@@ -117,7 +117,7 @@ def test_a_model_that_is_quantized_already_is_judged_once(store: LocalStore) -> 
     assert graph.graph.node("analyze.0").inputs["model"] == "qdq.onnx"
 
 
-def test_nodes_are_judged_as_what_quantize_will_make_of_them(store: LocalStore) -> None:
+def test_nodes_are_judged_as_what_quantize_will_make_of_them(store: Store) -> None:
     quant: dict[str, Any] = {"weight_type": "int8", "activation_type": "uint16", "per_channel": False}
     quant["nodes_to_exclude"] = ["/head/*"]
     quant["op_types_to_exclude"] = ["Softmax"]
@@ -138,9 +138,7 @@ def test_nodes_are_judged_as_what_quantize_will_make_of_them(store: LocalStore) 
 
 
 @pytest.mark.parametrize(("precision", "width"), [("w8a8", 8), ("w8a16", 16), ("w16a16", 16)])
-def test_analyze_assumes_the_operators_that_quantize_takes_on_the_cpu(
-    store: LocalStore, precision: str, width: int
-) -> None:
+def test_analyze_assumes_the_operators_that_quantize_takes_on_the_cpu(store: Store, precision: str, width: int) -> None:
     build = planned(store, Overrides(optimize=False), ep="cpu", precision=precision)
     (node,) = searching(build)
     (quantize,) = [node for node in build.graph.nodes if node.stage.name == "quantize"]
@@ -163,27 +161,27 @@ def test_analyze_assumes_the_operators_that_quantize_takes_on_the_cpu(
 
 @pytest.mark.parametrize(("precision", "types"), [("fp16", "float16"), ("w4a16", "float16"), ("w4a32", None)])
 def test_floats_of_16_bits_are_judged_so_and_weights_of_4_alone_are_not(
-    store: LocalStore, precision: str, types: str | None
+    store: Store, precision: str, types: str | None
 ) -> None:
     (node,) = searching(planned(store, Overrides(optimize=False), ep="cpu", precision=precision))
     quant = node.config["quant"]
     assert (quant["activation_type"] if isinstance(quant, dict) else quant) == types
 
 
-def test_a_recipe_reaches_analyze_with_what_it_says_of_capabilities_that_can_be_proposed(store: LocalStore) -> None:
+def test_a_recipe_reaches_analyze_with_what_it_says_of_capabilities_that_can_be_proposed(store: Store) -> None:
     optim = {"gelu_fusion": False, "bias_softmax_fusion": True, "clamp_constant_values": True}
     (_, node) = searching(planned(store, Overrides(max_optim_iterations=0), optim=optim))
     assert node.config["optim"] == {"clamp_constant_values": True, "gelu_fusion": False}
     assert {fusion.capability for fusion in FUSIONS} <= {*ASKED_ABOUT}
 
 
-def test_a_target_that_nothing_is_known_of_is_told(store: LocalStore) -> None:
+def test_a_target_that_nothing_is_known_of_is_told(store: Store) -> None:
     (told,) = (notice for notice in planned(store, ep="migraphx", device="gpu").summary.notices if "table" in notice)
     assert told.startswith("There is no table of what MIGraphXExecutionProvider (gpu) takes")
     assert not any("table" in notice for notice in planned(store, ep="migraphx", auto=False).summary.notices)
 
 
-def test_a_table_of_the_users_own_counts_and_comes_first(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_of_the_users_own_counts_and_comes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it comes after a plan was made."""
     monkeypatch.setattr(changetime, "SETTLED_NS", 0)
     Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, "ep": "migraphx"}), encoding="utf-8")
@@ -200,7 +198,7 @@ def test_a_table_of_the_users_own_counts_and_comes_first(store: LocalStore, monk
     assert other.sources["operator support"] != graph.sources["operator support"]
 
 
-def test_tables_of_winml_cli_that_come_later_are_seen(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_winml_cli_that_come_later_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changetime, "SETTLED_NS", 0)
     Path("rules").mkdir()
     monkeypatch.setenv("WINMLCLI_RULES_DIR", str(Path.cwd() / "rules"))

@@ -20,7 +20,7 @@ from winml_dag.pipeline.planning import Planned, plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.store.blobs import STAMP_NS
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 OPTIONS = BuildOptions(jobs=2, keep_going=True)
 
@@ -30,7 +30,7 @@ class Builds:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = LocalStore(folder / "cache")
+        self.store = Store(folder / "cache")
         weights = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
         value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
         out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])

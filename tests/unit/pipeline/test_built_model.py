@@ -14,7 +14,7 @@ from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model, measured_on, request_for
 from winml_dag.pipeline.assess.builtmodel import float_model as float_model_of
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 def _save(path: Path, *nodes: onnx.NodeProto) -> Path:
@@ -73,7 +73,7 @@ def test_an_output_folder_tells_all_that_its_build_decided(built: Path) -> None:
     assert found.provider_options == {"soc_model": "60"}, "an option that names a file is no option of a session"
     assert found.uncompiled is not None
     assert found.uncompiled.path.name == "quantized.onnx"
-    reference = float_model_of(found, LocalStore(built / "cache"))
+    reference = float_model_of(found, Store(built / "cache"))
     assert reference is not None
     assert reference.path == built / "optimized.onnx"
 
@@ -99,7 +99,7 @@ def test_what_has_gone_from_an_output_folder_is_done_without(built: Path) -> Non
     mine = (built.parent / "mine.onnx").resolve()
     assert found.uncompiled is not None
     assert found.uncompiled.path.resolve() == mine
-    reference = float_model_of(found, LocalStore(built / "cache"))
+    reference = float_model_of(found, Store(built / "cache"))
     assert reference is not None
     assert reference.path.resolve() == mine
 

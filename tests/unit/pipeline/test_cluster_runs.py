@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_samples import Bench, Machine, SampleWorkplace, bench, far
+from cluster_samples import Bench, Machine, SampleWorkplace, bench, remote_node
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,21 +29,23 @@ from winml_dag.pipeline.cluster.report import Installed, Report, Requirement, Wo
 from winml_dag.pipeline.cluster.runs import ClusterAdmission
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
+from winml_dag.store.store import Store
 
 from engine_samples import TEXT, node, properties  # isort: skip - cluster_samples says where it is
 
 
 def test_a_stage_runs_where_its_toolchain_is_made_and_one_of_the_users_runs_here(tmp_path: Path) -> None:
     with bench(tmp_path, Machine("one"), Machine("two", "2")) as machines:
-        found = machines.run([far("a"), far("b", "a.out", tool="2"), node("mine", "b.out"), far("c", "mine.out")])
+        found = machines.run(
+            [remote_node("a"), remote_node("b", "a.out", tool="2"), node("mine", "b.out"), remote_node("c", "mine.out")]
+        )
         assert {result.status for result in found.values()} == {Status.RAN}
         assert machines.calls == [("one", "a"), ("two", "b"), ("one", "c")]
         record = found["c"].record
         assert record is not None
         assert record.made_by == "a worker"
-        again = machines.run([far("a"), far("b", "a.out", tool="2")], name="again")
+        again = machines.run([remote_node("a"), remote_node("b", "a.out", tool="2")], name="again")
         assert {result.status for result in again.values()} == {Status.REUSED}
 
 
@@ -52,16 +54,16 @@ def test_the_users_files_are_in_the_store_before_anybody_is_asked(tmp_path: Path
     seen: list[bool] = []
 
     def look(workplace: SampleWorkplace, order: Order, _: Any) -> None:
-        seen.append(not LocalStore(workplace.folder).missing(order.inputs["in0"].files))
+        seen.append(not Store(workplace.folder).missing(order.inputs["in0"].files))
 
     with bench(tmp_path, Machine("one")) as machines:
         machines.before = look
         source = Source("words", TEXT, (SourceFile("words.txt", tmp_path / "words.txt"),))
-        assert machines.run([far("a", "words")], [source])["a"].status is Status.RAN
+        assert machines.run([remote_node("a", "words")], [source])["a"].status is Status.RAN
     assert seen == [True]
 
 
-class OfferingStore(LocalStore):
+class OfferingStore(Store):
     """A store with something behind it, as far as who shares inputs sees it."""
 
     told: list[str]
@@ -72,10 +74,10 @@ class OfferingStore(LocalStore):
     def settle(self, told: object = None) -> None:  # noqa: ARG002
         self.told.append("settle")
 
-    def bring(self, files: Iterable[FileEntry]) -> None:
-        self.told.append(f"bring {','.join(file.name for file in self.far(files))}")
+    def fetch_ahead(self, files: Iterable[FileEntry]) -> None:
+        self.told.append(f"bring {','.join(file.name for file in self.remote_only(files))}")
 
-    def far(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+    def remote_only(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         return [file for file in files if file.name == "far"]
 
 
@@ -83,7 +85,7 @@ def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp
     store = OfferingStore(tmp_path / "store", function="sha256")
     store.told = []
     near, away = (Artifact((FileEntry(name, f"sha256:{name[0].encode().hex() * 32}", 1),)) for name in ("near", "far"))
-    reader = far("a", "b.out", "c.out")
+    reader = remote_node("a", "b.out", "c.out")
     inputs = Inputs(Graph((reader,), {}, {}), store, tmp_path, "here")
     read = {"in0": near, "in1": away}
     inputs.share(reader, read, near=True, far=False)
@@ -110,7 +112,7 @@ def test_what_a_worker_did_that_ends_is_done_by_another(tmp_path: Path, ends: st
 
     with bench(tmp_path, Machine("one"), Machine("two")) as machines:
         machines.before = leave_once
-        assert machines.run([far("a"), far("b", "a.out")])["b"].status is Status.RAN
+        assert machines.run([remote_node("a"), remote_node("b", "a.out")])["b"].status is Status.RAN
     first, *others = (name for name, _ in machines.calls)
     assert len(others) == 2
     assert first not in others
@@ -124,7 +126,7 @@ def test_a_stage_that_workers_are_lost_with_again_and_again_fails(tmp_path: Path
 
     with bench(tmp_path, *map(Machine, "123"), allowed_failures=1) as machines:
         machines.before = vanish
-        found = machines.run([far("a")])["a"]
+        found = machines.run([remote_node("a")])["a"]
     assert found.status is Status.FAILED
     assert found.error.startswith("2 workers were lost while they ran it, tcp://")
     assert len(machines.calls) == 2
@@ -138,13 +140,13 @@ def test_a_stage_whose_last_worker_is_lost_is_refused(tmp_path: Path) -> None:
 
     with bench(tmp_path, Machine("one"), Machine("other", "2")) as machines:
         machines.before = vanish
-        found = machines.run([far("a")])["a"]
+        found = machines.run([remote_node("a")])["a"]
         assert found.error == f"No worker can run it: {machines.address('other')} has tool 2, not 1."
 
 
 def test_without_a_worker_that_makes_its_toolchain_a_stage_is_refused_with_what_differs(tmp_path: Path) -> None:
     with bench(tmp_path, Machine("one", "2"), Machine("two", "2")) as machines:
-        found = machines.run([far("a")])["a"]
+        found = machines.run([remote_node("a")])["a"]
         addresses = ", ".join(sorted(map(machines.address, ("one", "two"))))
         assert found.error == f"No worker can run it: {addresses} has tool 2, not 1."
         assert machines.calls == []
@@ -159,7 +161,7 @@ def test_a_worker_whose_packages_have_changed_refuses_and_another_one_runs_it(tm
 
     with bench(tmp_path, Machine("one"), Machine("two")) as machines:
         machines.before = update
-        found = machines.run([far("a"), far("b", "a.out"), far("c", "b.out")])
+        found = machines.run([remote_node("a"), remote_node("b", "a.out"), remote_node("c", "b.out")])
         assert {result.status for result in found.values()} == {Status.RAN}
         (refusing, _), *others = machines.calls
         assert refusing not in {name for name, _ in others}
@@ -172,7 +174,7 @@ def test_a_worker_that_cannot_get_what_is_here_is_told_of_and_nothing_is_made_ag
 
     with bench(tmp_path, Machine("one")) as machines:
         machines.before = damaged
-        found = machines.run([far("a"), far("b", "a.out")])
+        found = machines.run([remote_node("a"), remote_node("b", "a.out")])
         assert found["b"].status is Status.FAILED
         assert found["b"].error == f"{machines.address('one')} cannot get a-out.txt, which is here."
         assert [name for _, name in machines.calls] == ["a", "b"]
@@ -180,9 +182,9 @@ def test_a_worker_that_cannot_get_what_is_here_is_told_of_and_nothing_is_made_ag
 
 def test_the_result_of_something_else_is_not_taken(tmp_path: Path) -> None:
     with bench(tmp_path, Machine("one")) as machines:
-        record = machines.run([far("a")])["a"].record
+        record = machines.run([remote_node("a")])["a"].record
         machines.before = lambda *_: Answer(ending="done", record=record)
-        assert "something else" in machines.run([far("b")], name="other")["b"].error
+        assert "something else" in machines.run([remote_node("b")], name="other")["b"].error
 
 
 def test_a_worker_that_comes_gets_work_at_once(tmp_path: Path) -> None:
@@ -197,7 +199,7 @@ def test_a_worker_that_comes_gets_work_at_once(tmp_path: Path) -> None:
 
     with bench(tmp_path, Machine("one")) as machines:
         machines.before = meet
-        found = machines.run([far("a"), far("b")])
+        found = machines.run([remote_node("a"), remote_node("b")])
     assert {result.status for result in found.values()} == {Status.RAN}
 
 
@@ -224,7 +226,7 @@ def test_several_builds_take_together_no_more_than_there_is(tmp_path: Path, what
     def build(name: str, cluster: Any) -> None:
         both.wait()
         need = {"memory_bytes": 600 << 20} if what == "memory" else {"pools": ("npu",)}
-        found = machines.run_on(cluster, [far(name, **need)], name=name)  # type: ignore[arg-type]
+        found = machines.run_on(cluster, [remote_node(name, **need)], name=name)  # type: ignore[arg-type]
         assert found[name].status is Status.RAN
 
     there = [Machine("one", places=2)] if what == "memory" else [Machine("one"), Machine("two")]
@@ -301,7 +303,7 @@ def test_no_more_goes_to_workers_than_they_have_places_for_and_all_runs_come_to_
     admission = ClusterAdmission(Capacity(1, 1 << 30), Pool(machines))  # type: ignore[arg-type]
     handed: list[tuple[Allocation, Node]] = []
     for tool, pools in runs:
-        each = far("a", tool=tool)
+        each = remote_node("a", tool=tool)
         need = admission.capacity.taken(admission.placed(ResourceRequest(5 << 20, pools), each))
         while not admission.fits(need):
             assert handed, "it waits for nobody"
@@ -322,7 +324,7 @@ def test_no_more_goes_to_workers_than_they_have_places_for_and_all_runs_come_to_
 ORDER = Order(
     id="id",
     topic="topic",
-    node=far("a", "b.out"),
+    node=remote_node("a", "b.out"),
     inputs={"in0": Artifact((FileEntry("b", "sha256:" + "0" * 64, 1),))},
     key="k",
     timeout_seconds=1.0,

@@ -19,7 +19,7 @@ from distributed import Reschedule
 
 import winml_dag.pipeline.cluster
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.keys import cache_key, ingredients_of
+from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.stage import Node
 from winml_dag.engine.toolchain import versions
 from winml_dag.ep.availability import installed
@@ -36,12 +36,12 @@ from winml_dag.pipeline.epplace import HERE, ep_place
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.stages.devices import DEVICES
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.local import LocalStore
-from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
+from winml_dag.store.store import Store
 
 
 def workplace(folder: Path) -> Workplace:
-    LocalStore(folder)
+    Store(folder)
     return Workplace(folder, partial(Report.here, folder, 2, 1 << 30, ("rack2",)))
 
 
@@ -54,7 +54,7 @@ def order(place: Workplace, toolchain: Mapping[str, str], **changes: object) -> 
     """Of a stage that is done in half a second: what the CPU's execution provider finds."""
     config: JsonObject = {"execution_provider": "CPUExecutionProvider"}
     node = Node("devices", DEVICES, config, {}, toolchain=toolchain, interpreter=Path("/elsewhere/python"))
-    key = cache_key(ingredients_of(node, {}))
+    key = cache_key(key_inputs_of(node, {}))
     return Order(
         id="id",
         topic="topic",
@@ -76,7 +76,7 @@ def test_an_order_runs_with_the_workers_own_python_and_what_it_makes_is_in_its_s
     asked = order(place, versions(["onnxruntime"]))
     answer = answered(place, asked)
     assert (answer.ending, answer.error) == ("done", "")
-    assert LocalStore(place.folder).record(asked.key) == answer.record
+    assert Store(place.folder).record(asked.key) == answer.record
     assert answered(place, asked.model_copy(update={"id": "again"})).ending == "found"
 
 
@@ -86,7 +86,7 @@ def test_what_a_worker_has_from_an_earlier_build_is_put_into_the_remote_of_this_
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
 
     def answered_with(remote: Path) -> tuple[Answer, set[str]]:
-        settings = RemoteSettings((LevelSettings(remote.as_uri(), Mode.READ_WRITE),), accept_unsigned=True)
+        settings = RemoteSettings((TierSettings(remote.as_uri(), Mode.READ_WRITE),), accept_unsigned=True)
         asked = order(place, versions(["onnxruntime"]), remotes=settings.levels, store="another", function="sha256")
         answer = answered(place, asked)
         return answer, {path.name for path in remote.glob("*/*")}
@@ -172,7 +172,7 @@ def test_a_plan_takes_a_provider_that_only_a_worker_has_from_its_report(
     found = worker(place)
     if not installed(QNN):
         pytest.skip("needs QNN")
-    fingerprints = Fingerprints(LocalStore(place.folder).index, "sha256")
+    fingerprints = Fingerprints(Store(place.folder).index, "sha256")
     own = ep_place(Target(QNN, "npu"), fingerprints).toolchain(["onnxruntime", "onnx"])
     monkeypatch.setattr("winml_dag.pipeline.epplace.installed", lambda _: False)
     with knowing(environments_of([found])):
@@ -189,7 +189,7 @@ def test_of_workers_that_differ_the_most_places_count_however_they_are_listed(pl
     assert environments_of([one, other]) == environments_of([other, one])
 
 
-def told(place: Workplace, *levels: LevelSettings) -> tuple[str, RemoteSettings]:
+def told(place: Workplace, *levels: TierSettings) -> tuple[str, RemoteSettings]:
     """The text of an order with these remotes, and what the worker makes of them."""
     text = order(place, {}, remotes=levels).to_text()
     return text, with_secrets_of_this_machine(Order.from_text(text).remotes)
@@ -197,8 +197,8 @@ def told(place: Workplace, *levels: LevelSettings) -> tuple[str, RemoteSettings]
 
 def test_remotes_of_a_build_go_without_keys(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
-    own = LevelSettings("file:///team", Mode.READ_WRITE, "pull/12", is_back_filled=False, gets_token=True)
-    levels = (own, LevelSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), LevelSettings("s3://company"))
+    own = TierSettings("file:///team", Mode.READ_WRITE, "pull/12", is_back_filled=False, gets_token=True)
+    levels = (own, TierSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), TierSettings("s3://company"))
     assert told(place, *levels)[1] == RemoteSettings(levels, accept_unsigned=True)
     # A worker on which the token is for another host keeps it to itself.
     monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", "cache.example.com")
@@ -211,7 +211,7 @@ def test_remotes_of_a_build_go_without_keys(place: Workplace, monkeypatch: pytes
 
 def test_passwords_stay_on_each_machine(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE", "https://worker:secret@HOST/cache/ https://another")
-    text, settings = told(place, LevelSettings("https://ours:hidden@host/cache"), LevelSettings("https://other"))
+    text, settings = told(place, TierSettings("https://ours:hidden@host/cache"), TierSettings("https://other"))
     assert "hidden" not in text
     assert [level.url for level in settings.levels] == ["https://worker:secret@HOST/cache/", "https://other"]
 

@@ -29,8 +29,8 @@ from winml_dag.stages import kinds
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.digest import digest_file
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 MARIAN: dict[str, Any] = {
     "loader": {"model_type": "marian", "task": "translation", "random_weights": True},
@@ -41,18 +41,18 @@ GIVEN = Source("given", kinds.FLOAT_MODEL, ())
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "cache")
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
 
 
-def planned(recipe: Mapping[str, Any], store: LocalStore, **options: Any) -> BuildGraph:
+def planned(recipe: Mapping[str, Any], store: Store, **options: Any) -> BuildGraph:
     path = store.folder.parent / "recipe.json"
     path.write_text(json.dumps(recipe), encoding="utf-8")
     request = Request(path, Overrides(**options), store.folder.parent / "out")
     return plan_build(build_of(request, store.folder, download=False), store.fingerprints)
 
 
-def test_components_have_one_export_and_a_line_each(store: LocalStore) -> None:
+def test_components_have_one_export_and_a_line_each(store: Store) -> None:
     graph = planned({**MARIAN, "precision": "w8a8", "auto": False}, store).graph
     line = ["optimize.0", "calibrate", "quantize", "validate", "finalize"]
     assert [node.id for node in graph.nodes if node.stage.name == "export"] == ["export"]
@@ -64,7 +64,7 @@ def test_components_have_one_export_and_a_line_each(store: LocalStore) -> None:
     assert read == {"encoder.optimize.0": "export.encoder_model", "decoder.optimize.0": "export.decoder_model"}
 
 
-def test_one_component_alone_asks_for_what_the_whole_asks_for_behind_the_export(store: LocalStore) -> None:
+def test_one_component_alone_asks_for_what_the_whole_asks_for_behind_the_export(store: Store) -> None:
     recipe = {**MARIAN, "precision": "w8a8", "quant": {"samples": 4}}
     whole = {node.id: node for node in planned(recipe, store).graph.nodes}
     alone = [node for node in planned(recipe, store, submodel="decoder").graph.nodes if node.stage.name != "export"]
@@ -92,14 +92,14 @@ def test_one_component_alone_asks_for_what_the_whole_asks_for_behind_the_export(
     ],
 )
 def test_all_components_are_meant_unless_a_class_or_a_task_names_one(
-    store: LocalStore, loader: Mapping[str, Any], lines: set[str]
+    store: Store, loader: Mapping[str, Any], lines: set[str]
 ) -> None:
     graph = planned({**MARIAN, "loader": {**MARIAN["loader"], **loader}}, store).graph
     finals = {node.id for node in graph.nodes if node.stage.name == "finalize"}
     assert finals == {f"{line}.finalize" if line else "finalize" for line in lines}
 
 
-def test_what_holds_for_one_component_alone_is_told_with_its_name(store: LocalStore) -> None:
+def test_what_holds_for_one_component_alone_is_told_with_its_name(store: Store) -> None:
     both = planned({**MARIAN, "precision": "w8a8", "auto": False}, store).summary
     assert (both.precision, len(both.notices)) == ("w8a8", 1)
     one = planned({**MARIAN, "precision": "w8a8", "auto": False, "components": {"encoder": {"quant": None}}}, store)
@@ -107,7 +107,7 @@ def test_what_holds_for_one_component_alone_is_told_with_its_name(store: LocalSt
     assert [notice.partition(" ")[0] for notice in one.summary.notices] == ["decoder:"]
 
 
-def test_names_of_outputs_are_for_one_component(store: LocalStore) -> None:
+def test_names_of_outputs_are_for_one_component(store: Store) -> None:
     recipe = {
         **MARIAN,
         "auto": False,
@@ -146,13 +146,13 @@ def test_names_of_outputs_are_for_one_component(store: LocalStore) -> None:
     ],
 )
 def test_what_components_cannot_have_is_refused(
-    store: LocalStore, recipe: Mapping[str, Any], options: Mapping[str, Any], complaint: str
+    store: Store, recipe: Mapping[str, Any], options: Mapping[str, Any], complaint: str
 ) -> None:
     with pytest.raises(WinmlDagError, match=f"(?s){complaint}"):
         planned(recipe, store, **options)
 
 
-def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: LocalStore, tmp_path: Path) -> None:
+def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: Store, tmp_path: Path) -> None:
     made = {name: _model_with_weights(tmp_path / name, value) for name, value in (("a", 1.0), ("b", 2.0))}
     results = {f"{name}.optimize.0": _optimized(name, folder, store) for name, folder in made.items()}
     graph = Graph.of([result.node for result in results.values()], [GIVEN])
@@ -195,10 +195,10 @@ def _model_with_weights(folder: Path, value: float) -> Path:
     return folder
 
 
-def _optimized(component: str, folder: Path, store: LocalStore) -> StageResult:
+def _optimized(component: str, folder: Path, store: Store) -> StageResult:
     node = Node(f"{component}.optimize.0", OPTIMIZE, {}, {"model": GIVEN.name})
     key = hashlib.sha256(component.encode()).hexdigest()
-    record = Record(key, "", Ingredients("optimize", 1, {}, {}, {}), {})
+    record = Record(key, "", KeyInputs("optimize", 1, {}, {}, {}), {})
     return StageResult(node, Status.RAN, FIRST_BUILD, key, store.publish(record, {"model": folder}))
 
 

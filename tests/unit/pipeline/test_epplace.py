@@ -12,7 +12,7 @@ from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.providers.nvtensorrtrtx import NV_TENSORRT_RTX
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.pipeline.epplace import ep_place
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def install(packages: Path, name: str, version: str, module: str = "") -> None:
 
 
 def toolchain(target: Target, folder: Path) -> dict[str, str]:
-    return ep_place(target, LocalStore(folder / "cache").fingerprints).toolchain(("onnxruntime", "numpy"))
+    return ep_place(target, Store(folder / "cache").fingerprints).toolchain(("onnxruntime", "numpy"))
 
 
 def test_another_way_to_the_same_provider_is_in_no_key_of_it(packages: Path, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_real_device_is_one_run_s_at_a_time_and_an_emulator_is_not(
     packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(packages, "onnxruntime_qnn", "2.7.0", "onnxruntime_qnn")
-    fingerprints = LocalStore(tmp_path / "cache").fingerprints
+    fingerprints = Store(tmp_path / "cache").fingerprints
     pools = {}
     for machine in ("x86_64", "aarch64"):
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)

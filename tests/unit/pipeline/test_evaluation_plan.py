@@ -14,7 +14,7 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.eval import EvaluationPlan, EvaluationRequest, eval_section, plan_evaluation
 from winml_dag.recipe.assessment import Eval
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 TASK = {"task": "image-classification"}
 
@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 def planned(model: Path, said: dict[str, Any], dataset: dict[str, Any] | None = None, **how: Any) -> EvaluationPlan:
     section = eval_section(None, said, {"path": "data.csv"} if dataset is None else dataset)
     request = EvaluationRequest(section, model.parent, how.pop("options", {}), download=False, **how)
-    return plan_evaluation(find_built_model(model), request, LocalStore(model.parent / "cache"))
+    return plan_evaluation(find_built_model(model), request, Store(model.parent / "cache"))
 
 
 def key(plan: EvaluationPlan) -> Any:

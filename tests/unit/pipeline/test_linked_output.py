@@ -13,10 +13,9 @@ from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.publish import OutputFolder
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.blobs import STAMP_NS
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.blobs import STAMP_NS, BlobDamaged
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"model", "model.onnx.data": b"weights"}
 TEXTS: Mapping[str, bytes] = {}
@@ -25,16 +24,16 @@ Materialise = Callable[..., Materialised]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[LocalStore]:
-    store = LocalStore(tmp_path / "cache")
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "cache")
     yield store
     store.close()
 
 
 @pytest.fixture
-def publish(store: LocalStore, tmp_path: Path) -> Callable[[], tuple[FileEntry, ...]]:
+def publish(store: Store, tmp_path: Path) -> Callable[[], tuple[FileEntry, ...]]:
     def publish() -> tuple[FileEntry, ...]:
-        made = Ingredients("finalize", 1, {}, {}, {})
+        made = KeyInputs("finalize", 1, {}, {}, {})
         folder = tmp_path / "made"
         folder.mkdir(exist_ok=True)
         for name, data in FILES.items():
@@ -55,7 +54,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def materialise(store: LocalStore, out: Path, wanted: tuple[FileEntry, ...]) -> Materialise:
+def materialise(store: Store, out: Path, wanted: tuple[FileEntry, ...]) -> Materialise:
     def materialise(*, link: bool, owned: bool = True, folder: Path = out) -> Materialised:
         output = OutputFolder(folder, wanted if owned else (), store, store.fingerprints, store.changes)
         return output.materialise(wanted, TEXTS, link=link)
@@ -121,7 +120,7 @@ def test_an_edit_through_a_link_is_noticed_whatever_its_time_and_never_put_there
 
 
 def test_a_file_replaced_by_another_leaves_the_cache_alone(
-    out: Path, store: LocalStore, materialise: Materialise, wanted: tuple[FileEntry, ...]
+    out: Path, store: Store, materialise: Materialise, wanted: tuple[FileEntry, ...]
 ) -> None:
     materialise(link=True, owned=False)
     (out / "new").write_bytes(b"edited")

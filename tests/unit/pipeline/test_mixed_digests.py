@@ -15,9 +15,8 @@ from winml_dag.pipeline.publish import OutputFolder
 from winml_dag.pipeline.userstages.folder import KnownFiles
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.remotes import Remotes
-from winml_dag.store.remote.settings import LevelSettings
+from winml_dag.store.remote.settings import TierSettings
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
@@ -33,8 +32,8 @@ def remote() -> MemoryRemote:
 
 @pytest.fixture
 def store(tmp_path: Path, remote: MemoryRemote) -> Iterator[Store]:
-    def behind(store: LocalStore) -> Remotes:
-        level = Tier(remote, LevelSettings("memory://"))
+    def behind(store: Store) -> Remotes:
+        level = Tier(remote, TierSettings("memory://"))
         trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
         return Remotes([level], store.blobs, trust, scratch=store.folder / "incoming", tell=lambda _: None)
 
@@ -80,6 +79,6 @@ def test_a_file_that_only_a_remote_knows_is_its_owners(
     known, path = KnownFiles(store, store.fingerprints), tmp_path / "out" / "model.onnx"
     assert not known.has(path)
     assert remote.calls == []
-    store.bring([FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))])
+    store.fetch_ahead([FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))])
     assert known.has(path)
     assert known.has(path, old)

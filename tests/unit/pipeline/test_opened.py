@@ -12,8 +12,8 @@ import pytest
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.opened import let_go, open_store
 from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.local import LocalStore
 from winml_dag.store.remote import http, transfer
+from winml_dag.store.store import Store
 from winml_dag.store.usage import read_statistics
 
 KEY = "a" * 64
@@ -27,8 +27,8 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_remote_it_is_the_store_of_this_machine_and_nothing_else_is_imported(tmp_path: Path) -> None:
-    assert type(open_store(tmp_path / "cache", RemoteOptions())) is LocalStore
-    assert type(open_store(tmp_path / "cache", RemoteOptions(mode="off"))) is LocalStore
+    assert type(open_store(tmp_path / "cache", RemoteOptions())) is Store
+    assert type(open_store(tmp_path / "cache", RemoteOptions(mode="off"))) is Store
     script = """
 import sys
 from pathlib import Path
@@ -44,7 +44,7 @@ assert not heavy, heavy
 def test_with_one_its_digests_are_sha256_also_where_it_is_off(tmp_path: Path) -> None:
     for mode in ("read", "off"):
         store = open_store(tmp_path / mode, RemoteOptions((tmp_path.as_uri(),), mode))
-        assert store.asks_behind
+        assert store.has_remotes
         assert store.function == "sha256"
         store.close()
 

@@ -17,16 +17,16 @@ from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.publish import OutputFile
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 NAME = "small.onnx"
 KILLED = 9
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "cache")
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def folder(tmp_path: Path) -> Path:
 class Puts:
     """Puts results into the store and then into the folder."""
 
-    def __init__(self, folder: Path, store: LocalStore, scratch: Path) -> None:
+    def __init__(self, folder: Path, store: Store, scratch: Path) -> None:
         self.folder, self.store, self._scratch = folder, store, scratch
 
     def publish(self, files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
-        made = Ingredients("finalize", 1, {}, {name: data.hex() for name, data in files.items()}, {})
+        made = KeyInputs("finalize", 1, {}, {name: data.hex() for name, data in files.items()}, {})
         folder = self._scratch / cache_key(made)[:8]
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
@@ -65,7 +65,7 @@ class Puts:
 
 
 @pytest.fixture
-def puts(folder: Path, store: LocalStore, tmp_path: Path) -> Puts:
+def puts(folder: Path, store: Store, tmp_path: Path) -> Puts:
     return Puts(folder, store, tmp_path / "scratch")
 
 
@@ -202,7 +202,7 @@ def test_a_link_is_replaced_not_followed(puts: Puts, tmp_path: Path) -> None:
     assert target.read_bytes() == b"mine"
 
 
-def test_a_folder_that_is_not_there_is_made(store: LocalStore, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_made(store: Store, tmp_path: Path) -> None:
     puts = Puts(tmp_path / "a" / "b", store, tmp_path / "scratch")
     puts.put(_model(external=False))
     assert puts.contents() == _model(external=False)
@@ -226,7 +226,7 @@ def test_a_folder_that_cannot_be_written_is_named(puts: Puts, monkeypatch: pytes
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes to kill them at every step")
 def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_what_the_next_one_completes(
-    store: LocalStore, tmp_path: Path
+    store: Store, tmp_path: Path
 ) -> None:
     """Killed before each move of a file in turn: then the next one, which wants the old again, finds it or puts it."""
     old, new = _model(external=True), _model(external=False)

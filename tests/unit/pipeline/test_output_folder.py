@@ -15,8 +15,8 @@ from winml_dag.pipeline.commit import Materialised, change_folder
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.publish import OutputFolder, prepare_folder, refuse_file
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.blobs import BlobDamaged
+from winml_dag.store.record import KeyInputs, Record
 
 FIRST = {"export.onnx": b"exported", "model.onnx": b"model", "model.onnx.data": b"weights"}
 SECOND = {"model.onnx": b"better model", "quantized.onnx": b"quantized"}
@@ -43,7 +43,7 @@ def publish(store: NotedStore, tmp_path: Path) -> Publish:
     """Put files into the store, as a stage's output."""
 
     def publish(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
-        made = Ingredients("finalize", 1, {}, {name: data.hex() for name, data in files.items()}, {})
+        made = KeyInputs("finalize", 1, {}, {name: data.hex() for name, data in files.items()}, {})
         folder = tmp_path / cache_key(made)[:8]
         folder.mkdir()
         for name, data in files.items():

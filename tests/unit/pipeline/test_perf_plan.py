@@ -20,7 +20,7 @@ from winml_dag.pipeline.assess.host import Host, this_host
 from winml_dag.pipeline.assess.measurement import Measurement, carry_out
 from winml_dag.pipeline.assess.perf import PerfPlan, PerfRequest, plan_perf
 from winml_dag.recipe.assessment import Perf
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 HOST = Host("linux x86_64", "A Processor", logical_cores=8, usable_cores=8, memory_gib=16, accelerators=("a GPU 1.0",))
 
@@ -34,20 +34,20 @@ def save(path: Path, *, first: int | str = 2, second: int | str = 3, weight: flo
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "cache")
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
 
 
-def plan(path: Path, store: LocalStore, host: Host = HOST, **request: Any) -> PerfPlan:
+def plan(path: Path, store: Store, host: Host = HOST, **request: Any) -> PerfPlan:
     perf = request.pop("perf", {})
     return plan_perf(find_built_model(path), PerfRequest(Perf(**perf), **request), host, store.fingerprints)
 
 
 def key(planned: PerfPlan) -> str:
     graph = planned.measurement.graph
-    ingredients = BuildState(graph, planned.measurement.sources).ingredients(graph.nodes[0])
-    assert ingredients is not None
-    return cache_key(ingredients)
+    key_inputs = BuildState(graph, planned.measurement.sources).key_inputs(graph.nodes[0])
+    assert key_inputs is not None
+    return cache_key(key_inputs)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def key(planned: PerfPlan) -> str:
         {"memory_gib": 32},
     ],
 )
-def test_another_host_has_another_key(tmp_path: Path, store: LocalStore, other: Mapping[str, Any]) -> None:
+def test_another_host_has_another_key(tmp_path: Path, store: Store, other: Mapping[str, Any]) -> None:
     model = save(tmp_path / "model.onnx")
 
     assert key(plan(model, store)) == key(plan(model, store, replace(HOST)))
@@ -89,13 +89,13 @@ def test_this_host_tells_what_it_is_and_not_its_name() -> None:
     "perf",
     [{"warmup": 1}, {"iterations": 5}, {"duration": 1.0}, {"threads": 1}, {"batch_size": 4}, {"seed": 1}, {"loads": 1}],
 )
-def test_every_setting_is_in_the_key(tmp_path: Path, store: LocalStore, perf: Mapping[str, Any]) -> None:
+def test_every_setting_is_in_the_key(tmp_path: Path, store: Store, perf: Mapping[str, Any]) -> None:
     model = save(tmp_path / "model.onnx", first="batch")
 
     assert key(plan(model, store)) != key(plan(model, store, perf=perf))
 
 
-def test_what_is_read_is_in_the_key(tmp_path: Path, store: LocalStore) -> None:
+def test_what_is_read_is_in_the_key(tmp_path: Path, store: Store) -> None:
     model, other = save(tmp_path / "model.onnx"), save(tmp_path / "other.onnx", weight=2.0)
     data = tmp_path / "data.npz"
     np.savez(data, x=np.zeros((1, 2, 3), np.float32))
@@ -111,7 +111,7 @@ def test_what_is_read_is_in_the_key(tmp_path: Path, store: LocalStore) -> None:
     assert key(plan(model, store, input_data=data)) not in keys
 
 
-def test_neither_a_picture_nor_a_seed_that_nothing_reads_is_in_the_key(tmp_path: Path, store: LocalStore) -> None:
+def test_neither_a_picture_nor_a_seed_that_nothing_reads_is_in_the_key(tmp_path: Path, store: Store) -> None:
     model, data = save(tmp_path / "model.onnx"), tmp_path / "data.npz"
     np.savez(data, x=np.zeros((1, 2, 3), np.float32))
 
@@ -120,14 +120,14 @@ def test_neither_a_picture_nor_a_seed_that_nothing_reads_is_in_the_key(tmp_path:
     assert key(with_data) == key(plan(model, store, input_data=data, perf={"seed": 7}))
 
 
-def test_a_batch_that_the_model_does_not_take_is_refused(tmp_path: Path, store: LocalStore) -> None:
+def test_a_batch_that_the_model_does_not_take_is_refused(tmp_path: Path, store: Store) -> None:
     fixed = save(tmp_path / "model.onnx", first=2)
 
     with pytest.raises(UsageError, match=r"A batch of 4 does not fit.* x in the shape \[2, 3\] only"):
         plan(fixed, store, perf={"batch_size": 4})
 
 
-def test_the_batch_of_a_fixed_model_is_what_is_given_or_what_its_build_fixed(tmp_path: Path, store: LocalStore) -> None:
+def test_the_batch_of_a_fixed_model_is_what_is_given_or_what_its_build_fixed(tmp_path: Path, store: Store) -> None:
     built = find_built_model(save(tmp_path / "model.onnx", first=2))
 
     def planned(size: int | None, **settings: Any) -> str:
@@ -138,7 +138,7 @@ def test_the_batch_of_a_fixed_model_is_what_is_given_or_what_its_build_fixed(tmp
     assert planned(2) != planned(None) == planned(None, export={"batch_size": 3})
 
 
-def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: LocalStore) -> None:
+def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: Store) -> None:
     model = save(tmp_path / "model.onnx", first="n", second="length")
 
     assert key(plan(model, store)) != key(plan(model, store, perf={"sizes": {"length": 3}}))
@@ -151,19 +151,19 @@ def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: LocalSt
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("none.npz", "does not exist"), ("model.onnx", "is no .npz file")])
-def test_data_that_is_not_there_is_named(tmp_path: Path, store: LocalStore, name: str, wrong: str) -> None:
+def test_data_that_is_not_there_is_named(tmp_path: Path, store: Store, name: str, wrong: str) -> None:
     model = save(tmp_path / "model.onnx")
 
     with pytest.raises(InputError, match=rf"perf.input_data: .*{name} {wrong}"):
         plan(model, store, input_data=tmp_path / name)
 
 
-def test_an_option_that_the_provider_does_not_know_is_refused(tmp_path: Path, store: LocalStore) -> None:
+def test_an_option_that_the_provider_does_not_know_is_refused(tmp_path: Path, store: Store) -> None:
     with pytest.raises(UsageError, match="has no provider options, but 'fast' is given"):
         plan(save(tmp_path / "model.onnx"), store, options={"fast": "1"})
 
 
-def test_one_hosts_measurement_is_never_told_of_another(tmp_path: Path, store: LocalStore) -> None:
+def test_one_hosts_measurement_is_never_told_of_another(tmp_path: Path, store: Store) -> None:
     model = save(tmp_path / "model.onnx")
 
     def measured(host: Host, *, rebuild: bool = False) -> Measurement:

@@ -13,7 +13,7 @@ from winml_dag.ep.providers.vitisai import VITISAI
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 RECIPE = {
     "loader": {"task": "image-classification", "model_type": "resnet"},
@@ -31,7 +31,7 @@ def request_(tmp_path: Path) -> Request:
 
 
 def test_a_provider_that_only_another_machine_has_is_planned(request_: Request, tmp_path: Path) -> None:
-    planned = plan_request(request_, LocalStore(tmp_path / "cache"), download=False, needs_folder=False)
+    planned = plan_request(request_, Store(tmp_path / "cache"), download=False, needs_folder=False)
     assert [node.id for node in planned.graph.nodes if node.stage.name == "compile"] == ["compile"]
     assert planned.summary.execution_provider == VITISAI.name
     told = [notice for notice in planned.summary.notices if "but not run" in notice]
@@ -40,7 +40,7 @@ def test_a_provider_that_only_another_machine_has_is_planned(request_: Request, 
 
 
 def test_and_who_builds_is_refused_also_after_it_was_looked_at(request_: Request, tmp_path: Path) -> None:
-    store, asked = LocalStore(tmp_path / "cache"), replace(request_, output_dir=tmp_path / "out")
+    store, asked = Store(tmp_path / "cache"), replace(request_, output_dir=tmp_path / "out")
     for _ in range(2):
         plan_request(asked, store, download=False, needs_folder=False)
     with pytest.raises(UsageError, match="VitisAIExecutionProvider is not installed here"):
@@ -52,5 +52,5 @@ def test_a_task_is_taken_from_the_class(tmp_path: Path) -> None:
     loader = {"model_type": "bert", "model_class": "AutoModelForMaskedLM"}
     recipe.write_text(json.dumps({"loader": loader}), encoding="utf-8")
     asked = Request(recipe, Overrides(random_weights=True))
-    planned = plan_request(asked, LocalStore(tmp_path / "cache"), download=False, needs_folder=False)
+    planned = plan_request(asked, Store(tmp_path / "cache"), download=False, needs_folder=False)
     assert planned.summary.task == "fill-mask"

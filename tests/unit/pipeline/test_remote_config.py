@@ -11,8 +11,8 @@ import pytest
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.remoteconfig import named_by, remote_settings
 from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.local import LocalStore
-from winml_dag.store.remote.settings import LevelSettings, Mode
+from winml_dag.store.remote.settings import Mode, TierSettings
+from winml_dag.store.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def project_file(tmp_path: Path) -> Path:
     return tmp_path / "repository" / "winml_dag.toml"
 
 
-def levels(**options: object) -> tuple[LevelSettings, ...]:
+def levels(**options: object) -> tuple[TierSettings, ...]:
     settings = remote_settings(RemoteOptions(**options))  # type: ignore[arg-type]
     return () if settings is None else settings.levels
 
@@ -285,7 +285,7 @@ def test_a_cache_that_was_made_without_a_remote_has_another_in_it_for_builds_wit
         return RemoteOptions(**options).store_folder(tmp_path / "cache")  # type: ignore[arg-type]
 
     assert folder(urls=("https://a",)) == tmp_path / "cache"
-    LocalStore(tmp_path / "cache")
+    Store(tmp_path / "cache")
     assert folder() == tmp_path / "cache"
     assert folder(urls=("https://a",)) == folder(urls=("https://b",), mode="off") == tmp_path / "cache" / "sha256"
     project_file.write_text('[[remote]]\nurl = "https://a"\n')

@@ -9,13 +9,13 @@ from servers.faulty import FaultyServer
 from servers.nginx import nginx_server
 
 from winml_dag.pipeline.remotecheck import check_level
-from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings, SigningKey
+from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings
 from winml_dag.store.remote.urls import open_remote
 
 
 def test_who_may_not_write_is_told_so_also_where_somebody_has_written_before(tmp_path: Path) -> None:
     def may_write(url: str, namespace: str) -> bool:
-        level = LevelSettings(url, Mode.READ_WRITE, namespace)
+        level = TierSettings(url, Mode.READ_WRITE, namespace)
         settings = RemoteSettings((level,), accept_unsigned=True)
         findings = list(check_level(level, settings, open_remote(url, namespace), tmp_path))
         return next(finding.is_well for finding in findings if finding.what == "write")
@@ -30,21 +30,21 @@ def test_who_may_not_write_is_told_so_also_where_somebody_has_written_before(tmp
 def test_that_a_token_is_not_sent_is_told_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with FaultyServer() as server:
 
-        def told(level: LevelSettings) -> list[str]:
+        def told(level: TierSettings) -> list[str]:
             settings = RemoteSettings((level,), accept_unsigned=True)
             findings = check_level(level, settings, open_remote(server.url), tmp_path)
             return [finding.advice for finding in findings if not finding.is_well]
 
-        assert told(LevelSettings(server.url)) == []
+        assert told(TierSettings(server.url)) == []
         monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN", "a secret")
-        assert told(LevelSettings(server.url, gets_token=True)) == []
-        assert told(LevelSettings(server.url.replace("//", "//me:secret@"))) == []
-        (advice,) = told(LevelSettings(server.url))
+        assert told(TierSettings(server.url, gets_token=True)) == []
+        assert told(TierSettings(server.url.replace("//", "//me:secret@"))) == []
+        (advice,) = told(TierSettings(server.url))
         assert "WINML_DAG_REMOTE_TOKEN_HOST" in advice
 
 
 def test_who_is_trusted_is_told_where_only_other_keys_are_here(tmp_path: Path) -> None:
-    level = LevelSettings(tmp_path.as_uri(), trusted=frozenset({"main"}))
+    level = TierSettings(tmp_path.as_uri(), trusted=frozenset({"main"}))
     settings = RemoteSettings((level,), (SigningKey("pull", bytes(32)),))
     keys = next(iter(check_level(level, settings, open_remote(level.url), tmp_path)))
     assert (keys.what, keys.is_well) == ("keys", False)

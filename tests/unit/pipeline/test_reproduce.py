@@ -26,7 +26,7 @@ from winml_dag.pipeline.assess.reproduce import ReproduceOptions, Reproduction, 
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import STAMP_NS
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 class Bench:
@@ -34,7 +34,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = LocalStore(folder / "cache")
+        self.store = Store(folder / "cache")
         self.source = folder / "source.txt"
         self.source.write_text("a source")
 

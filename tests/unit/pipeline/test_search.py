@@ -16,7 +16,7 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.search import completed, refuse_unsupported, searches
 from winml_dag.stages.analyze import ANALYZE
 from winml_dag.stages.compile import COMPILE
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 
 CONFIG: JsonObject = {"target": {"execution_provider": "QNNExecutionProvider", "device": "npu"}}
 ERF: JsonObject = {"operator": "OP/ai.onnx/Erf", "count": 3, "reason": "not taken", "nodes": ["a", "b"]}
@@ -24,7 +24,7 @@ ERF: JsonObject = {"operator": "OP/ai.onnx/Erf", "count": 3, "reason": "not take
 
 def analyzed(node_id: str, key: str, *discovered: str, **metrics: Any) -> StageResult:
     told = {"nodes": {"supported": 5}, **metrics, "discovered": list(discovered)}
-    record = Record(key, "", Ingredients("analyze", 1, CONFIG, {}, {}), {}, told)
+    record = Record(key, "", KeyInputs("analyze", 1, CONFIG, {}, {}), {}, told)
     return StageResult(Node(node_id, ANALYZE, CONFIG, {}), Status.RAN, reason.FIRST_BUILD, key, record)
 
 

@@ -16,7 +16,7 @@ from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 RANDOM = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": {"hidden_size": 32}}}
 
@@ -113,7 +113,7 @@ def compiled_model(path: Path) -> None:
 
 
 def same_build(folder: Path, recipe: dict[str, object], overrides: Overrides) -> None:
-    store = LocalStore(folder / "cache")
+    store = Store(folder / "cache")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     # What a search discovers is in the settings after it, and it is not made again.
     overrides = replace(overrides, analyze=False)

@@ -16,10 +16,10 @@ from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
-class Settling(LocalStore):
+class Settling(Store):
     """Counts how often somebody has waited."""
 
     settled = 0
@@ -37,7 +37,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settling]
     store.close()
 
 
-def planned(script: str, store: LocalStore) -> BuildGraph:
+def planned(script: str, store: Store) -> BuildGraph:
     """One stage, which does what *script* says and then puts out a file."""
     whole = f"import sys; {script}; open(sys.argv[1], 'w').write('done')"
     stage = {"command": [sys.executable, "-c", whole, "{outputs.out}"], "outputs": {"out": "made.txt"}}

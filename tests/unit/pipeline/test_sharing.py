@@ -14,7 +14,7 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 pytest.importorskip("onnxruntime_qnn", reason="a plan for QNN needs onnxruntime-qnn")
 
@@ -34,7 +34,7 @@ def planned(models: list[Path], folder: Path, **settings: object) -> BuildGraph:
     overrides = Overrides(onnx=models[0], ep="qnn", settings={"compile": settings})
     output = folder / "out" / f"{models[0].stem}_compiled.onnx"
     request = Request(None, overrides, command="compile", output_file=output, also=tuple(models[1:]))
-    return plan_request(request, LocalStore(folder / "cache"), download=False)
+    return plan_request(request, Store(folder / "cache"), download=False)
 
 
 def node(graph: BuildGraph, node_id: str) -> Node:

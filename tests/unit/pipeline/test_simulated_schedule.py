@@ -86,7 +86,7 @@ def test_what_a_remote_has_is_asked_for_in_as_many_round_trips_as_the_graph_is_d
     # A look for records and one for blobs for each wave, and what lies in the folders in the end.
     assert told.seconds <= 2 * 12 + 1
     assert told.went.record_gets == len(run[1].shelf.records)
-    finals = (record for record in run[1].shelf.records.values() if record.ingredients.stage == "finalize")
+    finals = (record for record in run[1].shelf.records.values() if record.key_inputs.stage == "finalize")
     blobs = {file.digest: file.size for record in finals for file in record.files()}
     assert told.went.blob_gets == len(blobs)
     assert told.went.bytes_got == sum(run[1].shelf.sizes.values()) + sum(blobs.values())

@@ -18,7 +18,7 @@ from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Mea
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.sweep import Cell
 from winml_dag.stages.perf.notices import EMULATED
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 SWEEP = """
 matrix:
@@ -66,7 +66,7 @@ class Sweeping:
         def carry_out(cells: Sequence[Cell]) -> Sequence[CellResult]:
             raise AssertionError(f"nothing is searched here: {cells}")
 
-        driver = Driver(LocalStore(self.folder / "cache"))
+        driver = Driver(Store(self.folder / "cache"))
         means = Means(self.folder, lambda _: Request(None, Overrides()), carry_out, put, driver)
         sweep = load_sweep(path)
         return pursue_goals(sweep, [self.results[cell.name] for cell in sweep.cells], means)

@@ -12,7 +12,7 @@ from winml_dag.pipeline.sweep.ledger import Ledger
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, Measured, StageRun, SweepResult
 from winml_dag.pipeline.sweep.state import read_sweep, write_sweep
 from winml_dag.recipe.sweep import Cell, Sweep
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 NAMES = ("fp32", "w8a8")
 AXES = {"precision": NAMES}
@@ -32,7 +32,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 def ledger_in(folder: Path) -> Ledger:
     cells = tuple(Cell(name, {"precision": name}, name, folder / "sweep.yaml") for name in NAMES)
     sweep = Sweep("small", folder / "sweep.yaml", AXES, cells)
-    return Ledger(sweep, folder, NAMES, LocalStore(folder / "cache"), HEAD)
+    return Ledger(sweep, folder, NAMES, Store(folder / "cache"), HEAD)
 
 
 def test_what_fails_as_before_is_no_reason_to_write(ledger: Ledger, tmp_path: Path) -> None:

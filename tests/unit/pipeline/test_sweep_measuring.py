@@ -11,7 +11,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Stage, Workspace
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, MeasurementJob
 from winml_dag.pipeline.run import Driver
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 MEASURE = Stage("measure", 1, "nobody:work", "", {}, {"report": "report"})
 
@@ -28,7 +28,7 @@ def _work(node: Node, workspace: Workspace) -> JsonObject:
 
 def test_each_is_told_of_when_it_has_all_its_results_and_what_is_shared_runs_once(tmp_path: Path) -> None:
     executor = MemoryExecutor(_work)
-    driver = Driver(LocalStore(tmp_path / "cache"), executor=executor)
+    driver = Driver(Store(tmp_path / "cache"), executor=executor)
     # What the first reads last is what the third is made of; the second takes one more.
     graphs = {"first": _graph("first", 1, 2), "second": _graph("second", 2, 3), "third": _graph("third", 2)}
     told: list[tuple[str, int]] = []

@@ -19,7 +19,7 @@ from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 Planner = Callable[..., BuildGraph]
 
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def planned(folder: Path) -> Iterator[Planner]:
     """Plan a recipe of stages, given as a mapping or as text."""
-    store = LocalStore(folder / "cache")
+    store = Store(folder / "cache")
 
     def plan(stages: Any = None, *, text: str = "", **more: Any) -> BuildGraph:
         recipe = folder / "recipe.yaml"

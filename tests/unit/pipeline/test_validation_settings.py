@@ -21,7 +21,7 @@ from winml_dag.pipeline.variant import Build, Skip
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.stages.bounds import MINIMUM_COSINE, MINIMUM_SQNR_DB, Bounds
 from winml_dag.stages.validate import ValidateConfig
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 def model(op: str, path: Path, **attributes: Any) -> None:
@@ -55,7 +55,7 @@ def config(build: Build) -> ValidateConfig:
 
 
 def inputs_of(build: Build, stage: str, folder: Path) -> dict[str, str]:
-    graph = plan_build(build, LocalStore(folder / "cache").fingerprints).graph
+    graph = plan_build(build, Store(folder / "cache").fingerprints).graph
     return dict(next(node.inputs for node in graph.nodes if node.stage.name == stage))
 
 

@@ -23,7 +23,7 @@ from winml_dag.stages.probe.measure import Measurements, measure, read_rows
 from winml_dag.stages.probe.onenode import UnmakeableError, case_of_model, one_node
 from winml_dag.stages.probe.samples.draft import OTHER_SIZES
 from winml_dag.stages.probe.samples.every import cell_sample, cells, drawn, exports_sample
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 ON_CPU = Target(CPU, "cpu")
 DATA = Operand("float32", (1, 3, 8, 8))
@@ -178,7 +178,7 @@ def test_what_was_measured_is_not_measured_again_and_half_a_row_is(tmp_path: Pat
 
 
 def test_a_case_is_tried_once_and_remembered(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
     unmakeable = replace(CONV, inputs=(Operand(), WEIGHTS))
     first = probe([CONV, unmakeable], ON_CPU, store)
     assert first.verdicts[CONV].level is Level.SUPPORTED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from store_samples import contents
 
 from winml_dag.store.collect import Collected, Limits, collect
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 DAY = 86_400
 
@@ -14,7 +14,7 @@ def key(number: int) -> str:
     return f"{number:064x}"
 
 
-def settle(store: LocalStore) -> None:
+def settle(store: Store) -> None:
     """Wait until the file system's clock, which goes in steps, is past all that has been stored."""
     probe = store.folder / "probe"
     probe.touch()
@@ -24,15 +24,15 @@ def settle(store: LocalStore) -> None:
     probe.unlink()
 
 
-def keys(store: LocalStore) -> list[int]:
+def keys(store: Store) -> list[int]:
     return [int(found, 16) for found in store.records.keys()]  # noqa: SIM118  # not a mapping
 
 
-def size(store: LocalStore) -> int:
+def size(store: Store) -> int:
     return sum(len(data) for folder in (store.records.folder, store.blobs.folder) for data in contents(folder).values())
 
 
-def collected(store: LocalStore, limits: Limits, *, dry_run: bool = False) -> Collected:
+def collected(store: Store, limits: Limits, *, dry_run: bool = False) -> Collected:
     settle(store)
     found = collect(store, limits, dry_run=dry_run)
     assert found is not None

@@ -12,15 +12,15 @@ from collect_samples import DAY
 from collect_samples import key as key_of
 from store_samples import KEY
 
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 Publish = Callable[..., Record]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[LocalStore]:
-    store = LocalStore(tmp_path / "cache")
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "cache")
     yield store
     store.close()
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[LocalStore]:
 @pytest.fixture
 def new_record() -> Callable[[str], Record]:
     def new_record(key: str = KEY) -> Record:
-        made = Ingredients("export", 1, {"export": {"opset": 21}}, {"source": "sha256:" + "0" * 64}, {"torch": "2.13"})
+        made = KeyInputs("export", 1, {"export": {"opset": 21}}, {"source": "sha256:" + "0" * 64}, {"torch": "2.13"})
         return Record(key, "c" * 64, made, outputs={}, metrics={"nodes": 37}, elapsed_seconds=1.5, made_by="me@here")
 
     return new_record
@@ -55,7 +55,7 @@ def fill(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
 def publish(new_record: Callable[[str], Record], fill: Callable[[Mapping[str, bytes]], Path]) -> Publish:
     """Publish one output slot, ``model``, with these files, as a run that ends."""
 
-    def publish(store: LocalStore, files: Mapping[str, bytes], key: str = KEY) -> Record:
+    def publish(store: Store, files: Mapping[str, bytes], key: str = KEY) -> Record:
         record = store.publish(new_record(key), {"model": fill(files)})
         store.records.flush()
         return record
@@ -64,11 +64,11 @@ def publish(new_record: Callable[[str], Record], fill: Callable[[Mapping[str, by
 
 
 @pytest.fixture
-def put(store: LocalStore, fill: Callable[..., Path]) -> Callable[..., Record]:
+def put(store: Store, fill: Callable[..., Path]) -> Callable[..., Record]:
     """Publish a record with these bytes, used *days* ago."""
 
     def put(number: int, *data: bytes, days: float = 0) -> Record:
-        made = Ingredients("export", 1, {}, {}, {})
+        made = KeyInputs("export", 1, {}, {}, {})
         files = {f"file{place}": some for place, some in enumerate(data)}
         record = store.publish(Record(key_of(number), "c", made, {}), {"out": fill(files)})
         store.records.flush()

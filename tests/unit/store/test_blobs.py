@@ -10,9 +10,8 @@ from store_samples import KEY, contents
 from winml_dag.errors import StoreError
 from winml_dag.store import blobs as module
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.blobs import STAMP_NS, Blobs
+from winml_dag.store.blobs import STAMP_NS, BlobDamaged, Blobs
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.store import BlobDamaged
 
 DATA = b"weights" * 100
 FILE = FileEntry("model.onnx.data", digest_bytes(DATA), len(DATA))

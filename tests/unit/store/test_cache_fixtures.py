@@ -11,22 +11,22 @@ import pytest
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import Reuse, decide
 from winml_dag.errors import StoreError
+from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.collect import Limits, collect
 from winml_dag.store.digest import digest_file
-from winml_dag.store.local import LocalStore
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import repair, verify
 
 FIXTURES = Path(__file__).parents[3] / "cache_fixtures"
 
 
-def opened(name: str, folder: Path) -> LocalStore:
+def opened(name: str, folder: Path) -> Store:
     """A copy of a recorded store: opening one puts things into it."""
     shutil.copytree(FIXTURES / name, folder / "store")
-    return LocalStore(folder / "store")
+    return Store(folder / "store")
 
 
-def keys(store: LocalStore) -> list[str]:
+def keys(store: Store) -> list[str]:
     return sorted(path.parent.name + path.stem for path in (store.folder / "records").rglob("*.json"))
 
 
@@ -34,7 +34,7 @@ def test_format_1_is_read_whole_without_its_index(tmp_path: Path) -> None:
     store = opened("format-1", tmp_path)
     assert verify(store).clean
     found = [store.record(key) for key in keys(store)]
-    assert {record.ingredients.stage for record in found if record} == {
+    assert {record.key_inputs.stage for record in found if record} == {
         "optimize",
         "calibrate",
         "quantize",
@@ -44,12 +44,12 @@ def test_format_1_is_read_whole_without_its_index(tmp_path: Path) -> None:
     for record in found:
         assert record is not None
         # Its key is still the one that these ingredients have: else nobody would ever find it again.
-        assert cache_key(record.ingredients) == record.cache_key
+        assert cache_key(record.key_inputs) == record.cache_key
         assert store.missing(record.files()) == []
         for slot, artifact in record.outputs.items():
-            store.fetch(artifact, tmp_path / record.ingredients.stage / slot)
+            store.fetch(artifact, tmp_path / record.key_inputs.stage / slot)
             for file in artifact.files:
-                assert digest_file(tmp_path / record.ingredients.stage / slot / file.name) == file.digest
+                assert digest_file(tmp_path / record.key_inputs.stage / slot / file.name) == file.digest
 
 
 @pytest.mark.parametrize("name", ["format-1-flipped-blob", "format-1-truncated-blob", "format-1-lost-blob"])
@@ -72,12 +72,12 @@ def test_a_damaged_record_counts_as_absent_and_is_named(tmp_path: Path) -> None:
     assert len([key for key in every if store.record(key) is None]) == 1
 
 
-def check_whole(store: LocalStore, folder: Path) -> None:
+def check_whole(store: Store, folder: Path) -> None:
     """Every record is found, and its files come out as its digests say."""
     found = [record for key in keys(store) if (record := store.record(key))]
     assert len(found) == 5
     for record in found:
-        assert isinstance(decide(store.latest(["name"]).get("name"), record.ingredients, store), Reuse)
+        assert isinstance(decide(store.latest(["name"]).get("name"), record.key_inputs, store), Reuse)
         for slot, artifact in record.outputs.items():
             store.fetch(artifact, folder / record.cache_key / slot)
 
@@ -104,7 +104,7 @@ def test_records_without_blobs_count_as_not_built_until_they_are_taken_out(tmp_p
     records = [store.record(key) for key in every]
     for record in records:
         assert record is not None
-        assert not isinstance(decide(store.latest(["name"]).get("name"), record.ingredients, store), Reuse)
+        assert not isinstance(decide(store.latest(["name"]).get("name"), record.key_inputs, store), Reuse)
     assert verify(store).incomplete == tuple(every)
     report = repair(store)
     assert report.removed == tuple(every)

@@ -13,11 +13,10 @@ from store_samples import KEY, contents
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.blobs import STAMP_NS, Blobs
+from winml_dag.store.blobs import STAMP_NS, BlobDamaged, Blobs
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.store import Store
 
 DATA = b"weights" * 100
 FILE = FileEntry("model.onnx.data", digest_bytes(DATA), len(DATA))
@@ -113,7 +112,7 @@ def test_a_link_that_comes_back_as_an_output_is_not_the_inode_that_is_stored(blo
 
 
 def test_where_no_link_can_be_made_the_file_is_a_copy_and_is_named(
-    store: LocalStore, publish: Callable[..., Record], elsewhere: Path
+    store: Store, publish: Callable[..., Record], elsewhere: Path
 ) -> None:
     artifact = publish(store, FILES).outputs["model"]
     assert store.link(artifact, elsewhere / "out") == tuple(FILES)
@@ -124,7 +123,7 @@ def test_where_no_link_can_be_made_the_file_is_a_copy_and_is_named(
 
 
 def test_a_file_that_cannot_be_put_there_at_all_is_an_error_in_words(
-    store: LocalStore, publish: Callable[..., Record], tmp_path: Path
+    store: Store, publish: Callable[..., Record], tmp_path: Path
 ) -> None:
     artifact = publish(store, FILES).outputs["model"]
     (tmp_path / "out" / "model.onnx").mkdir(parents=True)
@@ -133,7 +132,7 @@ def test_a_file_that_cannot_be_put_there_at_all_is_an_error_in_words(
 
 
 def test_what_was_edited_through_a_link_is_made_anew_and_then_linked(
-    store: LocalStore, publish: Callable[..., Record], tmp_path: Path
+    store: Store, publish: Callable[..., Record], tmp_path: Path
 ) -> None:
     record = publish(store, FILES)
     assert store.link(record.outputs["model"], tmp_path / "out") == ()

@@ -11,22 +11,22 @@ from store_samples import KEY, contents
 
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.store.files import in_words
-from winml_dag.store.local import LocalStore
 from winml_dag.store.location import default_cache_dir, store_folder
+from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"graph"}
 
 
 def test_a_new_folder_becomes_a_store_of_format_1(tmp_path) -> None:
-    LocalStore(tmp_path / "a" / "b")
+    Store(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b" / "FORMAT").read_text().strip() == "1"
 
 
 def test_what_one_process_stored_another_finds(store, publish) -> None:
     record = publish(store, FILES)
     code = (
-        "import sys; from pathlib import Path; from winml_dag.store.local import LocalStore;"
-        "print(LocalStore(Path(sys.argv[1])).record(sys.argv[2]).outputs['model'].digest)"
+        "import sys; from pathlib import Path; from winml_dag.store.store import Store;"
+        "print(Store(Path(sys.argv[1])).record(sys.argv[2]).outputs['model'].digest)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code, str(store.folder), KEY], check=True, capture_output=True, text=True
@@ -38,34 +38,34 @@ def test_what_one_process_stored_another_finds(store, publish) -> None:
 def test_an_unknown_format_is_refused_with_advice_and_left_alone(tmp_path, text) -> None:
     (tmp_path / "FORMAT").write_text(text, encoding="latin-1")
     with pytest.raises(StoreError, match="format") as caught:
-        LocalStore(tmp_path)
+        Store(tmp_path)
     assert "--cache-dir" in caught.value.advice
     assert [path.name for path in tmp_path.iterdir()] == ["FORMAT"]
 
 
 def test_a_store_keeps_the_digest_function_that_it_was_made_with(tmp_path) -> None:
     for name, function, marker in (("alone", "xxh3-128", "1\n"), ("shared", "sha256", "1 sha256\n")):
-        assert LocalStore(tmp_path / name, function=function).function == function
-        assert LocalStore(tmp_path / name).function == function
+        assert Store(tmp_path / name, function=function).function == function
+        assert Store(tmp_path / name).function == function
         assert (tmp_path / name / "FORMAT").read_text() == marker
-    assert LocalStore(tmp_path / "default").function == "xxh3-128"
+    assert Store(tmp_path / "default").function == "xxh3-128"
     for name, function in (("alone", "sha256"), ("shared", "xxh3-128")):
         with pytest.raises(StoreError, match=f"and {function} is needed here"):
-            LocalStore(tmp_path / name, function=function)
-        assert LocalStore(store_folder(tmp_path / name, function), function=function).folder.parent == tmp_path / name
+            Store(tmp_path / name, function=function)
+        assert Store(store_folder(tmp_path / name, function), function=function).folder.parent == tmp_path / name
 
 
 def test_one_from_before_that_was_shared_is_read_as_one(tmp_path) -> None:
-    LocalStore(tmp_path)
+    Store(tmp_path)
     (tmp_path / "blobs" / "sha256").mkdir(parents=True)
     (tmp_path / "blobs" / "xxh3-128").mkdir()
-    assert LocalStore(tmp_path).function == "sha256"
+    assert Store(tmp_path).function == "sha256"
 
 
 def test_a_folder_with_other_things_in_it_is_not_adopted(tmp_path) -> None:
     (tmp_path / "thesis.docx").write_text("precious")
     with pytest.raises(StoreError, match=r"not a cache: it has thesis\.docx"):
-        LocalStore(tmp_path)
+        Store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.docx"]
 
 
@@ -73,7 +73,7 @@ def test_a_folder_with_other_things_in_it_is_not_adopted(tmp_path) -> None:
 def test_a_file_in_place_of_the_folder_is_an_error_in_words(tmp_path, path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match="a file is where a folder should be"):
-        LocalStore(tmp_path / path)
+        Store(tmp_path / path)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anything")
@@ -82,7 +82,7 @@ def test_a_store_that_may_not_be_written_is_an_error_in_words(store, publish, tm
     store.close()
     (tmp_path / "closed").mkdir(mode=0o555)
     with pytest.raises(StoreError, match="permission denied"):
-        LocalStore(tmp_path / "closed" / "cache")
+        Store(tmp_path / "closed" / "cache")
     (store.blobs.folder / "xxh3-128").chmod(0o555)
     try:
         with pytest.raises(StoreError, match="permission denied"):
@@ -93,9 +93,9 @@ def test_a_store_that_may_not_be_written_is_an_error_in_words(store, publish, tm
 
 def test_many_processes_may_begin_one_store_at_once(tmp_path) -> None:
     code = (
-        "import sys; from pathlib import Path; from winml_dag.store.local import LocalStore;"
+        "import sys; from pathlib import Path; from winml_dag.store.store import Store;"
         "print('ready', flush=True); sys.stdin.readline();"
-        "store = LocalStore(Path(sys.argv[1])); store.remember({'name': 'k' * 64})"
+        "store = Store(Path(sys.argv[1])); store.remember({'name': 'k' * 64})"
     )
     processes = [
         subprocess.Popen(
@@ -117,7 +117,7 @@ def test_many_processes_may_begin_one_store_at_once(tmp_path) -> None:
     for process in processes:
         _, errors = process.communicate()
         assert (process.returncode, errors) == (0, "")
-    assert LocalStore(tmp_path / "cache").index.read("latest", ["name"]) == {"name": "k" * 64}
+    assert Store(tmp_path / "cache").index.read("latest", ["name"]) == {"name": "k" * 64}
 
 
 def test_the_default_folder_is_the_variables_else_the_users_cache_folder(monkeypatch, tmp_path) -> None:

@@ -12,20 +12,20 @@ from store_samples import KEY, OTHER_KEY
 
 from winml_dag.errors import Interrupted, StoreError
 from winml_dag.store import locks
-from winml_dag.store.local import LocalStore
 from winml_dag.store.locks import Locks
+from winml_dag.store.store import Store
 
 AS_FILES = """
 import sys
 from pathlib import Path
 from winml_dag.store import locks
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 locks.AVAILABLE = sys.argv[3] == "ranges" and locks.AVAILABLE
 """
 HOLD = (
     AS_FILES
     + """
-with LocalStore(Path(sys.argv[1])).claim(sys.argv[2]):
+with Store(Path(sys.argv[1])).claim(sys.argv[2]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -42,12 +42,12 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture
-def store(kind: str, tmp_path: Path) -> LocalStore:  # noqa: ARG001 - patched by then
-    return LocalStore(tmp_path / "cache")
+def store(kind: str, tmp_path: Path) -> Store:  # noqa: ARG001 - patched by then
+    return Store(tmp_path / "cache")
 
 
 @pytest.fixture
-def holder(store: LocalStore, kind: str):
+def holder(store: Store, kind: str):
     """Another process that holds KEY until its standard input ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(store.folder), KEY, kind],
@@ -62,7 +62,7 @@ def holder(store: LocalStore, kind: str):
     process.communicate()
 
 
-def is_free(store: LocalStore, key: str) -> bool:
+def is_free(store: Store, key: str) -> bool:
     try:
         with store.claim(key, gives_up=lambda: True):
             return True
@@ -150,8 +150,8 @@ def test_a_lock_folder_that_cannot_be_made_is_an_error_in_words(tmp_path) -> Non
 COUNT_UP = """
 import sys
 from pathlib import Path
-from winml_dag.store.local import LocalStore
-store, counter = LocalStore(Path(sys.argv[1])), Path(sys.argv[2])
+from winml_dag.store.store import Store
+store, counter = Store(Path(sys.argv[1])), Path(sys.argv[2])
 for _ in range(60):
     with store.locks.hold("0123456789"):
         counter.write_text(str(int(counter.read_text()) + 1))
@@ -187,7 +187,7 @@ def test_the_file_of_a_lock_that_is_held_stays(store, holder) -> None:
 def test_keys_leave_nothing_behind(tmp_path: Path) -> None:
     if not locks.AVAILABLE:
         pytest.skip("this system locks files only")
-    store = LocalStore(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
     for number in range(3):
         with store.claim(f"{number:064}"):
             pass

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from store_samples import KEY, OTHER_KEY
 
 from winml_dag.errors import StoreError
-from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
+from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"graph"}
 
@@ -20,7 +20,7 @@ def test_a_record_is_found_again_after_the_index_was_deleted_and_the_index_fille
     record = publish(store, FILES)
     store.close()
     shutil.rmtree(store.folder / "index")
-    again = LocalStore(store.folder)
+    again = Store(store.folder)
     assert again.record(KEY) == record
     again.close()
     assert again.index.names("record") == [KEY]
@@ -96,9 +96,9 @@ def test_a_record_with_any_nonsense_in_a_field_is_read_or_refused_in_words(new_r
 
 @pytest.fixture(scope="module")
 def new_record_json():
-    from winml_dag.store.record import Ingredients
+    from winml_dag.store.record import KeyInputs
 
-    return Record(KEY, "c" * 64, Ingredients("export", 1, {}, {}, {}), {}).to_json()
+    return Record(KEY, "c" * 64, KeyInputs("export", 1, {}, {}, {}), {}).to_json()
 
 
 def test_a_use_sets_the_time_of_the_records_file(store, publish) -> None:

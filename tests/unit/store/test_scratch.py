@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from store_samples import contents
 
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 LIVE = """
 import sys
 from pathlib import Path
 from pathlib import Path
-from winml_dag.store.local import LocalStore
-with LocalStore(Path(sys.argv[1])).scratch.open() as root:
+from winml_dag.store.store import Store
+with Store(Path(sys.argv[1])).scratch.open() as root:
     (root / "work").write_text("half done")
     print(root, flush=True)
     sys.stdin.read()
@@ -23,7 +23,7 @@ with LocalStore(Path(sys.argv[1])).scratch.open() as root:
 
 
 @pytest.fixture
-def living(store: LocalStore):
+def living(store: Store):
     """Another process with a scratch folder, until its standard input ends; and that folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", LIVE, str(store.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -35,7 +35,7 @@ def living(store: LocalStore):
     process.communicate()
 
 
-def roots(store: LocalStore) -> list[str]:
+def roots(store: Store) -> list[str]:
     return sorted(path.name for path in store.scratch.folder.iterdir())
 
 

@@ -11,13 +11,13 @@ import pytest
 from servers.memory import MemoryRemote
 from store_samples import KEY, OTHER_KEY, contents
 
-from winml_dag.store.local import LocalStore
+from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.record import Record
 from winml_dag.store.remote.remotes import Remotes
-from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
-from winml_dag.store.store import BlobDamaged, Store
+from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"graph", "model.onnx.data": b"weights" * 1000}
 TRUST = Trust((SigningKey("team", b"k" * 32),), Maker("winml_dag 0.1.0", host="Linux x86_64"))
@@ -36,9 +36,9 @@ def machine(tmp_path: Path, remote: MemoryRemote) -> Machine:
     """A store of a machine of its own before the one remote."""
 
     def machine(name: str) -> Store:
-        level = Tier(remote, LevelSettings("memory://", Mode.READ_WRITE))
+        level = Tier(remote, TierSettings("memory://", Mode.READ_WRITE))
 
-        def behind(store: LocalStore) -> Remotes:
+        def behind(store: Store) -> Remotes:
             scratch = store.folder / "transfers"
             return Remotes([level], store.blobs, TRUST, scratch=scratch, tell=lambda _: None)
 
@@ -68,14 +68,14 @@ def test_what_one_machine_makes_another_finds_and_keeps_the_record_and_no_blob(
     found = here.record(KEY)
     assert found is not None
     assert dataclasses.replace(found, origin={}) == made
-    assert here.came_from_behind(KEY)
+    assert here.came_from_remote(KEY)
     assert here.missing(found.files()) == []
     assert list(here.blobs.all()) == []
     here.close()
     remote.calls.clear()
     again = machine("here")
     assert again.record(KEY) == found
-    assert not again.came_from_behind(KEY)
+    assert not again.came_from_remote(KEY)
     assert asked(remote, "record") == 0
     again.close()
 
@@ -85,10 +85,10 @@ def test_blobs_come_when_they_are_fetched_and_then_they_are_here(
 ) -> None:
     here = machine("here")
     here.look_up([KEY])
-    assert len(here.far(made.files())) == 2
+    assert len(here.remote_only(made.files())) == 2
     here.fetch(made.outputs["model"], tmp_path / "out")
     assert contents(tmp_path / "out") == FILES
-    assert here.far(made.files()) == []
+    assert here.remote_only(made.files()) == []
     remote.calls.clear()
     here.fetch(made.outputs["model"], tmp_path / "again")
     here.link(made.outputs["model"], tmp_path / "linked")
@@ -145,7 +145,7 @@ def test_a_blob_that_is_gone_when_it_is_needed_counts_as_missing_from_then_on(
 
 def test_rot_here_is_healed_by_the_remote(machine: Machine, made: Record, tmp_path: Path) -> None:
     here = machine("here")
-    here.bring(made.files())
+    here.fetch_ahead(made.files())
     for file in made.files():
         path = here.blobs.path(file.digest)
         status = path.stat()
@@ -161,7 +161,7 @@ def test_a_record_with_other_digests_is_not_found_where_a_cache_had_both(
     machine: Machine, new_record: Callable[[str], Record], fill: Fill, tmp_path: Path
 ) -> None:
     """A stage that reads no file has one key with every function."""
-    alone = LocalStore(tmp_path / "here")
+    alone = Store(tmp_path / "here")
     made = alone.publish(new_record(KEY), {"model": fill(FILES)})
     alone.remember({"export": KEY})
     alone.close()
@@ -170,7 +170,7 @@ def test_a_record_with_other_digests_is_not_found_where_a_cache_had_both(
     assert here.record(KEY) is None
     assert here.look_up([KEY]) == {}
     assert here.latest(["export"]).get("export") is None
-    assert here.records_of(made.ingredients.stage, 5) == []
+    assert here.records_of(made.key_inputs.stage, 5) == []
     here.publish(new_record(KEY), {"model": fill(FILES)})
     assert here.latest(["export"]).get("export") is not None
     here.close()

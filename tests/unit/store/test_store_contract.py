@@ -14,20 +14,20 @@ from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.errors import Interrupted, StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.local import LocalStore
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"graph", "model.onnx.data": b"weights" * 1000, "nested/names.txt": b""}
 
 
-def spoil(store: LocalStore, file: FileEntry, data: bytes) -> None:
+def spoil(store: Store, file: FileEntry, data: bytes) -> None:
     path = store.blobs.path(file.digest)
     path.chmod(0o644)
     path.write_bytes(data)
 
 
-def lose(store: LocalStore, file: FileEntry) -> None:
+def lose(store: Store, file: FileEntry) -> None:
     store.blobs.path(file.digest).unlink()
 
 
@@ -115,9 +115,9 @@ def test_an_unknown_key_or_name_has_no_record(store) -> None:
 
 
 def test_the_records_of_a_stage_are_found_those_that_came_last_first(store, new_record) -> None:
-    export = new_record(KEY).ingredients
+    export = new_record(KEY).key_inputs
     for number, stage in enumerate(["export", "quantize", "export", "export", "exports"]):
-        made = dataclasses.replace(new_record(f"{number:064x}"), ingredients=dataclasses.replace(export, stage=stage))
+        made = dataclasses.replace(new_record(f"{number:064x}"), key_inputs=dataclasses.replace(export, stage=stage))
         store.publish(made, {})
     assert [record.cache_key[-1] for record in store.records_of("export", 10)] == ["3", "2", "0"]
     assert [record.cache_key[-1] for record in store.records_of("export", 2)] == ["3", "2"]
@@ -304,7 +304,7 @@ def test_any_names_and_bytes_come_back(tmp_path_factory, new_record, data, funct
     if not data or len({name.casefold() for name in data}) != len(data):
         return
     base = tmp_path_factory.mktemp("round")
-    store = LocalStore(base / "cache", function=function)
+    store = Store(base / "cache", function=function)
     key = f"{number:064x}"
     folder = base / "out"
     folder.mkdir()
@@ -317,7 +317,7 @@ def test_any_names_and_bytes_come_back(tmp_path_factory, new_record, data, funct
         name: digest_bytes(content, function) for name, content in data.items()
     }
     store.close()
-    assert LocalStore(base / "cache").record(key) == record
+    assert Store(base / "cache").record(key) == record
 
 
 def unsafe(name: str) -> bool:

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.errors import StoreError
-from winml_dag.store.local import LocalStore
+from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.record import Record
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
 # What other processes run: publishing key after key, each with bytes of its own and weights that all share.
 PUBLISHER = """
     import sys
     from pathlib import Path
-    from winml_dag.store.local import LocalStore
-    from winml_dag.store.record import Ingredients, Record
+    from winml_dag.store.store import Store
+    from winml_dag.store.record import KeyInputs, Record
 
     def publish(store, root, number):
         folder = root / str(number)
@@ -37,10 +37,10 @@ PUBLISHER = """
         (folder / "model.onnx").write_bytes(b"%d" % number * 1000)
         (folder / "model.onnx.data").write_bytes(b"weights" * 10_000)
         (root / "log").write_text(f"log {number}")
-        record = Record(f"{number:064x}", "c", Ingredients("export", 1, {}, {}, {}), {})
+        record = Record(f"{number:064x}", "c", KeyInputs("export", 1, {}, {}, {}), {})
         return store.publish(record, {"model": folder}, root / "log")
 
-    store = LocalStore(Path(sys.argv[1]))
+    store = Store(Path(sys.argv[1]))
 """
 
 
@@ -55,7 +55,7 @@ def run(code: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def check_number(store: LocalStore, number: int, folder: Path) -> None:
+def check_number(store: Store, number: int, folder: Path) -> None:
     record = store.record(f"{number:064x}")
     assert record is not None
     store.fetch(record.outputs["model"], folder)
@@ -79,7 +79,7 @@ def test_a_store_whose_writers_are_killed_at_random_is_clean_and_has_all_they_fi
         finished.extend(int(process.stdout.readline()) for _ in range(chance.randrange(1, 12)))
         os.kill(process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
         process.communicate()
-        store = LocalStore(tmp_path / "cache")
+        store = Store(tmp_path / "cache")
         assert verify(store).clean
         store.close()
     for number in finished:
@@ -104,7 +104,7 @@ def test_a_store_is_valid_whichever_step_of_publishing_its_writer_was_killed_at(
         status = os.waitpid(child, 0)[1]
         killed = os.WIFSIGNALED(status)
         assert killed or os.WEXITSTATUS(status) == 0
-        store = LocalStore(tmp_path / "cache")
+        store = Store(tmp_path / "cache")
         assert verify(store).clean, step
         record = store.record(key)
         assert record is not None or killed
@@ -125,7 +125,7 @@ def _publish_killed_at(last: int, cache: Path, record: Record, folder: Path) -> 
 
     # Whatever happens, the child must not go on with the tests of its parent.
     try:
-        store = LocalStore(cache)
+        store = Store(cache)
         sys.addaudithook(count)
         store.publish(record, {"model": folder})
         store.remember({"name": record.cache_key})
@@ -162,7 +162,7 @@ def test_processes_that_publish_the_same_keys_at_once_all_succeed(tmp_path, clai
         output, errors = process.communicate()
         assert (process.returncode, errors) == (0, "")
         published += len(output.split())
-    store = LocalStore(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
     assert verify(store).clean
     for number in range(25):
         check_number(store, number, tmp_path / "fetched")
@@ -179,7 +179,7 @@ def test_a_write_that_the_system_refuses_is_an_error_in_words_and_leaves_nothing
         with store.scratch.open() as root:
             publish(store, root, 1)
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-            big = Record(f"{2:064x}", "c", Ingredients("export", 1, {}, {}, {}), {}, metrics={"big": "x" * 100_000})
+            big = Record(f"{2:064x}", "c", KeyInputs("export", 1, {}, {}, {}), {}, metrics={"big": "x" * 100_000})
             folder = root / "2"
             folder.mkdir()
             (folder / "model.onnx").write_bytes(b"small")
@@ -190,7 +190,7 @@ def test_a_write_that_the_system_refuses_is_an_error_in_words_and_leaves_nothing
     """
     output, errors = run(refused, tmp_path / "cache").communicate()
     assert "Cannot store the outputs of export: the quota or the limit on file size is reached" in output, errors
-    store = LocalStore(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
     assert verify(store).clean
     assert not list(store.folder.rglob("*.partial"))
     assert store.record(f"{2:064x}") is None
@@ -238,10 +238,10 @@ FILES = {"model.onnx": b"graph", "model.onnx.data": bytes(range(256)) * 40}
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory) -> tuple[Path, Record]:
     """A store with two records and a fingerprint, its database not yet merged with its write-ahead log."""
-    from winml_dag.store.record import Ingredients
+    from winml_dag.store.record import KeyInputs
 
     base = tmp_path_factory.mktemp("sound")
-    store = LocalStore(base / "cache")
+    store = Store(base / "cache")
     (base / "source").write_bytes(b"source")
     os.utime(base / "source", (1, 1))
     records = []
@@ -249,7 +249,7 @@ def sound(tmp_path_factory) -> tuple[Path, Record]:
         (base / key).mkdir()
         for name, data in FILES.items():
             (base / key / name).write_bytes(data)
-        made = Record(key, "c", Ingredients("export", 1, {}, {}, {}), {}, metrics={"nodes": 37})
+        made = Record(key, "c", KeyInputs("export", 1, {}, {}, {}), {}, metrics={"nodes": 37})
         records.append(store.publish(made, {"model": base / key}))
         store.remember({"name": key})
         # Half of it in the database proper, half in its log.
@@ -295,7 +295,7 @@ def test_damage_anywhere_never_gives_wrong_bytes_and_never_stops_a_build(
     files = sorted(path for path in (base / "cache").rglob(only) if path.is_file() and path.name != "FORMAT")
     _damage(files[which % len(files)], at, how)
 
-    store = LocalStore(base / "cache")
+    store = Store(base / "cache")
     record = store.record(KEY)
     assert record in (None, expected)
     assert store.latest(["name"]).get("name") is None or store.latest(["name"]).get("name").outputs == expected.outputs

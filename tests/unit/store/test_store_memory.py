@@ -18,15 +18,15 @@ LIMIT = 64 << 20
 STORE_AND_RESTORE = """
     from pathlib import Path
     from winml_dag.store.clone import clone_file
-    from winml_dag.store.local import LocalStore
-    from winml_dag.store.record import Ingredients, Record
+    from winml_dag.store.store import Store
+    from winml_dag.store.record import KeyInputs, Record
 
     def peak():
         lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
         return int(lines["VmHWM"].split()[0]) * 1024
 
-    store = LocalStore(Path("cache"))
-    record = Record("0" * 64, "c", Ingredients("export", 1, {}, {}, {}), {})
+    store = Store(Path("cache"))
+    record = Record("0" * 64, "c", KeyInputs("export", 1, {}, {}, {}), {})
     before = peak()
     digest = clone_file(Path("source"), Path("output/model.onnx.data"))
     artifact = store.publish(record, {"model": Path("output")}).outputs["model"]

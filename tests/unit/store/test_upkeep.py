@@ -11,7 +11,7 @@ from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.errors import StoreError
 from winml_dag.store.blobs import STAMP_NS, Blobs
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import Cleared, clear, info, repair, verify
 
 WEIGHTS = b"weights" * 100
@@ -216,7 +216,7 @@ def test_repair_follows_up_on_a_blob_that_was_damaged(store, two_records) -> Non
 def test_repair_leaves_a_record_alone_while_somebody_makes_it_whole(store) -> None:
     lost = store.record(KEY).files()[0]
     store.blobs.path(lost.digest).unlink()
-    with LocalStore(store.folder).claim(KEY):
+    with Store(store.folder).claim(KEY):
         report = repair(store)
     assert report.incomplete == (KEY,)
     assert report.removed == ()
@@ -260,7 +260,7 @@ def test_repair_of_a_store_with_a_damaged_index_begins_it_afresh(store, two_reco
     store.close()
     database = store.folder / "index" / "cache.db"
     database.write_bytes(database.read_bytes()[:5000])
-    again = LocalStore(store.folder)
+    again = Store(store.folder)
     report = repair(again)
     assert report.repaired
     assert again.index.names("record") == sorted([KEY, OTHER_KEY])

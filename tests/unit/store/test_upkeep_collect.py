@@ -13,12 +13,12 @@ from store_samples import contents
 from winml_dag.store import collect as module
 from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.collect import Collected, Limits
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.records import Records
-from winml_dag.store.tally import note_build
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 from winml_dag.store.usage import read_statistics
+from winml_dag.store.usage_log import note_build
 
 NOW = 1_700_000_000
 
@@ -71,7 +71,7 @@ def test_the_log_of_a_record_goes_with_it_and_not_before(store, fill) -> None:
     for number, words in ((1, b"first"), (2, b"second")):
         log = fill({"log.txt": words}) / "log.txt"
         store.publish(
-            Record(key(number), "c", Ingredients("export", 1, {}, {}, {}), {}), {"out": fill({"f": b"same"})}, log
+            Record(key(number), "c", KeyInputs("export", 1, {}, {}, {}), {}), {"out": fill({"f": b"same"})}, log
         )
     os.utime(store.records.path(key(1)), (NOW - 3e8, NOW - 3e8))
     collected(store, Limits(older_than_seconds=DAY))
@@ -217,13 +217,13 @@ PARTS = st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=3)
 def test_any_store_is_within_its_limits_afterwards_and_has_lost_no_more_than_it_had_to(
     tmp_path_factory, records, limit, days
 ) -> None:
-    store = LocalStore(tmp_path_factory.mktemp("any") / "cache")
+    store = Store(tmp_path_factory.mktemp("any") / "cache")
     used = {}
     for number, (data, ago) in enumerate(records):
         folder = tmp_path_factory.mktemp("out")
         for place, some in enumerate(data):
             (folder / str(place)).write_bytes(some * 100)
-        store.publish(Record(key(number), "c", Ingredients("export", 1, {}, {}, {}), {}), {"out": folder})
+        store.publish(Record(key(number), "c", KeyInputs("export", 1, {}, {}, {}), {}), {"out": folder})
         path = store.records.path(key(number))
         used[number] = path.stat().st_mtime - ago * DAY - 1
         os.utime(path, (used[number], used[number]))

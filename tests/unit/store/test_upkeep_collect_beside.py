@@ -12,15 +12,15 @@ from store_samples import contents
 
 from winml_dag.store import collect as module
 from winml_dag.store.collect import Limits, collect
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
 LIVE = """
 import sys
 from pathlib import Path
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
-store = LocalStore(Path(sys.argv[1]))
+store = Store(Path(sys.argv[1]))
 with store.scratch.open():
     for line in sys.stdin:
         store.used(line.split())
@@ -29,7 +29,7 @@ with store.scratch.open():
 
 
 @pytest.fixture
-def run(store: LocalStore) -> Iterator[subprocess.Popen[str]]:
+def run(store: Store) -> Iterator[subprocess.Popen[str]]:
     """A run in another process, which lives until its standard input ends and uses the keys that are written to it."""
     process = subprocess.Popen(
         [sys.executable, "-c", LIVE, str(store.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

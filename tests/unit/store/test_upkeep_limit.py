@@ -9,9 +9,9 @@ from store_samples import contents
 
 from winml_dag.errors import UsageError
 from winml_dag.store import usage as module
-from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.tally import FILE, note_build, note_size
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.usage import VARIABLE, configured_limit, keep_to_limit, limit_text, set_limit
+from winml_dag.store.usage_log import FILE, note_build, note_size
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def put(store, fill):
 
     def put(number: int) -> None:
         record = store.publish(
-            Record(f"{number:064x}", "c", Ingredients("export", 1, {}, {}, {}), {}),
+            Record(f"{number:064x}", "c", KeyInputs("export", 1, {}, {}, {}), {}),
             {"out": fill({"model": b"%04d" % number * 2500})},
         )
         os.utime(store.records.path(record.cache_key), (10**9 + number, 10**9 + number))

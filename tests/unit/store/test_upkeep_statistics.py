@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.store import usage as module
-from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.traffic import Traffic
-from winml_dag.store.tally import FILE, note_build, note_size, note_traffic
+from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
+from winml_dag.store.usage_log import FILE, note_build, note_size, note_traffic
 
 
-def found(store: LocalStore) -> Statistics:
+def found(store: Store) -> Statistics:
     return read_statistics(store.folder, store.locks)
 
 
@@ -87,7 +87,7 @@ def test_a_torn_or_damaged_line_is_left_out_and_spoils_no_other(store, damage) -
 
 @given(st.binary(max_size=300))
 def test_no_file_whatever_is_in_it_is_an_error(tmp_path_factory, data) -> None:
-    store = LocalStore(tmp_path_factory.mktemp("any"))
+    store = Store(tmp_path_factory.mktemp("any"))
     (store.folder / FILE).write_bytes(data)
     assert found(store).builds >= 0
 
@@ -122,7 +122,7 @@ def test_a_file_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
 
 def test_many_processes_may_note_at_once(store) -> None:
     script = (
-        "import sys; from winml_dag.store.tally import note_build\n"
+        "import sys; from winml_dag.store.usage_log import note_build\n"
         "for _ in range(300): note_build(sys.argv[1], reused=1, ran=0, seconds_saved=0.1)"
     )
     crowd = [subprocess.Popen([sys.executable, "-c", script, str(store.folder)]) for _ in range(4)]
@@ -141,7 +141,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path) -> None:
 def test_noting_a_build_imports_nothing_but_its_own_module() -> None:
     script = (
         "import sys, os, time, winml_dag.store; before = set(sys.modules)\n"
-        "import winml_dag.store.tally; print(*set(sys.modules) - before)"
+        "import winml_dag.store.usage_log; print(*set(sys.modules) - before)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["winml_dag.store.tally"]
+    assert done.stdout.split() == ["winml_dag.store.usage_log"]

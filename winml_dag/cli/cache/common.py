@@ -16,18 +16,18 @@ from winml_dag.cli.plaintext import echo
 from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 cache_dir_option = click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")
 
 
-def opened(cache_dir: Path | None) -> LocalStore:
+def opened(cache_dir: Path | None) -> Store:
     """The store that a build begun here would use."""
     from winml_dag.pipeline.remoteoptions import RemoteOptions
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
     remote = RemoteOptions()
-    return LocalStore(remote.store_folder(cache_dir), function="sha256" if remote.is_configured else None)
+    return Store(remote.store_folder(cache_dir), function="sha256" if remote.is_configured else None)
 
 
 @contextmanager

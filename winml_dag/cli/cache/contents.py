@@ -212,7 +212,7 @@ def _print_record(entry: Entry, missing: list[FileEntry]) -> None:
     from winml_dag.store.quantities import size_text
 
     record = entry.record
-    made = record.ingredients
+    made = record.key_inputs
     echo(f"key        {record.cache_key}")
     echo(f"stage      {made.stage}, version {made.version}")
     echo(f"made       {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s")

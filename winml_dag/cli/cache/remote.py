@@ -19,7 +19,7 @@ from winml_dag.errors import UsageError
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
     from winml_dag.pipeline.remotecheck import Finding
-    from winml_dag.store.remote.settings import LevelSettings, RemoteSettings
+    from winml_dag.store.remote.settings import RemoteSettings, TierSettings
 
 
 @click.group(name="remote")
@@ -86,7 +86,7 @@ def key(name: str, output: Path | None, format_: str) -> int:
     return 0
 
 
-def _findings(level: LevelSettings, settings: RemoteSettings) -> list[Finding]:
+def _findings(level: TierSettings, settings: RemoteSettings) -> list[Finding]:
     from winml_dag.pipeline.remotecheck import check_level
     from winml_dag.store.remote.settings import Mode
     from winml_dag.store.remote.urls import open_remote
@@ -101,7 +101,7 @@ def _findings(level: LevelSettings, settings: RemoteSettings) -> list[Finding]:
         opened.close()
 
 
-def _print(level: LevelSettings, findings: list[Finding]) -> None:
+def _print(level: TierSettings, findings: list[Finding]) -> None:
     echo(f"{_called(level)} ({level.mode}{f', namespace {level.namespace}' if level.namespace else ''})")
     if not findings:
         echo("  switched off: nothing is asked of it")
@@ -110,7 +110,7 @@ def _print(level: LevelSettings, findings: list[Finding]) -> None:
         echo(f"  {'ok' if finding.is_well else 'FAILS':<5}  {finding.what}: {text}")
 
 
-def _json(level: LevelSettings, findings: list[Finding]) -> JsonObject:
+def _json(level: TierSettings, findings: list[Finding]) -> JsonObject:
     return {
         "url": _called(level),
         "mode": str(level.mode),
@@ -123,7 +123,7 @@ def _finding_json(finding: Finding) -> Mapping[str, Any]:
     return {"what": finding.what, "is_well": finding.is_well, "text": finding.text, "advice": finding.advice}
 
 
-def _called(level: LevelSettings) -> str:
+def _called(level: TierSettings) -> str:
     from winml_dag.store.remote.urls import shown
 
     return shown(level.url)

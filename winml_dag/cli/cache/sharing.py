@@ -48,7 +48,7 @@ def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], for
         store = _shared(options, remote)
         _refuse_unwritable(remote)
         records = _chosen(store, keys, recipes, remote)
-        whole = [record for record in records.values() if not store.far(record.files())]
+        whole = [record for record in records.values() if not store.remote_only(record.files())]
         for record in whole:
             store.offer(_with_log_that_is_here(store, record))
         store.settle()
@@ -78,8 +78,8 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
         records, to_run = _known(store, recipes, remote)
         if all_blobs:
             logs = [record.log for record in records.values() if record.log is not None]
-            store.bring([*logs, *(file for record in records.values() for file in record.files())])
-        lacking = sum(bool(store.far(record.files())) for record in records.values())
+            store.fetch_ahead([*logs, *(file for record in records.values() for file in record.files())])
+        lacking = sum(bool(store.remote_only(record.files())) for record in records.values())
         traffic = store.traffic()
         if format_ == "json":
             told = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
@@ -91,7 +91,7 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
 
 def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> Store:
     store = opened(options["cache_dir"] or default_cache_dir(), remote)
-    if not store.asks_behind:
+    if not store.has_remotes:
         raise UsageError(
             "There is no remote.", advice="Name one with --remote, WINML_DAG_REMOTE, or in a winml_dag.toml."
         )
@@ -114,7 +114,7 @@ def _chosen(
 ) -> Mapping[str, Record]:
     """The records of this machine that are meant."""
     from winml_dag.store.files import in_words
-    from winml_dag.store.local import has_only
+    from winml_dag.store.store import has_only
     from winml_dag.store.upkeep import find
 
     if recipes:
@@ -147,7 +147,7 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
 
 def _with_log_that_is_here(store: Store, record: Record) -> Record:
     """A log that stayed where its stage ran keeps its record from going no further."""
-    if record.log is None or not store.far([record.log]):
+    if record.log is None or not store.remote_only([record.log]):
         return record
     return replace(record, log=None)
 

@@ -14,7 +14,7 @@ from winml_dag.cli.options import format_option
 from winml_dag.cli.plaintext import echo
 
 if TYPE_CHECKING:
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
     from winml_dag.store.upkeep import VerifyReport
 
 
@@ -45,7 +45,7 @@ def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
     return 0 if is_well else 1
 
 
-def _findings(report: VerifyReport, store: LocalStore) -> Iterator[str]:
+def _findings(report: VerifyReport, store: Store) -> Iterator[str]:
     for digest in report.damaged:
         stays = store.blobs.path(digest).exists()
         yield f"damaged blob, {'which cannot be moved to' if stays else 'now in'} quarantine: {digest}"

@@ -42,7 +42,7 @@ from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.stages.probe import PROBE, ProbeConfig, ProbeFields
 from winml_dag.stages.target import RunTarget
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 ALL = "all"
 AUTO = "auto"
@@ -226,7 +226,7 @@ def _quantized_to(name: str, target: Target) -> QuantizedTo | None:
     )
 
 
-def read_analyses(plan: AnalysisPlan, done: Measurement, store: LocalStore) -> list[TargetAnalysis]:
+def read_analyses(plan: AnalysisPlan, done: Measurement, store: Store) -> list[TargetAnalysis]:
     """What *done* came to, one for each target of *plan*.
 
     Raises:
@@ -237,7 +237,7 @@ def read_analyses(plan: AnalysisPlan, done: Measurement, store: LocalStore) -> l
     return [_read(target, result, store) for target, result in zip(plan.targets, results, strict=True)]
 
 
-def _read(target: Target, result: StageResult, store: LocalStore) -> TargetAnalysis:
+def _read(target: Target, result: StageResult, store: Store) -> TargetAnalysis:
     assert result.record is not None
     with tempfile.TemporaryDirectory() as folder:
         store.fetch(result.record.outputs["result"], Path(folder))
@@ -245,7 +245,7 @@ def _read(target: Target, result: StageResult, store: LocalStore) -> TargetAnaly
         return TargetAnalysis(target, result.record.metrics, json.loads(path.read_text(encoding="utf-8")))
 
 
-def judged_model(plan: AnalysisPlan, done: Measurement, store: LocalStore, folder: Path) -> Path:
+def judged_model(plan: AnalysisPlan, done: Measurement, store: Store, folder: Path) -> Path:
     """The model that was judged for the one target of *plan*; one that was normalized is put into *folder*.
 
     Raises:
@@ -260,7 +260,7 @@ def judged_model(plan: AnalysisPlan, done: Measurement, store: LocalStore, folde
 
 
 def try_unknown(
-    analyses: Sequence[TargetAnalysis], store: LocalStore, observer: Observer | None
+    analyses: Sequence[TargetAnalysis], store: Store, observer: Observer | None
 ) -> dict[Target, tuple[Learned, ...]]:
     """Try on each target what *analyses* do not know of it; what was tried before is known.
 
@@ -270,7 +270,7 @@ def try_unknown(
     return {each.target: tuple(_tried(each, store, observer)) for each in analyses}
 
 
-def _tried(analysis: TargetAnalysis, store: LocalStore, observer: Observer | None) -> Iterator[Learned]:
+def _tried(analysis: TargetAnalysis, store: Store, observer: Observer | None) -> Iterator[Learned]:
     listed = analysis.metrics["cases"]
     assert isinstance(listed, list)
     unknown = {each["key"]: case_of_json(each["case"]) for each in listed if each["verdict"] == Level.UNKNOWN}
@@ -322,7 +322,7 @@ class Probed:
 def probe(
     cases: Iterable[Case],
     target: Target,
-    store: LocalStore,
+    store: Store,
     *,
     options: Mapping[str, str] | None = None,
     observer: Observer | None = None,

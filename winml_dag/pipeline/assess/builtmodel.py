@@ -28,7 +28,7 @@ from winml_dag.recipe.spelling import known_instead
 from winml_dag.smallfiles import read_json
 from winml_dag.stages import kinds
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
 _GIVE = f"{GIVE} A recipe is given with -c."
@@ -169,7 +169,7 @@ def options_on(built: BuiltModel, target: Target, given: Mapping[str, str]) -> d
     return {name: value for name, value in options.items() if name not in files}
 
 
-def float_model(built: BuiltModel, store: LocalStore) -> OnnxFile | StoredModel | None:
+def float_model(built: BuiltModel, store: Store) -> OnnxFile | StoredModel | None:
     """The float model that *built* was made from: from its folder, else from the cache, else what the build began
     with; None where nobody has it.
     """

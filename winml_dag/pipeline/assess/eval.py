@@ -42,8 +42,8 @@ from winml_dag.stages.evaluate import (
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS
-from winml_dag.store.local import LocalStore
 from winml_dag.store.quantities import counted
+from winml_dag.store.store import Store
 
 _ASKER = Asker("eval.dataset.path", "eval.dataset.name", "eval.dataset.split", "eval.dataset.path")
 
@@ -120,7 +120,7 @@ def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: M
     return Eval.from_dict({**section, **said, "dataset": {**below, **dataset}})
 
 
-def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: LocalStore) -> EvaluationPlan:
+def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: Store) -> EvaluationPlan:
     """The evaluation of *built* that *request* means.
 
     Raises:
@@ -297,7 +297,7 @@ def _processor(built: BuiltModel, request: EvaluationRequest, data: Source, task
     return processor_of(built, named, request.base, download=request.download)
 
 
-def _reference(built: BuiltModel, request: EvaluationRequest, store: LocalStore) -> OnnxFile | StoredModel | None:
+def _reference(built: BuiltModel, request: EvaluationRequest, store: Store) -> OnnxFile | StoredModel | None:
     """The float model: as the user says, else what the build made of it."""
     named = request.section.reference_path
     if named is not None:

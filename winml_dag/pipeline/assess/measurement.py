@@ -18,15 +18,15 @@ from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.ep.registry import Target
-from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.epplace import ep_place
 from winml_dag.pipeline.publish import OutputFile, prepare_folder, refuse_file
+from winml_dag.pipeline.record_stats import record_stats
 from winml_dag.pipeline.run import BuildOptions, Driver, GraphJob
 from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
@@ -94,7 +94,7 @@ class Measurement:
     def toolchain(self) -> JsonObject:
         """The versions and libraries that it was measured with."""
         record = self._measured.record
-        return {} if record is None else record.ingredients.toolchain
+        return {} if record is None else record.key_inputs.toolchain
 
 
 def measuring_node(
@@ -151,7 +151,7 @@ class MeasurementJob(GraphJob[Measurement]):
     def __init__(
         self,
         planned: MeasurementGraph,
-        store: LocalStore,
+        store: Store,
         label: str = "",
         *,
         folder: Path | None = None,
@@ -179,12 +179,12 @@ class MeasurementJob(GraphJob[Measurement]):
         return OutputFile(folder, files[0].name, read, self._store, overwrite=self._overwrite).materialise(files)
 
     def settle(self, done: Measurement, results: tuple[StageResult, ...]) -> Measurement:
-        return replace(done, note=settle_accounts(None, results, self._store))
+        return replace(done, note=record_stats(None, results, self._store))
 
 
 def carry_out(
     planned: MeasurementGraph,
-    store: LocalStore,
+    store: Store,
     *,
     rebuild: bool = False,
     timeout_seconds: float | None = None,

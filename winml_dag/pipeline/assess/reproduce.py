@@ -28,9 +28,9 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import result_of, views_named
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.local import LocalStore
+from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.record import Record
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.store import Store
 
 # Where two artifacts that should be the same first differ, file by file, in words.
 #
@@ -223,7 +223,7 @@ class ReproduceOptions:
 
 def reproduce(
     planned: BuildGraph,
-    store: LocalStore,
+    store: Store,
     names: Sequence[str] = (),
     options: ReproduceOptions = ReproduceOptions(),
     *,
@@ -280,14 +280,14 @@ def _chosen(planned: BuildGraph, foreseen: tuple[StageResult, ...], names: Seque
     return [node for node in planned.graph.nodes if node.id in ids]
 
 
-def _look_up(planned: BuildGraph, foreseen: tuple[StageResult, ...], store: LocalStore) -> dict[str, Recorded | str]:
+def _look_up(planned: BuildGraph, foreseen: tuple[StageResult, ...], store: Store) -> dict[str, Recorded | str]:
     """Each node's record and inputs by its id; a text says why it has none, or cannot be run."""
     known = BuildState(planned.graph, planned.sources)
     found: dict[str, Recorded | str] = {}
     for result in foreseen:
         node = result.node
-        ingredients, inputs = known.ingredients(node), known.inputs(node)
-        record = None if ingredients is None else store.record(cache_key(ingredients))
+        key_inputs, inputs = known.key_inputs(node), known.inputs(node)
+        record = None if key_inputs is None else store.record(cache_key(key_inputs))
         if record is None:
             found[node.id] = f"it has no record ({result.reason})"
             continue
@@ -314,7 +314,7 @@ class _Variant:
 class _Comparison:
     """Holds what came out against what is recorded, and against each other."""
 
-    def __init__(self, store: LocalStore, witness: Witness, folder: Path) -> None:
+    def __init__(self, store: Store, witness: Witness, folder: Path) -> None:
         self._store = store
         self._witness = witness
         self._folder = folder

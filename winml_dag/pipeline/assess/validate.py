@@ -38,7 +38,7 @@ from winml_dag.stages.bounds import AS_IT_IS, Bounds, rounding
 from winml_dag.stages.samples import TABLES, Columns, kind_of
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 _WITHOUT_RANGES = ("dynamic", "rtn", "fp16")
 
@@ -82,7 +82,7 @@ class ValidationPlan:
     bounds: Bounds
 
 
-def plan_validation(built: BuiltModel, request: ValidationRequest, store: LocalStore) -> ValidationPlan:
+def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store) -> ValidationPlan:
     """The validation of *built* that *request* means.
 
     Raises:
@@ -121,7 +121,7 @@ def plan_validation(built: BuiltModel, request: ValidationRequest, store: LocalS
 
 
 def _reference(
-    built: BuiltModel, request: ValidationRequest, target: Target, store: LocalStore
+    built: BuiltModel, request: ValidationRequest, target: Target, store: Store
 ) -> OnnxFile | StoredModel | None:
     """As the user says, else what the build made of the float model, else the model itself on the CPU: a provider that
     takes ONNX has to give what the CPU gives.

@@ -26,7 +26,7 @@ from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes, rea
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
-from winml_dag.store.record import Ingredients
+from winml_dag.store.record import KeyInputs
 
 # What builds keep for themselves in a folder begins so.
 HIDDEN = ".winml-dag"
@@ -300,7 +300,7 @@ def _key(stage: Stage) -> str | None:
         return None
     inputs = {slot: str(given.digest) for slot, given in stage.inputs.items()}
     try:
-        return cache_key(Ingredients(stage.name, stage.version, stage.config, inputs, stage.toolchain))
+        return cache_key(KeyInputs(stage.name, stage.version, stage.config, inputs, stage.toolchain))
     except ValueError:  # texts that have no UTF-8, of which no build has made a key
         return ""
 

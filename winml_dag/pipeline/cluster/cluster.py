@@ -35,8 +35,8 @@ from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns
 from winml_dag.pipeline.cluster.workers import Workers, connect, silence
 from winml_dag.pipeline.opened import settled_remotes
 from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.settings import Mode, RemoteSettings
+from winml_dag.store.store import Store
 
 # For workers on this machine, most of it for imports; on a machine that is busy those take long.
 _STARTING_SECONDS = 120
@@ -61,7 +61,7 @@ class Cluster:
     def __init__(self, client: Any, options: ClusterOptions, store: Path, settings: RemoteSettings | None) -> None:
         self._options = options
         self._store = folder_identity(store)
-        self._function = LocalStore(store).function
+        self._function = Store(store).function
         self._settings = settings
         self.workers = Workers(client, f"winml-dag/{uuid4().hex}", self._read)
         here = Capacity.of_this_machine(options.places, options.memory_bytes)
@@ -71,7 +71,7 @@ class Cluster:
         self,
         runner: Runner,
         graph: Graph,
-        store: LocalStore,
+        store: Store,
         scratch: Path,
         *,
         timeout_seconds: float | None,
@@ -123,7 +123,7 @@ def open_cluster(
     """
     settings = settled_remotes(remote)[0] if remote.is_configured or remote.mode is not None else None
     # Made here if need be: workers that use it too are recognised by it.
-    LocalStore(store, function=None if settings is None else "sha256")
+    Store(store, function=None if settings is None else "sha256")
     with ExitStack() as closing:
         if options.scheduler is None:
             client = closing.enter_context(_workers_here(options, store))
@@ -189,7 +189,7 @@ def _workers_here(options: ClusterOptions, store: Path) -> Iterator[Any]:
     addresses = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": Scheduler, "options": {"protocol": "tls", **addresses, "security": security}}
     with ExitStack() as closing:
-        folder = closing.enter_context(LocalStore(store).scratch.open())
+        folder = closing.enter_context(Store(store).scratch.open())
         cluster = closing.enter_context(
             SpecCluster(workers={}, scheduler=scheduler, security=security, silence_logs=False)
         )

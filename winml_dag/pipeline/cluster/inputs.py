@@ -17,8 +17,8 @@ from winml_dag.engine.inputs import place_source
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.store import Store
 
 _STAGE = "source"
 _SLOT = "files"
@@ -27,7 +27,7 @@ _SLOT = "files"
 class Inputs:
     """Shares the inputs of nodes of one graph, each once; used by several threads."""
 
-    def __init__(self, graph: Graph, store: LocalStore, scratch: Path, made_by: str) -> None:
+    def __init__(self, graph: Graph, store: Store, scratch: Path, made_by: str) -> None:
         self._graph = graph
         self._store = store
         self._scratch = scratch
@@ -53,10 +53,10 @@ class Inputs:
                     self._here.add(artifact.digest)
             if near:
                 # What was found in the remote may be there alone: of a hit the record comes without its bytes.
-                self._store.bring([file for artifact in inputs.values() for file in artifact.files])
+                self._store.fetch_ahead([file for artifact in inputs.values() for file in artifact.files])
             new = [artifact for artifact in inputs.values() if far and artifact.digest not in self._far]
             for artifact in new:
-                if not self._store.far(artifact.files):
+                if not self._store.remote_only(artifact.files):
                     self._store.offer(_record(artifact, self._made_by))
             if new:
                 self._store.settle()
@@ -83,11 +83,11 @@ class Inputs:
 
 
 def _record(artifact: Artifact, made_by: str) -> Record:
-    ingredients = Ingredients(_STAGE, 1, {}, {_SLOT: artifact.digest}, {})
+    key_inputs = KeyInputs(_STAGE, 1, {}, {_SLOT: artifact.digest}, {})
     return Record(
-        cache_key=cache_key(ingredients),
-        config_hash=ingredients.config_hash,
-        ingredients=ingredients,
+        cache_key=cache_key(key_inputs),
+        config_hash=key_inputs.config_hash,
+        key_inputs=key_inputs,
         outputs={_SLOT: artifact},
         made_by=made_by,
     )

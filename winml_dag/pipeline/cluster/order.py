@@ -19,7 +19,7 @@ from winml_dag.errors import StageError, StoreError
 from winml_dag.explanation import explanation
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
-from winml_dag.store.remote.settings import LevelSettings, Mode
+from winml_dag.store.remote.settings import Mode, TierSettings
 from winml_dag.store.remote.urls import shown
 
 # Raised when the texts change: a worker with another number gets no orders.
@@ -74,12 +74,12 @@ def _read_file(value: Any) -> FileEntry:
     return Artifact.from_json([value]).files[0]
 
 
-def _read_remote(value: Any) -> LevelSettings:
+def _read_remote(value: Any) -> TierSettings:
     trusted = None if value["trusted"] is None else frozenset(value["trusted"])
-    return LevelSettings(**{**value, "mode": Mode(value["mode"]), "trusted": trusted})
+    return TierSettings(**{**value, "mode": Mode(value["mode"]), "trusted": trusted})
 
 
-def _write_remote(level: LevelSettings) -> JsonObject:
+def _write_remote(level: TierSettings) -> JsonObject:
     # Passwords stay on each machine: a worker puts in its own.
     trusted = None if level.trusted is None else sorted(level.trusted)
     return {**level.__dict__, "url": shown(level.url), "trusted": trusted}
@@ -132,7 +132,7 @@ class Order(Text):
     rebuild: bool
     store: str
     function: Literal["xxh3-128", "sha256"]
-    remotes: tuple[Annotated[LevelSettings, _As(_read_remote, _write_remote)], ...] = ()
+    remotes: tuple[Annotated[TierSettings, _As(_read_remote, _write_remote)], ...] = ()
 
 
 class Answer(Text):

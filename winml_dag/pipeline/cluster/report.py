@@ -30,7 +30,7 @@ from winml_dag.pipeline.cluster.order import Text
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.store.digest import DigestFunction
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 _RUNTIME = "onnxruntime"
 _MOST_DIFFERENCES = 3
@@ -67,7 +67,7 @@ class Report(Text):
         *memory_bytes* None: what this machine has, less a reserve.
         """
         functions: tuple[DigestFunction, ...] = ("xxh3-128", "sha256")
-        index = LocalStore(folder).index
+        index = Store(folder).index
         found = {function: _ep_places(Fingerprints(index, function)) for function in functions}
         environments = {
             name: Installed(

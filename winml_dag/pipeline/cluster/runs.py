@@ -31,9 +31,9 @@ from winml_dag.pipeline.cluster.order import Answer, Order, is_ours
 from winml_dag.pipeline.cluster.report import Requirement, Worker, folder_identity
 from winml_dag.pipeline.cluster.workers import Workers
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
-from winml_dag.store.remote.settings import LevelSettings
+from winml_dag.store.remote.settings import TierSettings
+from winml_dag.store.store import Store
 
 # A stage fails when all workers that could run it have been lost so many times.
 _MOST_LOST = 3
@@ -162,10 +162,10 @@ class ClusterRuns(LocalRuns):
         self,
         runner: Runner,
         inputs: Inputs,
-        store: LocalStore,
+        store: Store,
         workers: Workers,
         admission: ClusterAdmission,
-        remotes: tuple[LevelSettings, ...],
+        remotes: tuple[TierSettings, ...],
         scratch: Path,
         *,
         timeout_seconds: float | None,
@@ -286,7 +286,7 @@ class ClusterRuns(LocalRuns):
     def _kept(self, decision: Run, answer: Answer) -> Record:
         """What was made or found, which is in the store of this machine now."""
         record = answer.record
-        if record is None or record.cache_key != decision.key or cache_key(record.ingredients) != decision.key:
+        if record is None or record.cache_key != decision.key or cache_key(record.key_inputs) != decision.key:
             raise StageError(f"{answer.address} has answered with the result of something else.")
         if self._store.record(decision.key) != record:
             self._store.keep(record)

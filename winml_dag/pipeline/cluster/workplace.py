@@ -21,7 +21,7 @@ from winml_dag.engine import reason
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, LocalExecutor
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import cache_key, ingredients_of
+from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.run import Damaged, Runner, RunOutcome
@@ -32,8 +32,8 @@ from winml_dag.pipeline.cluster.order import Answer, Order
 from winml_dag.pipeline.cluster.report import Report, difference, folder_identity, toolchain_here
 from winml_dag.pipeline.opened import store_with
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
-from winml_dag.store.local import LocalStore
 from winml_dag.store.location import store_folder
+from winml_dag.store.store import Store
 
 # A display is drawn four times a second.
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -130,16 +130,16 @@ class Workplace:
             answer = self._run(order, store, running)
             return answer.model_copy(update={"in_remote": not self._has_store_of(order), "told": tuple(told)})
 
-    def _run(self, order: Order, store: LocalStore, running: _Running) -> Answer:
+    def _run(self, order: Order, store: Store, running: _Running) -> Answer:
         place, toolchain = toolchain_here(order.node, store.fingerprints)
         if differs := difference(order.node.toolchain, toolchain):
             return Answer(ending="differs", error=differs, report=self.report().to_text())
         # Never an interpreter that an order names: this machine has its own for that environment.
         node = replace(order.node, interpreter=place.interpreter)
-        ingredients = ingredients_of(node, {slot: artifact.digest for slot, artifact in order.inputs.items()})
-        if cache_key(ingredients) != order.key:
+        key_inputs = key_inputs_of(node, {slot: artifact.digest for slot, artifact in order.inputs.items()})
+        if cache_key(key_inputs) != order.key:
             raise StageError("Its worker makes another key of it.", advice="Install one winml_dag everywhere.")
-        decision = Run(order.key, ingredients, reason.FIRST_BUILD, None)
+        decision = Run(order.key, key_inputs, reason.FIRST_BUILD, None)
         watch = Watch()
         with store.scratch.open() as scratch, ExitStack() as closing:
             runner = self._runner(node, store, scratch, order)
@@ -149,13 +149,13 @@ class Workplace:
                 raise Interrupted("Stopped.")
             closing.enter_context(self._telling(order, watch))
             outcome = runner.run(node, decision, order.inputs, watch)
-        if isinstance(outcome, Reuse) and not store.came_from_behind(order.key):
+        if isinstance(outcome, Reuse) and not store.came_from_remote(order.key):
             # It was made for a build with another remote, or this one has lost it.
             store.offer(outcome.record)
         store.settle()
         return _answer(outcome)
 
-    def _runner(self, node: Node, store: LocalStore, scratch: Path, order: Order) -> Runner:
+    def _runner(self, node: Node, store: Store, scratch: Path, order: Order) -> Runner:
         return Runner(
             Graph((node,), {}, {}),
             store,
@@ -172,10 +172,10 @@ class Workplace:
         return order.store == folder_identity(self.folder)
 
     @contextmanager
-    def _store(self, order: Order, tell: Callable[[str], None]) -> Iterator[LocalStore]:
+    def _store(self, order: Order, tell: Callable[[str], None]) -> Iterator[Store]:
         """Opened for each order: what a remote did not have, or did not answer, counts for one only."""
         if self._has_store_of(order):
-            store = LocalStore(store_folder(self.folder, order.function), function=order.function)
+            store = Store(store_folder(self.folder, order.function), function=order.function)
         else:
             store = store_with(self.folder, with_secrets_of_this_machine(order.remotes), tell)
         try:

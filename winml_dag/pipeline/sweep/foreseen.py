@@ -16,7 +16,7 @@ from winml_dag.pipeline.build import Census, census_of, first_rounds, merged, pl
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, StageView
 from winml_dag.pipeline.planning import Planned
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Foreseen:
         return self.statuses.get(Status.RAN, 0)
 
 
-def look_ahead(planned: Sequence[Planned], store: LocalStore, capacity: Capacity, *, rebuild: bool) -> Foreseen:
+def look_ahead(planned: Sequence[Planned], store: Store, capacity: Capacity, *, rebuild: bool) -> Foreseen:
     """What would become of *planned*, whose labels differ, in *capacity*. Nothing is run and nothing written."""
     graphs = {each.label: each.graph for each in planned if isinstance(each.graph, BuildGraph)}
     common = merged(planned)
@@ -73,7 +73,7 @@ def _views(common: Merged, results: Sequence[BuildResult]) -> dict[str, StageVie
 
 
 def _seconds(
-    common: Merged, graphs: Sequence[BuildGraph], to_run: frozenset[str], store: LocalStore, capacity: Capacity
+    common: Merged, graphs: Sequence[BuildGraph], to_run: frozenset[str], store: Store, capacity: Capacity
 ) -> float:
     """How long it takes to run the nodes *to_run*."""
     names = {
@@ -84,7 +84,7 @@ def _seconds(
     return seconds_left(common.graph, {node_id: work.seconds[node_id] for node_id in to_run}, capacity.places)
 
 
-def _never_timed(views: Sequence[StageView], store: LocalStore) -> int:
+def _never_timed(views: Sequence[StageView], store: Store) -> int:
     """How many of the *views* that would run have taken nobody knows how long, nor has any other of their kind."""
     unknown = Counter(view.stage for view in views if view.status is Status.RAN and view.elapsed_seconds is None)
     return sum(number for stage, number in unknown.items() if not store.records_of(stage, 1))

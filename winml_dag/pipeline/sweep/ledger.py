@@ -24,7 +24,7 @@ from winml_dag.pipeline.sweep.state import read_sweep, write_sweep
 
 if TYPE_CHECKING:
     from winml_dag.recipe.sweep import Cell, Sweep
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 _NOT_ASKED = "it was not asked for yet: runs were for other cells"
 _ENDED = "the run ended before its turn came"
@@ -39,9 +39,7 @@ class Ledger:
     Raises UsageError when somebody else's file is in the way, StoreError when one is where the folder should be.
     """
 
-    def __init__(
-        self, sweep: Sweep, folder: Path, asked: Collection[str], store: LocalStore, head: SweepResult
-    ) -> None:
+    def __init__(self, sweep: Sweep, folder: Path, asked: Collection[str], store: Store, head: SweepResult) -> None:
         self._cells: Mapping[str, Cell] = {cell.name: cell for cell in sweep.cells}
         self._has_goals = bool(sweep.goals)
         self._folder = folder

@@ -17,7 +17,7 @@ from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.result import Measured
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.assess.eval import EvaluationPlan
@@ -111,7 +111,7 @@ def _told(plan: _Plan, done: Measurement) -> Measured:
     return Measured(done.told, done.made_at, perf_json(plan, done, None))
 
 
-def _planned_perf(cell: Finished, host: Host, store: LocalStore) -> PerfPlan | WinmlDagError:
+def _planned_perf(cell: Finished, host: Host, store: Store) -> PerfPlan | WinmlDagError:
     from winml_dag.pipeline.assess.builtmodel import find_built_model
     from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
 
@@ -123,7 +123,7 @@ def _planned_perf(cell: Finished, host: Host, store: LocalStore) -> PerfPlan | W
         return error
 
 
-def _planned_eval(cell: Finished, store: LocalStore) -> EvaluationPlan | WinmlDagError:
+def _planned_eval(cell: Finished, store: Store) -> EvaluationPlan | WinmlDagError:
     from winml_dag.pipeline.assess.builtmodel import find_built_model
     from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation, refuse_unbuilt
 

@@ -28,7 +28,7 @@ from winml_dag.pipeline.sweep.ledger import Ledger, new_head
 from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 from winml_dag.pipeline.sweep.selection import Selection, folder_of, refuse_overruled, selected
-from winml_dag.pipeline.uptodate import Standing, check, note_use
+from winml_dag.pipeline.uptodate import CurrentPlan, check, note_use
 from winml_dag.pipeline.uptodate import keys_of as keys_of_note
 from winml_dag.recipe.sweep import sweep_of_files
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.reading import ModuleItem
     from winml_dag.recipe.sweep import Cell, Sweep
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 _OUTDATED = "it was built as the sweep was then, and this run was not for it"
 
@@ -54,7 +54,7 @@ class Watcher(Observer, Protocol):
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
         """What became of a cell in this phase."""
 
-    def foretold(self, eta: Eta) -> None:
+    def on_eta(self, eta: Eta) -> None:
         """What tells how long the stages will take that run from now on."""
 
 
@@ -65,7 +65,7 @@ class SilentWatcher(Silent):
 
     def cell(self, name: str, status: CellStatus, why: str = "") -> None: ...
 
-    def foretold(self, eta: Eta) -> None: ...
+    def on_eta(self, eta: Eta) -> None: ...
 
 
 class _Timed(PassingOn):
@@ -164,7 +164,7 @@ class SweepDone:
 
 def run_sweep(
     asked: SweepRun,
-    store: LocalStore,
+    store: Store,
     options: BuildOptions,
     watcher: Watcher,
     executor: Executor | None = None,
@@ -187,7 +187,7 @@ class _Run:
     def __init__(
         self,
         asked: SweepRun,
-        store: LocalStore,
+        store: Store,
         options: BuildOptions,
         watcher: Watcher,
         executor: Executor | None,
@@ -198,7 +198,7 @@ class _Run:
         self._timed = _Timed(watcher)
         head = new_head(asked.sweep, asked.recipe, options.jobs)
         self._ledger = Ledger(asked.sweep, asked.folder, [cell.name for cell in asked.cells], store, head)
-        self._driver = Driver(store, options, WithoutRounds(self._timed), executor, watcher.foretold)
+        self._driver = Driver(store, options, WithoutRounds(self._timed), executor, watcher.on_eta)
         # By name, what each cell was built by, and what became of it.
         self._requests: dict[str, Request] = {}
         self._results: dict[str, CellResult] = {}
@@ -243,8 +243,8 @@ class _Run:
             self._watcher.cell(result.name, result.status, result.why)
             take(result)
 
-        for standing, last in known.values():
-            note_use(str(self._store.folder), standing)
+        for current_plan, last in known.values():
+            note_use(str(self._store.folder), current_plan)
             finish(as_found(last))
         rest = [cell for cell in cells if cell.name not in known]
         if not rest:
@@ -265,7 +265,7 @@ class _Run:
                 self._notes |= dict.fromkeys((*outcome.result.build.notices, *cache))
         self._ledger.lasted(longest_chain(planned, outcomes, self._timed.seconds))
 
-    def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[Standing, CellResult]]]:
+    def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[CurrentPlan, CellResult]]]:
         """Name of each cell in which there is nothing to do, what stands of it, and what was told of it last."""
         around = Environment.now()
         folder = str(self._store.folder)
@@ -273,9 +273,13 @@ class _Run:
             last, words = self._ledger.last(cell), self._requests[cell.name].words
             if last is None or words is None or not last.is_there:
                 continue
-            standing = check(folder, words, around)
-            if standing is not None and standing.is_up_to_date and keys_of(last) <= {*keys_of_note(folder, words)}:
-                yield cell.name, (standing, replace(last, values=cell.values))
+            current_plan = check(folder, words, around)
+            if (
+                current_plan is not None
+                and current_plan.is_up_to_date
+                and keys_of(last) <= {*keys_of_note(folder, words)}
+            ):
+                yield cell.name, (current_plan, replace(last, values=cell.values))
 
     @property
     def _reusing(self) -> Driver:

@@ -30,7 +30,7 @@ from winml_dag.store.quantities import counted
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell
-    from winml_dag.store.local import LocalStore
+    from winml_dag.store.store import Store
 
 
 # A cell with some nodes kept in higher precision: the fields of ``quant`` that a user would write for it.
@@ -271,7 +271,7 @@ def rank_cells(
     }
 
 
-def _planned(request: Request, search: Search, store: LocalStore) -> tuple[MeasurementGraph, tuple[Keeping, ...]] | str:
+def _planned(request: Request, search: Search, store: Store) -> tuple[MeasurementGraph, tuple[Keeping, ...]] | str:
     """The graph of the build that *request* means up to where quantize would come, and the stage that ranks there."""
     # Imported here: a search is rare.
     from winml_dag.pipeline.plan import plan_build
@@ -308,7 +308,7 @@ def _planned(request: Request, search: Search, store: LocalStore) -> tuple[Measu
     return MeasurementGraph(graph.graph, graph.sources, build.summary.scope), keepings
 
 
-def _ranked(ended: Ended[Measurement], keepings: tuple[Keeping, ...], store: LocalStore) -> Ranked | str:
+def _ranked(ended: Ended[Measurement], keepings: tuple[Keeping, ...], store: Store) -> Ranked | str:
     if isinstance(ended, WinmlDagError):
         return str(ended)
     assert ended is not None

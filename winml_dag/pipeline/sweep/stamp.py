@@ -64,11 +64,11 @@ def load_sweep_stamp(cache_dir: Path, words: str) -> SweepStamp | None:
     """What *words* led to, if all of that is there and as it was; then it is noted that it was used."""
     folder = str(cache_dir.absolute())
     environment = Environment.now()
-    standing = check(folder, words, environment)
-    if standing is None or not standing.is_up_to_date:
+    current_plan = check(folder, words, environment)
+    if current_plan is None or not current_plan.is_up_to_date:
         return None
     try:
-        plan: Any = json.loads(standing.entry.plan)
+        plan: Any = json.loads(current_plan.entry.plan)
         found = SweepStamp(
             int(plan["cells"]), int(plan["left_out"]), str(plan["folder"]), tuple(map(str, plan["lines"]))
         )

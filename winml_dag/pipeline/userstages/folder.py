@@ -23,14 +23,13 @@ from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.local import LocalStore
-from winml_dag.store.store import RunStore
+from winml_dag.store.store import Store
 
 
 class KnownFiles:
     """What *store* has, looked up by what *fingerprints* say of a file."""
 
-    def __init__(self, store: RunStore, fingerprints: Fingerprints) -> None:
+    def __init__(self, store: Store, fingerprints: Fingerprints) -> None:
         self._store = store
         self._fingerprints = fingerprints
 
@@ -43,7 +42,7 @@ class KnownFiles:
         except InputError:
             return False
         # Only what is on this machine: a remote has the work of others, and this file may be theirs or its owner's.
-        return not (self._store.far([found]) or self._store.missing([found]))
+        return not (self._store.remote_only([found]) or self._store.missing([found]))
 
     def may_replace(self, path: Path, *, owned: bool = False, expected: FileEntry | None = None) -> bool:
         """Whether nothing is lost when *path* is overwritten: it is not there, or a file that is *owned* or :meth:`has`
@@ -69,7 +68,7 @@ class UserFolder:
         folder: Path,
         planned: BuildGraph,
         placed: Mapping[str, Sequence[FileEntry]],
-        store: RunStore,
+        store: Store,
         fingerprints: Fingerprints,
     ) -> None:
         self.folder = folder
@@ -131,7 +130,7 @@ class UserFolder:
         kept: set[str] = set()
         results = [result for result in results if result.node.folder is not None and result.record is not None]
         put = (file for result in results for file in _files(result))
-        self._store.bring(file for file in put if not os.path.lexists(self.folder / file.name))
+        self._store.fetch_ahead(file for file in put if not os.path.lexists(self.folder / file.name))
         for result in results:
             assert result.record is not None
             self.in_place.put(result.node, result.record)
@@ -175,7 +174,7 @@ def _files(result: StageResult) -> Iterator[FileEntry]:
     return placed_files(result.node, result.record.outputs)
 
 
-def user_folder(planned: BuildGraph, store: LocalStore) -> UserFolder | None:
+def user_folder(planned: BuildGraph, store: Store) -> UserFolder | None:
     """The recipe's folder, if stages of its own put files there."""
     folder = planned.folder
     if folder is None:

@@ -106,7 +106,7 @@ ANALYZE = Stage(
     },
     outputs={"result": kinds.ANALYSIS, "flags": kinds.OPTIMIZATIONS},
     packages=("onnx",),  # infers shapes that a file does not tell
-    usually=("flags",),
+    likely_unchanged=("flags",),
     timeout_seconds=600.0,
     memory=Memory(60 << 20, 0.1),
 )

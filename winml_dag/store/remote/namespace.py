@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
-from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
 
 _PULL = "pull"
 BRANCHES_VARIABLE = "WINML_DAG_REMOTE_BRANCHES"
@@ -126,7 +126,7 @@ def _number(text: str) -> int | None:
 _SYSTEMS: dict[str, Callable[[_Said], _Run]] = {"GITHUB_ACTIONS": _github, "TF_BUILD": _azure, "GITLAB_CI": _gitlab}
 
 
-def _levels(level: LevelSettings, run: _Run) -> tuple[LevelSettings, ...]:
+def _levels(level: TierSettings, run: _Run) -> tuple[TierSettings, ...]:
     if level.mode is not Mode.READ_WRITE:
         return (level,)
     shared = replace(level, mode=Mode.READ)

@@ -23,7 +23,7 @@ class SigningKey:
 
 
 @dataclass(frozen=True)
-class LevelSettings:
+class TierSettings:
     """One remote.
 
     Attributes:
@@ -54,6 +54,6 @@ class RemoteSettings:
         accept_unsigned: believe records that are not signed, for a folder that only its owner writes to.
     """
 
-    levels: tuple[LevelSettings, ...]
+    levels: tuple[TierSettings, ...]
     keys: tuple[SigningKey, ...] = ()
     accept_unsigned: bool = False

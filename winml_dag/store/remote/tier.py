@@ -16,7 +16,7 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.quantities import counted
 from winml_dag.store.record import Record
 from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, SETTLING_BYTES_PER_SECOND, Remote
-from winml_dag.store.remote.settings import LevelSettings, Mode
+from winml_dag.store.remote.settings import Mode, TierSettings
 from winml_dag.store.remote.traffic import Traffic, TrafficCounter
 from winml_dag.store.remote.transfer import CircuitBreaker, RemoteUnavailable, Transfer
 from winml_dag.store.remote.trust import Refused, Trust
@@ -37,7 +37,7 @@ class Tier:
     """A remote and what may be done with it."""
 
     remote: Remote
-    settings: LevelSettings
+    settings: TierSettings
 
 
 class RemoteTier:
@@ -138,7 +138,7 @@ class RemoteTier:
                 self._withheld += 1
                 aloud = self._withheld <= _MOST_TOLD
             if aloud:
-                stage = record.ingredients.stage
+                stage = record.key_inputs.stage
                 self._tell(f"The record of {stage} is not put into the remote {self.name}: {refused}.")
             return False
         put = self._ask(self.writing, transfer, lambda: self.remote.put_record(record.cache_key, data))

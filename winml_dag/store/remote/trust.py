@@ -32,7 +32,7 @@ from typing import NoReturn, cast
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.names import is_safe_part
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.remote.namespace import is_of_pull
 from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey
@@ -131,13 +131,13 @@ class Trust:
         keys: the first signs, each is accepted; without any, nothing is signed.
         maker: who makes records here.
         accept_unsigned: believe records that are not signed, or signed with an unknown key.
-        key_of: the cache key of ingredients; a record whose ingredients have another key is refused. None: no check.
+        key_of: the cache key of key inputs; a record whose inputs have another key is refused. None: no check.
     """
 
     keys: tuple[SigningKey, ...]
     maker: Maker
     accept_unsigned: bool = False
-    key_of: Callable[[Ingredients], str] | None = field(default=None, repr=False)
+    key_of: Callable[[KeyInputs], str] | None = field(default=None, repr=False)
 
     def sign(self, record: Record, namespace: str) -> bytes:
         """What to put into *namespace* under the key of *record*. A record from elsewhere keeps its maker.
@@ -217,7 +217,7 @@ class Trust:
             why = "".join(letter if letter.isprintable() else "?" for letter in error.message[:300])
             raise Refused(f"a field of it is not what it should be: {why}") from None
         _check(record, key)
-        made = record.ingredients
+        made = record.key_inputs
         if self.key_of is not None and (self.key_of(made) != key or record.config_hash != made.config_hash):
             _refuse("its key is not made from what it says that it was made from")
         return record, maker

@@ -12,13 +12,13 @@ from pathlib import Path
 from servers.memory import MemoryRemote
 
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.local import LocalStore
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.remote.protocol import Remote, RemoteError
 from winml_dag.store.remote.remotes import Remotes
-from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
 from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
+from winml_dag.store.store import Store
 
 KEYS = tuple(f"{number:064x}" for number in range(1, 9))
 TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
@@ -122,10 +122,10 @@ class Machine:
         mode: Mode = Mode.READ_WRITE,
         trust: Trust = TRUST,
     ) -> None:
-        self.store = LocalStore(folder, function="sha256")
+        self.store = Store(folder, function="sha256")
         self.said: list[str] = []
         self.received: list[int] = []
-        settings = [LevelSettings(f"http://me:secret@level{number}/c", mode) for number, _ in enumerate(remotes)]
+        settings = [TierSettings(f"http://me:secret@level{number}/c", mode) for number, _ in enumerate(remotes)]
         self.remotes = Remotes(
             [Tier(remote, each) for remote, each in zip(remotes, settings, strict=True)],
             self.store.blobs,
@@ -142,7 +142,7 @@ class Machine:
         folder.mkdir()
         for number, data in enumerate(files):
             (folder / f"file{number}").write_bytes(data)
-        made = Ingredients("export", 1, {}, {}, {})
+        made = KeyInputs("export", 1, {}, {}, {})
         return self.store.publish(Record(key, made.config_hash, made, {}), {"out": folder})
 
     def bytes_of(self, file: FileEntry) -> bytes | None:
@@ -156,5 +156,5 @@ class Machine:
 
 def record_of(key: str, *files: FileEntry) -> Record:
     """A record as another machine makes it."""
-    made = Ingredients("export", 1, {}, {}, {})
+    made = KeyInputs("export", 1, {}, {}, {})
     return Record(key, made.config_hash, made, {"out": Artifact.of(files)})

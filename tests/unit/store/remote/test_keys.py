@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import UsageError
-from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings, SigningKey
+from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings
 from winml_dag.store.remote.trust import check_keys, new_key, signing_keys
 
 SECRET, OTHER = b"0123456789abcdef" * 2, b"fedcba9876543210" * 4
@@ -103,7 +103,7 @@ def test_a_file_that_is_missing_empty_or_no_text_is_named(tmp_path: Path, keys_f
 def settings(
     *keys: str, mode: Mode = Mode.READ, trusted: frozenset[str] | None = None, accept: bool = False
 ) -> RemoteSettings:
-    level = LevelSettings("https://cache", mode, trusted=trusted)
+    level = TierSettings("https://cache", mode, trusted=trusted)
     return RemoteSettings((level,), tuple(SigningKey(name, SECRET) for name in keys), accept)
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from winml_dag.store.remote.namespace import allowed
-from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
 
-MAIN = LevelSettings("https://team", Mode.READ_WRITE, "main", frozenset({"ci"}))
-COMPANY = LevelSettings("s3://company", Mode.READ, "main")
+MAIN = TierSettings("https://team", Mode.READ_WRITE, "main", frozenset({"ci"}))
+COMPANY = TierSettings("s3://company", Mode.READ, "main")
 SETTINGS = RemoteSettings((MAIN, COMPANY))
 
 GITHUB = {
@@ -60,7 +60,7 @@ def test_a_person_and_a_protected_branch_do_what_is_configured(environment: dict
 def test_a_pull_request_writes_its_own_namespace_only(environment: dict[str, str]) -> None:
     bounded, said = allowed(SETTINGS, environment)
 
-    own = LevelSettings("https://team", Mode.READ_WRITE, "pull/12", None, is_back_filled=False)
+    own = TierSettings("https://team", Mode.READ_WRITE, "pull/12", None, is_back_filled=False)
     assert bounded.levels == (own, replace(MAIN, mode=Mode.READ), COMPANY)
     assert said == "This is pull request 12: what it makes is put into the namespace pull/12 only."
 

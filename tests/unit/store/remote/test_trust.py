@@ -19,7 +19,7 @@ from winml_dag.engine.keys import cache_key
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import SigningKey
 from winml_dag.store.remote.trust import Maker, Refused, Trust, maker_here
@@ -31,7 +31,7 @@ SHA = digest_bytes(b"model", "sha256")
 
 
 def record_with(**changed: object) -> Record:
-    made = Ingredients("export", 1, {"export": {"opset": 21}}, {"source": "sha256:" + "0" * 64}, {"torch": "2.13"})
+    made = KeyInputs("export", 1, {"export": {"opset": 21}}, {"source": "sha256:" + "0" * 64}, {"torch": "2.13"})
     model = Artifact.of([FileEntry("model.onnx", SHA, 5), FileEntry("data/model.bin", SHA, 5)])
     whole = Record(
         cache_key(made), made.config_hash, made, {"model": model}, {"nodes": 37}, 1.5, made_by="winml_dag 0.9"

@@ -18,11 +18,11 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.uptodate import check
 from winml_dag.store import changetime
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(changetime, "SETTLED_NS", 0)
     monkeypatch.delenv(ENVIRONMENTS_VARIABLE, raising=False)
@@ -32,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     save(helper.make_model(graph), "model.onnx")
     Path("config.toml").touch()
     venv.create(tmp_path / "other", with_pip=False)
-    return LocalStore(tmp_path / "cache")
+    return Store(tmp_path / "cache")
 
 
 def install(name: str) -> None:
@@ -40,7 +40,7 @@ def install(name: str) -> None:
     (packages / f"{name}-1.0.dist-info").mkdir()
 
 
-def stands(request: Request, store: LocalStore) -> bool:
+def stands(request: Request, store: Store) -> bool:
     return check(str(store.folder), str(request.words)) is not None
 
 
@@ -54,7 +54,7 @@ def stands(request: Request, store: LocalStore) -> bool:
     ids=["the provider's own", "the preferred provider's", "another one's of the device"],
 )
 def test_a_provider_that_is_installed_there_ends_a_plan_that_does_without(
-    store: LocalStore, named: str, overrides: Overrides, installs: str
+    store: Store, named: str, overrides: Overrides, installs: str
 ) -> None:
     Path("config.toml").write_text(f"[ep.{named}]\nenvironment = 'other'\n", encoding="utf-8")
     request = Request(None, overrides, Path("out"))
@@ -68,7 +68,7 @@ def test_a_provider_that_is_installed_there_ends_a_plan_that_does_without(
 
 @pytest.mark.skipif(not installed(QNN), reason="needs onnxruntime-qnn")
 @pytest.mark.parametrize("changed", ["sdk.yaml", f"lib/{host_name()}/{library('QnnIr')}"])
-def test_another_version_or_library_of_the_sdk_ends_a_plan(store: LocalStore, changed: str) -> None:
+def test_another_version_or_library_of_the_sdk_ends_a_plan(store: Store, changed: str) -> None:
     programs, libraries = Path("sdk/bin", host_name()), Path("sdk/lib", host_name())
     for folder, names in (
         (programs, (CONVERTER, program(GENERATOR))),

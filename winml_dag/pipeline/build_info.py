@@ -136,13 +136,13 @@ def _plain(value: object) -> JsonValue:
     return value.as_posix() if isinstance(value, Path) else str(value)
 
 
-def circumstances(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
+def build_info(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
     """What the manifest of a build that has just ended has under ``run``."""
     tools = {
         name: version
         for result in results.values()
         if result.record is not None
-        for name, version in result.record.ingredients.toolchain.items()
+        for name, version in result.record.key_inputs.toolchain.items()
     }
     run = ci_run()
     return {

@@ -16,7 +16,7 @@ from winml_dag.cli.main import run
 from winml_dag.engine import toolchain
 from winml_dag.pipeline import build as pipeline_build
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.uptodate import Standing, check
+from winml_dag.pipeline.uptodate import CurrentPlan, check
 from winml_dag.store import changetime
 
 MANIFEST = Path(".winml-dag/recipe.yaml/build_manifest.json")
@@ -50,13 +50,13 @@ def build() -> None:
     assert run(["build", "-c", "recipe.yaml"]) == 0
 
 
-def stands() -> Standing | None:
+def stands() -> CurrentPlan | None:
     return check(str(Path("cache").absolute()), str(Request(Path("recipe.yaml"), Overrides()).words))
 
 
 def is_up_to_date() -> bool:
-    standing = stands()
-    return standing is not None and standing.is_up_to_date
+    current_plan = stands()
+    return current_plan is not None and current_plan.is_up_to_date
 
 
 def stages_in_manifest() -> list[str]:
@@ -96,9 +96,9 @@ def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypat
     os.utime("other.txt")
     Path("words.txt").write_text("two one")
     build()
-    standing = stands()
-    assert standing is not None
-    entry = standing.entry
+    current_plan = stands()
+    assert current_plan is not None
+    entry = current_plan.entry
     assert str(Path("other.txt").absolute()) in {entry.paths[place] for place in entry.header.racy}
 
 
@@ -157,14 +157,14 @@ def test_what_changes_at_the_end_of_a_long_build_is_not_vouched_for(
     if not first:
         build()  # the search path is another now, and that is noted
     Path("other.txt").write_text("another")
-    note_finished = pipeline_build.note_finished
+    keep_finished = pipeline_build.keep_finished
 
     def edit_and_note(*arguments: Any) -> None:
         edit()
-        note_finished(*arguments)
+        keep_finished(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline_build, "note_finished", edit_and_note)
+        patched.setattr(pipeline_build, "keep_finished", edit_and_note)
         build()
     assert not is_up_to_date()
     build()

@@ -25,7 +25,7 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.uptodate import check
 from winml_dag.store import changetime
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 COPY = "import sys; from pathlib import Path; there = Path(sys.argv[1]); " + (
     "files = sorted(there.rglob('*.txt')) if there.is_dir() else [there]; "
@@ -105,7 +105,7 @@ CASES = [
 MOMENTS = [
     pytest.param(pipeline_plan, "plan_build", id="while it is planned"),
     pytest.param(plan_cache, "note", id="when it was planned"),
-    pytest.param(pipeline_build, "note_finished", id="at its end"),
+    pytest.param(pipeline_build, "keep_finished", id="at its end"),
 ]
 
 
@@ -207,7 +207,7 @@ def test_a_model_or_its_data_in_another_folder_by_now_is_planned_anew(
     request_: Request, change: Callable[[], None], module: Any, name: str
 ) -> None:
     model_project()
-    store = LocalStore(Path("cache"))
+    store = Store(Path("cache"))
     with changed_before(module, name, change):
         plan_request(request_, store, download=False)
     assert check(str(store.folder), str(request_.words)) is None
@@ -218,7 +218,7 @@ def test_a_model_or_its_data_in_another_folder_by_now_is_planned_anew(
 @pytest.mark.parametrize(("module", "name"), MOMENTS[:2])
 def test_calibration_data_whose_folder_was_renamed_is_planned_anew(module: Any, name: str) -> None:
     model_project()
-    store, request = LocalStore(Path("cache")), Request(Path("recipe.yaml"), Overrides(), Path("out"))
+    store, request = Store(Path("cache")), Request(Path("recipe.yaml"), Overrides(), Path("out"))
     with changed_before(module, name, rename_data):
         plan_request(request, store, download=False)
     assert check(str(store.folder), str(request.words)) is None

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from winml_dag.api import build_onnx_model
 from winml_dag.pipeline import uptodate as module
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.uptodate import Standing, check
+from winml_dag.pipeline.uptodate import CurrentPlan, check
 from winml_dag.store import changetime
 
 
@@ -47,22 +47,22 @@ def project(built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project, brought up to date, and the current folder."""
     monkeypatch.chdir(built)
     build(built)
-    standing = stands()
-    assert standing is not None
-    assert standing.is_up_to_date
+    current_plan = stands()
+    assert current_plan is not None
+    assert current_plan.is_up_to_date
     return built
 
 
 REQUEST = Request(None, Overrides(onnx=Path("m.onnx"), precision="fp32", ep="cpu"), Path("out"))
 
 
-def stands() -> Standing | None:
+def stands() -> CurrentPlan | None:
     return check(str(Path("cache").absolute()), str(REQUEST.words))
 
 
 def is_up_to_date() -> bool:
-    standing = stands()
-    return standing is not None and standing.is_up_to_date
+    current_plan = stands()
+    return current_plan is not None and current_plan.is_up_to_date
 
 
 def blobs() -> list[Path]:
@@ -121,9 +121,9 @@ def test_a_young_file_is_read_whatever_its_times_say(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(changetime, "SETTLED_NS", 10**12)
     os.utime("out/model.onnx")
     assert is_up_to_date()  # and notes that this file is young
-    standing = stands()
-    assert standing is not None
-    seen = standing.seen
+    current_plan = stands()
+    assert current_plan is not None
+    seen = current_plan.seen
     data = Path("out/model.onnx").read_bytes()
     same_size_and_time(Path("out/model.onnx"))
     monkeypatch.setattr(module, "look", lambda paths: seen if len(list(paths)) > 1 else seen[:0])

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
-from winml_dag.store.tally import note_build
+from winml_dag.store.store import Store
+from winml_dag.store.usage_log import note_build
 
 
-def settle_accounts(planned: BuildGraph | None, results: Iterable[StageResult], store: LocalStore) -> str:
+def record_stats(planned: BuildGraph | None, results: Iterable[StageResult], store: Store) -> str:
     """Note what was reused and what ran; when anything was stored, remove what the cache has no room for by its limit.
     *planned*: of a build, which may have left out stages that were up to date.
 
@@ -42,16 +42,16 @@ def _seconds(records: Iterable[Record]) -> float:
 
 def _seconds_of_others(planned: BuildGraph | None, records: Iterable[Record]) -> float:
     """How long the stages took that this part of a build leaves out: all of them took so long when that was noted."""
-    if planned is None or not planned.others or planned.standing is None:
+    if planned is None or not planned.others or planned.current_plan is None:
         return 0.0
-    return max(0.0, planned.standing.entry.header.seconds - _seconds(records))
+    return max(0.0, planned.current_plan.entry.header.seconds - _seconds(records))
 
 
 def _size(record: Record) -> int:
     return sum(file.size for file in record.files()) + (0 if record.log is None else record.log.size)
 
 
-def _kept_to_limit(store: LocalStore) -> str:
+def _kept_to_limit(store: Store) -> str:
     # Imported here: nothing of it is needed by a build that runs nothing.
     from winml_dag.store.quantities import counted, size_text
     from winml_dag.store.usage import keep_to_limit, limit_text

@@ -23,7 +23,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.pipeline.uptodate import check, file_of
 from winml_dag.store import changetime
-from winml_dag.store.local import LocalStore
+from winml_dag.store.store import Store
 
 RECIPE = """
 model: model
@@ -35,7 +35,7 @@ quant: {calibration_data: data}
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store beside a project: a model folder, data, a recipe. What was just written counts as having come to rest."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(changetime, "SETTLED_NS", 0)
@@ -46,7 +46,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     (tmp_path / "data" / "more").mkdir(parents=True)
     np.savez(tmp_path / "data" / "a.npz", input_ids=np.zeros((1, 8), np.int32))
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    return LocalStore(tmp_path / "cache")
+    return Store(tmp_path / "cache")
 
 
 LinkFolder = Callable[[Path, Path], None]
@@ -68,11 +68,11 @@ def link() -> LinkFolder:
 REQUEST = Request(Path("recipe.yaml"), Overrides(), Path("out"))
 
 
-def fresh(request: Request, store: LocalStore) -> BuildGraph:
+def fresh(request: Request, store: Store) -> BuildGraph:
     return plan_build(build_of(request, store.folder, download=False), store.fingerprints)
 
 
-def recall(request: Request, store: LocalStore) -> BuildGraph | None:
+def recall(request: Request, store: Store) -> BuildGraph | None:
     stands = check(str(store.folder), str(request.words))
     return None if stands is None else recalled(stands, store)
 
@@ -87,7 +87,7 @@ def same(one: BuildGraph, other: BuildGraph) -> bool:
     return text(one) == text(other) and one.sources == other.sources
 
 
-def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: LocalStore) -> None:
+def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: Store) -> None:
     assert recall(REQUEST, store) is None
     plan_request(REQUEST, store, download=False)
     recalled = recall(REQUEST, store)
@@ -95,9 +95,7 @@ def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: Local
     assert same(recalled, fresh(REQUEST, store))
 
 
-def test_what_a_plan_needs_of_the_machine_is_remembered_with_it(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_plan_needs_of_the_machine_is_remembered_with_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     request = Request(Path("recipe.yaml"), Overrides(ep="qnn"), Path("out"))
     planned = plan_request(request, store, download=False)
@@ -145,9 +143,7 @@ def add_data_below(folder: Path) -> None:
     "edit",
     [edit_recipe, edit_weights, edit_architecture, add_other_weights, add_data, edit_data, add_data_below],
 )
-def test_an_edit_of_what_it_was_made_from_ends_it(
-    store: LocalStore, tmp_path: Path, edit: Callable[[Path], None]
-) -> None:
+def test_an_edit_of_what_it_was_made_from_ends_it(store: Store, tmp_path: Path, edit: Callable[[Path], None]) -> None:
     before = plan_request(REQUEST, store, download=False)
     edit(tmp_path)
     assert recall(REQUEST, store) is None
@@ -156,14 +152,14 @@ def test_an_edit_of_what_it_was_made_from_ends_it(
     assert same(after, fresh(REQUEST, store))
 
 
-def test_another_request_has_a_plan_of_its_own(store: LocalStore) -> None:
+def test_another_request_has_a_plan_of_its_own(store: Store) -> None:
     plan_request(REQUEST, store, download=False)
     assert recall(Request(Path("recipe.yaml"), Overrides(precision="fp16"), Path("out")), store) is None
     assert recall(Request(Path("recipe.yaml"), Overrides(), Path("elsewhere")), store) is None
 
 
 def test_a_package_that_is_installed_or_changed_ends_it(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
@@ -178,14 +174,14 @@ def test_a_package_that_is_installed_or_changed_ends_it(
     toolchain._listed_here.cache_clear()
 
 
-def test_this_programs_own_code_ends_it(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_programs_own_code_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_request(REQUEST, store, download=False)
     monkeypatch.setattr(environment, "_code_state", lambda: "edited")
     assert recall(REQUEST, store) is None
 
 
 def test_the_hub_cache_moving_to_another_commit_ends_it(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     repository = tmp_path / "hub" / "models--org--name"
@@ -204,7 +200,7 @@ def test_the_hub_cache_moving_to_another_commit_ends_it(
 
 
 def test_a_local_folder_that_takes_the_place_of_a_hub_id_ends_it(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     snapshot = tmp_path / "hub" / "models--name" / "snapshots" / "main"
@@ -218,7 +214,7 @@ def test_a_local_folder_that_takes_the_place_of_a_hub_id_ends_it(
     assert recall(request, store) is None
 
 
-def test_an_onnx_model_that_gets_other_external_data_ends_it(store: LocalStore, tmp_path: Path) -> None:
+def test_an_onnx_model_that_gets_other_external_data_ends_it(store: Store, tmp_path: Path) -> None:
     weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -240,7 +236,7 @@ def test_an_onnx_model_that_gets_other_external_data_ends_it(store: LocalStore, 
     assert recall(request, store) is None
 
 
-def test_an_edit_behind_a_link_and_back_up_ends_it(store: LocalStore, tmp_path: Path, link: LinkFolder) -> None:
+def test_an_edit_behind_a_link_and_back_up_ends_it(store: Store, tmp_path: Path, link: LinkFolder) -> None:
     """``link/../model`` lies beside the folder that the link leads to, not beside the link."""
     project = tmp_path / "project"
     (project / "recipes").mkdir(parents=True)
@@ -258,7 +254,7 @@ def test_an_edit_behind_a_link_and_back_up_ends_it(store: LocalStore, tmp_path: 
 
 
 def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
-    store: LocalStore, tmp_path: Path, link: LinkFolder
+    store: Store, tmp_path: Path, link: LinkFolder
 ) -> None:
     """The settings that are written there name the model as seen from there."""
     (tmp_path / "near").mkdir()
@@ -271,14 +267,14 @@ def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
     assert plan_request(REQUEST, store, download=False).summary.settings["model"] == "../../model"
 
 
-def test_what_has_not_come_to_rest_is_not_kept(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_not_come_to_rest_is_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file written within the step of a coarse clock could have changed unseen while the plan was made."""
     monkeypatch.setattr(changetime, "SETTLED_NS", 2 * 10**9)
     plan_request(REQUEST, store, download=False)
     assert recall(REQUEST, store) is None
 
 
-def test_a_damaged_note_counts_as_none(store: LocalStore) -> None:
+def test_a_damaged_note_counts_as_none(store: Store) -> None:
     plan_request(REQUEST, store, download=False)
     file = Path(file_of(str(store.folder), str(REQUEST.words)))
     sound = file.read_bytes()
@@ -291,7 +287,7 @@ def test_a_damaged_note_counts_as_none(store: LocalStore) -> None:
     assert recall(REQUEST, store) is not None
 
 
-def test_a_note_with_a_right_checksum_and_nonsense_in_it_counts_as_none(store: LocalStore) -> None:
+def test_a_note_with_a_right_checksum_and_nonsense_in_it_counts_as_none(store: Store) -> None:
     """Somebody else may have written the cache folder."""
     plan_request(REQUEST, store, download=False)
     file = Path(file_of(str(store.folder), str(REQUEST.words)))

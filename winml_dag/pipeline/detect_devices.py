@@ -78,7 +78,7 @@ class ProviderFound:
 
 
 @dataclass(frozen=True)
-class Survey:
+class DetectedDevices:
     """All providers, and what is wrong with the configuration that says where they are; empty when nothing is."""
 
     providers: tuple[ProviderFound, ...]
@@ -99,7 +99,7 @@ class Survey:
         return found
 
 
-def survey(providers: Iterable[ExecutionProvider] | None = None) -> Survey:
+def detect_devices(providers: Iterable[ExecutionProvider] | None = None) -> DetectedDevices:
     """Look for *providers*, by default all, and ask those that are installed."""
     problems: dict[str, None] = {}
     executor = LocalExecutor()
@@ -118,7 +118,7 @@ def survey(providers: Iterable[ExecutionProvider] | None = None) -> Survey:
         except BaseException:
             executor.stop()
             raise
-    return Survey(found, " ".join(problems))
+    return DetectedDevices(found, " ".join(problems))
 
 
 def _found(ep: ExecutionProvider, environment: Environment | None, executor: LocalExecutor) -> ProviderFound:
