@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from winml_dag.store.local import FORMAT, Store
 
 from winml_dag import build_onnx_model
+from winml_dag.store.location import FORMAT
+from winml_dag.store.store import Store
 
 FIXTURES = Path(__file__).parents[1] / "cache_fixtures"
 _OF_THE_MOMENT = ("index", "locks", "scratch", "quarantine", "failures", "standing", "statistics.txt")
