@@ -117,6 +117,7 @@ def scramble(path: Path) -> None:
 def put_foreign_files(store: Path) -> None:
     """What people and other programs leave in a folder."""
     for name in ("blobs/thesis.docx", "blobs/xxh3-128/31/desktop.ini", "records/notes.txt", "readme.md"):
+        (store / name).parent.mkdir(exist_ok=True)
         (store / name).write_text("precious\n", encoding="utf-8")
 
 
