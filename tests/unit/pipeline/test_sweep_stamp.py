@@ -162,7 +162,7 @@ def save_model(name: str) -> None:
 def test_a_sweep_that_is_another_one_by_its_end_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """However old the file is that took the place of the one that was read."""
+    """However old the file is that replaced the one that was read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
     save_model("one.onnx")
