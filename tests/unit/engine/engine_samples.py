@@ -76,7 +76,7 @@ def read(workspace: Workspace) -> list[str]:
 
 
 def join(node: Node, workspace: Workspace) -> JsonObject:
-    """Work whose output tells all that went into it: ``quantize7:out(weights)``."""
+    """Write outputs that depend on all inputs: ``quantize7:out(weights)``."""
     for slot, folder in workspace.outputs.items():
         text = f"{node.stage.name}{salt(node)}:{slot}({','.join(read(workspace))})"
         (folder / f"{node.stage.name}-{slot}.txt").write_text(text)
