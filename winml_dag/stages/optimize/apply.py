@@ -136,9 +136,7 @@ def _apply_chosen(source: Path, chosen: Selection, target: OptimizeTarget) -> Ap
 
 
 def apply_capabilities(source: Path, chosen: Selection, target: OptimizeTarget) -> Applied:
-    """Apply *chosen* to the model *source*; new files go next to it, and *source* itself is returned if nothing
-    changes.
-    """
+    """Apply *chosen* to the model *source*, in new files next to it; return *source* itself if nothing changes."""
     path, applied, left = source, dict[str, int](), dict[str, str]()
     possible: list[str] = []
     for name in chosen.on:

@@ -183,9 +183,7 @@ def _join_heads_in_three_dimensions(node: ir.Node) -> bool:
 
 
 def _slice_whole_shape(node: ir.Node) -> None:
-    """Replace a Shape with start and end by Shape and Slice: onnxscript's rules use it even below opset 15, which has
-    none.
-    """
+    """Replace a Shape with start and end, which onnxscript's rules use in any opset; before 15 that takes a Slice."""
     if not {"start", "end"}.intersection(node.attributes):
         return
     bounds = node.attributes.get_int("start", 0), node.attributes.get_int("end", _BEYOND)

@@ -103,10 +103,10 @@ class _Affine(Rule):
 
 
 def fold_affine_into_conv(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Fold a product, quotient, sum or difference of a Conv with one number, or one per channel, into its weights and
-    bias.
+    """Fold a product, quotient, sum or difference of a Conv with a constant into its weights and bias.
 
-    onnxruntime's basic level folds products and sums whose constant is the second operand, and few single numbers.
+    The constant is one number, or one per channel. onnxruntime's basic level folds products and sums whose constant is
+    the second operand, and few single numbers.
     """
     commutative = [rule for name in ("Mul", "Add") for rule in _Affine.both_orders(name)]
     return Outcome(apply_rules(model, [*commutative, *(_Affine.rule(False, name) for name in _INVERSES)]))

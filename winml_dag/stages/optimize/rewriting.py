@@ -108,9 +108,7 @@ def is_constant(value: ir.Value | None) -> bool:
 
 
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:
-    """The shape in the form that Reshape takes: one dimension may be unknown (-1). None if more are unknown or one is
-    0.
-    """
+    """The shape in the form that Reshape takes, with at most one unknown dimension (-1); None if there is none."""
     if value.shape is None:
         return None
     dims = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
