@@ -109,7 +109,7 @@ def _subjects(loaded: LoadedModel, config: CaptureConfig, folder: Path | None) -
 
 
 def _usual(subject: Subject, config: CaptureConfig) -> dict[str, Tensor]:
-    """Random inputs without masking: masked values would say nothing about other inputs."""
+    """Random inputs with masks of ones: what a module makes of a partial mask does not hold for other inputs."""
     inputs = model_inputs(subject, config.export)
     sizes = sizes_by_run(inputs)[0]
     specs = [InputSpec(each.name, each.dtype, shape_at(each.shape, sizes), each.value_range) for each in inputs]

@@ -107,8 +107,8 @@ def one_text_in_a_row() -> Iterator[None]:
 def fixed_sizes(inputs: int) -> Iterator[None]:
     """Trace sizes as numbers, and interpolations of weights as constants, while TorchScript traces a module.
 
-    The module has *inputs* inputs, each of one fixed size. The interpolated weights are position tables, stretched to
-    the image size. Otherwise the graph computes sizes. Much of that is folded later, but a split by such sizes is
+    The module has *inputs* inputs, each of one fixed size; the interpolated weights are position tables, stretched to
+    the image size. Without this, the graph computes sizes. Much of that is folded later, but a split by such sizes is
     exported incorrectly. Position tables get a bicubic Resize, which NPUs do not support, or fail to export, since ONNX
     before opset 18 has no antialiased one.
     """

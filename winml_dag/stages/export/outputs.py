@@ -29,9 +29,7 @@ def call_model(model: Module, arguments: Mapping[str, Tensor]) -> dict[str, Tens
     """
     try:
         result = model(**arguments)
-    except (
-        Exception
-    ) as error:  # shapes, types and values come from the recipe, so whatever the model raises is about them
+    except Exception as error:  # whatever the model raises is about shapes, types and values from the recipe
         given = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in arguments.items())
         raise StageError(
             f"The PyTorch model cannot run on {given}: {explanation(error)}.",

@@ -139,7 +139,8 @@ def _agrees(result: Any, wanted: Any) -> bool:
         return True
     with np.errstate(all="ignore"):
         one, other = np.asarray(result, np.float64), np.asarray(wanted, np.float64)
-        # NaN and infinities depend on the float type: 65504 is the largest number in 16 bits.
+        # Whether a result overflows to NaN or infinity depends on the float type: 65504 is the largest number in 16
+        # bits.
         comparable = np.isfinite(other) & (np.abs(other) < 6e4)
         if not comparable.any():
             return True
