@@ -39,7 +39,11 @@ def put_text(path: Path, text: str) -> Path:
         raise UsageError(f"{path} is a folder.", advice="Choose a file.")
     try:
         # A lone surrogate stands for a byte in a name that is no text; as an escape JSON reads it back.
-        write_whole(path, text.encode(errors="backslashreplace"))
+        data = text.encode(errors="backslashreplace")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(data)  # a rename would replace the link or the device, such as /dev/stdout
+        else:
+            write_whole(path, data)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}.", advice="Choose another place."
