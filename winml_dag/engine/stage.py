@@ -60,7 +60,7 @@ class Stage:
         inputs: slots by name.
         outputs: kind of artifact by slot name.
         packages: distributions whose version affects the bytes; part of the key.
-        likely_unchanged: output slots that usually stay as they were, and that in a first build usually equal the input slot
+        likely_unchanged: output slots that usually stay as they were, and in a first build usually equal the input slot
             of that name; plans assume so.
         timeout_seconds: when this has passed, the whole process group is killed.
         works_in_place: it runs in the folder of its node and reads the user's files in place, as people expect of their
