@@ -18,9 +18,7 @@ from winml_dag.store.artifact import Artifact
 
 @dataclass(frozen=True)
 class Part:
-    """A complete graph of its own, with the content of its sources. ``label``: the prefix of its node ids after
-    merging.
-    """
+    """A complete graph with the content of its sources. ``label``: the prefix of its node ids after merging."""
 
     label: str
     graph: Graph

@@ -120,9 +120,7 @@ class Watch:
         self._told = progress
 
     def read(self) -> Progress | None:
-        """The last report; None before the first one, and after the job and its folder are gone. Callable from any
-        thread.
-        """
+        """The last report; None before the first one, and after the job's folder is gone. Callable from any thread."""
         return self._told if self.folder is None else read_progress(self.folder)
 
 

@@ -36,9 +36,7 @@ class Ended:
 
 
 class Runs(Protocol):
-    """The runs of a build. Used from one thread, inside its block; leaving the block with an exception ends all runs
-    first.
-    """
+    """The runs of a build. Used from one thread, in its block; leaving it with an exception ends all runs first."""
 
     def __enter__(self) -> object: ...
 

@@ -300,9 +300,7 @@ class Scheduler:
         self._observer.finished(result)
 
     def _inputs_moved(self, node: Node, key: str) -> bool:
-        """Whether an input was rebuilt with other content while *node* ran: then its result is not valid for this
-        graph.
-        """
+        """Whether an input was rebuilt with other content while *node* ran, so that its result is not valid here."""
         if not self._remakes:
             return False
         key_inputs = self._state.key_inputs(node)

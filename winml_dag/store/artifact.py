@@ -111,9 +111,7 @@ def _file_from_json(value: JsonValue) -> FileEntry:
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file to store: its name inside the artifact, and its path (a string, because that is small for thousands of
-    files).
-    """
+    """A file to store: its name inside the artifact, and its path (a string: small for thousands of files)."""
 
     name: str
     place: str

@@ -248,8 +248,9 @@ class Index:
         return status.st_dev, status.st_ino
 
     def _may_write(self) -> bool:
-        """Whether the files are writable. If so, permissions are not the cause: one wrong header byte makes a database
-        read-only.
+        """Whether the files are writable.
+
+        If so, permissions are not the cause: one wrong header byte makes a database read-only.
         """
         files = [self._folder, *(path for name in _FILES if os.path.lexists(path := self._folder / name))]
         return all(os.access(path, os.R_OK | os.W_OK) for path in files)

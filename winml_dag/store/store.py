@@ -146,9 +146,7 @@ class Store:
             return [] if self._remotes is None else self.blobs.missing(files)
 
     def fetch_ahead(self, files: Iterable[FileEntry]) -> None:
-        """Fetch the bytes of *files* to this machine concurrently, as far as possible, because they will be needed
-        next.
-        """
+        """Fetch the bytes of *files*, which will be needed next, to this machine concurrently, as far as possible."""
         if self._remotes is not None and (wanted := self._obtainable(self.remote_only(files))):
             self._lost.update(file.digest for file in self._remotes.fetch(wanted))
 

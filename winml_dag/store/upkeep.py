@@ -183,8 +183,7 @@ def _removed_if_incomplete(store: Store, key: str) -> bool:
 
 
 def clear(store: Store) -> Cleared:
-    """Remove every record, blob and fingerprint, and the content of scratch, quarantine, failure logs and partial
-    downloads.
+    """Remove every record, blob and fingerprint, and everything in scratch, quarantine, failures and incoming.
 
     Raises:
         StoreError: when the store is in use.
