@@ -1,5 +1,6 @@
-"""TensorRT, of NVIDIA, as onnxruntime-gpu brings it. That also brings CUDA: TensorRT is the faster one, and comes first
-where the SDK that it needs is there.
+"""TensorRT, of NVIDIA, as contained in onnxruntime-gpu.
+
+That also contains CUDA: TensorRT is faster, and comes first if the SDK that it needs exists.
 """
 
 from __future__ import annotations
