@@ -52,7 +52,10 @@ def _unfold_random_weights(value: object) -> object:
 
 
 class Loader(Section):
-    """Where the PyTorch model comes from. Not in winml-cli: ``path`` (local folder), ``revision``, ``random_weights``."""
+    """The source of the PyTorch model.
+
+    Not in winml-cli: ``path`` (a local folder), ``revision``, ``random_weights``.
+    """
 
     task: Text | None = None
     model_class: Text | None = None

@@ -28,8 +28,9 @@ _MOVING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", 
 _IN_PLACE = frozenset({"Identity", "Cast", "Dropout", "Relu", "Clip", "Neg", "Abs"})
 # Results are fractions of 1.
 _OF_ONE = frozenset({"Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softsign"})
-# The fraction of that magnitude up to which an output is noise, relative to a rounding error and at most. Larger values
-# are information, even if 8 bits have no step for them (each of 1,000 classes with a probability of 0.001).
+# Values up to this fraction of that magnitude are noise: relative to the size of a rounding error, and as an absolute
+# maximum. Larger values are information, even if 8 bits have no step for them (each of 1,000 classes with a probability
+# of 0.001).
 _NOISE, MOST_NOISE = 1 / 64, 2**-12
 # Steps to trace back. Sums of sums grow the magnitude without limit.
 _FARTHEST = 6

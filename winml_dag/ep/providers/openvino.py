@@ -1,4 +1,4 @@
-"""OpenVINO, of Intel: a build of onnxruntime, or a plugin, which ignores most options."""
+"""Intel's OpenVINO: a build of onnxruntime, or a plugin that ignores most options."""
 
 from __future__ import annotations
 

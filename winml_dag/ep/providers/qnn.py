@@ -1,4 +1,4 @@
-"""QNN, of Qualcomm: NPUs and GPUs of Snapdragon chips, and an emulator of the NPU elsewhere.
+"""Qualcomm's QNN: NPUs and GPUs of Snapdragon chips, and an emulator of the NPU elsewhere.
 
 QNN silently ignores unknown options and most invalid values, and outputs the same bytes; so they are refused before
 anything runs. The tables follow QNN's own documentation and were compared with the names in its library.

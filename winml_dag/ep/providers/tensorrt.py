@@ -1,6 +1,6 @@
-"""TensorRT, of NVIDIA, as contained in onnxruntime-gpu.
+"""NVIDIA's TensorRT, which is part of onnxruntime-gpu.
 
-That also contains CUDA: TensorRT is faster, and comes first if the SDK that it needs exists.
+That package also contains CUDA: TensorRT is faster, and comes first if the SDK that it needs exists.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ TASKS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "score": ("score", "similarity_score", "label", "relatedness_score"),
     },
 }
-# The metrics of each task, the most informative first. token-classification has the first three and token_accuracy if
-# tags name entities (B-PER, I-PER, O), otherwise the last two.
+# The metrics of each task, the most informative first. token-classification has the first four if tags name entities
+# (B-PER, I-PER, O), otherwise the last two.
 METRICS: Mapping[str, tuple[str, ...]] = {
     "text-classification": ("accuracy", "macro_f1"),
     "image-classification": ("accuracy", "top5_accuracy"),

@@ -1,7 +1,7 @@
 """perf: how long a model takes to load and to run on its target, and how much memory it needs.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.perf.measurement`. A measurement is of one host, so what
-tells hosts apart is part of its config, and with it of its key.
+This is the declaration; the work is in :mod:`winml_dag.stages.perf.measurement`. A measurement is of one host, so the
+properties that distinguish hosts are part of its config and of its key.
 """
 
 from __future__ import annotations

@@ -146,7 +146,10 @@ def wide_nodes(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], b
 
 
 def _behind(source: str, typical: float, makers: Mapping[str, NodeProto], ranges: Ranges) -> Iterable[str]:
-    """Yield the nodes that compute *source*, and upstream nodes too coarse to be added to it in 8 bits."""
+    """Yield the nodes that compute *source*, and their upstream nodes that are also too coarse.
+
+    Those are nodes whose results are too coarse to be added to *source* in 8 bits.
+    """
     pending, seen = [source], {source}
     while pending:
         node = makers.get(pending.pop())
