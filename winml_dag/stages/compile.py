@@ -53,7 +53,7 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     The metrics are those of :class:`~winml_dag.stages.compiled.CompiledModel` and the compile time.
 
     Raises:
-        StageError: the provider is not available, cannot compile the model, or left no operator that it would run.
+        StageError: the provider is not available, cannot compile the model, or compiled no part of it.
     """
     from winml_dag.ep.session import session_options
     from winml_dag.stages.compiled import read_compiled
