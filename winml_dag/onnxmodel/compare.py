@@ -109,8 +109,8 @@ class Sums:
         return float(np.clip(self.product / math.sqrt(self.expected_energy * self.found_energy), -1.0, 1.0))
 
     def _scale(self, cosine: float) -> float | None:
-        """Return the gain closer to 1 of the two regressions, between which the true gain lies; 1 if it lies between
-        them.
+        """Return the gain closer to 1 of the two regressions, or 1 if it lies between them. The true gain is in
+        between.
 
         Additive noise makes the values longer by 1 / cosine, and noise that replaces some of them (clipping) shortens
         the rest by the cosine: neither is a wrong scale.
