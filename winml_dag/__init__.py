@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-# What this program calls itself in records, manifests and signatures.
+# The name of this program in records, manifests and signatures.
 TOOL_ID = f"winml_dag {__version__}"
 __all__ = [
     "CommandResult",
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """The API is imported when it is first used: the command line and the workers pay nothing for it."""
+    """Import the API on first use, so that the command line and the workers do not pay for it."""
     if name in __all__:
         from winml_dag import api
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-# While all else is imported there is nothing to end and nothing to say: an interrupt just ends the process, where
-# Python would show what it was importing. One that whoever started us has switched off stays so.
+# During imports there is nothing to clean up or report: an interrupt just ends the process, where Python would print a
+# traceback of the import. If the parent process has disabled interrupts, they stay disabled.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,7 +1,7 @@
 """Canonical JSON: one text for one value, so that equal configurations have equal hashes.
 
-Keys are sorted, there is no white space, text is UTF-8, and NaN and infinities are refused because other JSON
-readers cannot take them. A whole float keeps its ``.0`` (``1.0`` and ``1`` are different values of a field).
+Keys are sorted, there is no white space, and text is UTF-8. NaN and infinities are rejected, because other JSON readers
+do not support them. A whole float keeps its ``.0`` (``1.0`` and ``1`` are different values of a field).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, Union
 
-# A recursive alias cannot be a PEP 604 expression at run time: the forward references are for the type checker only.
+# A recursive alias cannot be a PEP 604 expression at run time: the forward references are only for the type checker.
 JsonValue: TypeAlias = Union[bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"], None]
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 
-# Made once: json.dumps makes one for each call.
+# Created once: json.dumps creates one per call.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def canonical_json(value: JsonValue) -> str:
-    """The one text of *value*.
+    """The canonical text of *value*.
 
     Raises:
         ValueError: for NaN or an infinity.

@@ -1,7 +1,7 @@
-"""What installed packages declare for this program: the entry points of a group, each naming an object.
+"""The entry points of a group that installed packages declare, each naming an object.
 
-Without ``importlib.metadata``, whose import and whose reading of every package's metadata take longer than an
-up-to-date build: one small file of each package says it all.
+This does not use ``importlib.metadata``: importing it and reading every package's metadata take longer than an
+up-to-date build, while one small file per package is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from winml_dag.errors import UsageError
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """``target``: the object, as ``package.module:ATTRIBUTE``."""
+    """An entry point. ``target``: the object, as ``package.module:ATTRIBUTE``."""
 
     name: str
     target: str
@@ -31,7 +31,7 @@ class EntryPoint:
 
 
 def load_object(name: str, target: str) -> object:
-    """What *target* of the plug-in *name* is.
+    """The object *target* of the plug-in *name*.
 
     Raises:
         UsageError: when importing it fails.
@@ -39,7 +39,7 @@ def load_object(name: str, target: str) -> object:
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # somebody else's code, of which anything may be expected
+    except Exception as error:  # third-party code, which may raise anything
         from winml_dag.explanation import explanation
 
         raise UsageError(f"plug-in {name!r}: {target} cannot be imported: {explanation(error)}") from error
@@ -47,7 +47,7 @@ def load_object(name: str, target: str) -> object:
 
 @cache
 def entry_points(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Those of *group* by name; the first folder of *path* wins, as it does for imports."""
+    """The entry points of *group* by name; the first folder of *path* wins, as it does for imports."""
     found: dict[str, EntryPoint] = {}
     for folder in path:
         for entry in sorted(_metadata_folders(folder or ".")):
@@ -70,7 +70,7 @@ def _of_package(group: str, metadata: Path) -> Iterator[EntryPoint]:
         return
     if group not in text:
         return
-    # The name of the folder is fixed by the packaging specification: name-version.dist-info.
+    # The packaging specification defines the name of the folder: name-version.dist-info.
     distribution, _, version = metadata.stem.partition("-")
     section = ""
     for line in map(str.strip, text.splitlines()):

@@ -1,7 +1,7 @@
-"""Every error a user can meet, each with the exit code the command line ends with.
+"""All errors for users, each with the exit code of the command line.
 
-A message says what happened and to which file or key; ``advice`` says what to do next. Library code raises these and
-nothing prints them but the command line, so that the Python API and the CLI tell the same story.
+The message states what happened and to which file or key; ``advice`` states what to do next. Library code raises these
+errors and only the command line prints them, so that the Python API and the CLI report the same.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class WinmlDagError(Exception):
-    """Base of all errors that are somebody's to fix; never shown with a traceback."""
+    """Base class of all errors that a user can fix; never shown with a traceback."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, advice: str = "") -> None:
-        # What a library says comes without a full stop, and the advice would go on in its sentence.
+        # Messages of libraries have no full stop, so the advice would continue their sentence.
         goes_on = bool(advice) and (message[-1:].isalnum() or message.endswith(("'", '"', ")", "]")))
         self.message = f"{message}." if goes_on else message
         super().__init__(self.message)
@@ -43,7 +43,7 @@ class MeasuredError(StageError):
 
 
 def measured_by(error: WinmlDagError) -> JsonObject:
-    """Empty for an error without figures."""
+    """The metrics of *error*; empty if it has none."""
     return error.metrics if isinstance(error, MeasuredError) else {}
 
 

@@ -1,8 +1,8 @@
-"""What an exception of a library says, as part of a sentence for users.
+"""The text of a library's exception, as part of a sentence for users.
 
-onnxruntime, onnx and PyTorch put error codes, the paths of their own source files, C++ signatures and failed conditions
-around what they have to say. A user can act on the text and on the node it names, and on nothing else; the worker
-writes the whole exception to the stage's log.
+onnxruntime, onnx and PyTorch surround their messages with error codes, paths of their own source files, C++ signatures
+and failed conditions. A user can use only the text and the node that it names; the worker writes the complete exception
+to the stage's log.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _LONGEST = 400
 _NO_TEXT = "no reason was given"
 
 _SOURCE = r"\.(?:cc|cpp|cxx|cu|cuh|h|hpp|inl)"
-# Full paths come with a signature (gcc, clang) or a qualified name (MSVC), bare file names with the function's name.
+# Full paths are followed by a signature (gcc, clang) or a qualified name (MSVC), bare file names by a function name.
 _PLACE = re.compile(
     rf"(?P<posix>/[^\s:\"']+{_SOURCE}:\d+)(?P<colon>:)?\s*|(?P<other>(?:[A-Za-z]:\\[^\s:\"']*|\b)\w+{_SOURCE}:\d+)\s+"
 )
 _CONDITION = re.compile(r"(?P<condition>.{1,300}?) was false\.\s*")
 _ASSERTION = re.compile(r"[\w:~]+: Assertion `.*?` failed:\s*")
 _CLOSED = {")": "(", "]": "[", "}": "{", ">": "<"}
-# Tokens of the longest return type that stands before a function's name.
+# Number of tokens of the longest return type before a function name.
 _LONGEST_TYPE = 12
 
-# What follows is about the library's own code.
+# The rest of the text is about the library's own code.
 _STACK = re.compile(
     r"\s*(?:Exception raised from |Traceback \(most recent call last\)|Stacktrace:|frame #0:).*", re.DOTALL
 )
@@ -57,8 +57,9 @@ _CLASS = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>")
 
 
 def explanation(error: BaseException) -> str:
-    """What *error* says, on one line, without a full stop at its end: never the name of an exception's class, an error
-    code, a path in a library's source, or half a word.
+    """The message of *error*, on one line, without a full stop.
+
+    It never contains an exception class, an error code, a path in a library's source, or a truncated word.
     """
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename!r}" if error.filename is not None else error.strerror
@@ -72,11 +73,11 @@ def explanation(error: BaseException) -> str:
 
 
 def cleaned(text: str) -> str:
-    """:func:`explanation` of the text of an exception; empty when it says nothing."""
+    """:func:`explanation` for the text of an exception; empty if nothing of it remains."""
     text = _STACK.sub("", _COLOURS.sub("", text)).strip()
     if found := _CONTEXT.match(text):
         text = f"{_node(found)}{found['text']}"
-    # What comes after an empty line explains the library, not what happened.
+    # Text after an empty line explains the library, not what happened.
     text = " ".join(re.split(r"\n\s*\n", text)[0].split())
     text = _NOISE.sub("", _without_places(text))
     for pattern in _NODES:
@@ -90,7 +91,7 @@ def _node(found: re.Match[str]) -> str:
 
 
 def _without_places(text: str) -> str:
-    """*text* without places in source files, and the function and condition that stand behind them."""
+    """*text* without source locations, and without the function and condition that follow them."""
     kept = ""
     while found := _PLACE.search(text):
         kept = f"{kept}{text[: found.start()].rstrip()} "
@@ -107,7 +108,7 @@ def _without_places(text: str) -> str:
 
 
 def _after_signature(text: str) -> str:
-    """*text* behind the signature that it begins with; all of it when it does not begin with one."""
+    """*text* after the signature at its start; all of it if it does not start with one."""
     place = 0
     for _ in range(_LONGEST_TYPE):
         end = _token_end(text, place)
@@ -122,7 +123,7 @@ def _after_signature(text: str) -> str:
 
 
 def _token_end(text: str, start: int = 0) -> int:
-    """Where the token of C++ at *start* ends: at a space outside of brackets, which a signature has many of inside."""
+    """The end of the C++ token at *start*: a space outside of brackets, since signatures have many inside."""
     depth = 0
     for place in range(start, len(text)):
         if text[place] in _CLOSED.values():

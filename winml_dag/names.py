@@ -1,7 +1,7 @@
-"""Which names of files are safe on every system: a rule for all names that come out of what others may have written.
+"""Which file names are safe on every system: one rule for all names that others may have written.
 
-Records, journals of output folders and models name files. A name that leaves its folder, means a device, or that
-Windows would silently change must be refused in each of them alike.
+Records, journals of output folders and models contain file names. All of them must reject a name that leaves its
+folder, means a device, or that Windows would silently change.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# Names that Windows gives to devices, with any extension: opening one never opens a file.
+# Device names of Windows, with any extension: opening one never opens a file.
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
-# Lone surrogates stand for bytes that are no text: such a name has no UTF-8, and so no digest.
+# Lone surrogates stand for bytes that are not valid text: such a name has no UTF-8 encoding, and so no digest.
 _FORBIDDEN = re.compile(r'[\x00-\x1f<>:"|?*\\/\ud800-\udfff]')
 
 
 def is_safe_part(part: str) -> bool:
-    """Whether *part*, one step of a relative path, names a file or folder right here, on every system."""
-    # ".", ".." and names that end with a dot or a blank, which Windows drops, all end alike.
+    """Whether *part*, one part of a relative path, names a file or folder inside its parent on every system."""
+    # This covers ".", ".." and names that end with a dot or a blank, which Windows drops.
     return part != "" and part[-1] not in ". " and not _FORBIDDEN.search(part) and not _DEVICE.fullmatch(part)
 
 
 def parents(path: str) -> Iterator[str]:
-    """The folders that *path* lies in: ``a/b`` and ``a`` for ``a/b/c``."""
+    """The parent folders of *path*: ``a/b`` and ``a`` for ``a/b/c``."""
     at = path.rfind("/")
     while at > 0:
         path = path[:at]

@@ -1,7 +1,7 @@
-"""Planning tells here what it reads, before it reads it: whoever remembers the plan needs the state that was seen then.
+"""Reports what planning reads, before it is read, so that a cached plan is stored with the state that was seen.
 
-What is looked at later may be another file under the same path, whatever its times say: a link or a folder on the way
-can have changed. Code that reads files for a plan lies on every floor and knows nothing of remembered plans.
+A later check may see another file at the same path, whatever its times are: a link or a folder on the way may have
+changed. Code in every layer reads files for a plan, and does not depend on the plan cache.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeAlias
 
-# Size, time of modification, inode, time of change.
+# Size, modification time, inode, change time.
 Signature: TypeAlias = tuple[int, int, int, int]
-# A path, and what it was when its content was read; None: it has not been read yet.
+# A path, and its signature when its content was read; None: it has not been read yet.
 Log: TypeAlias = Callable[[str, Signature | None], None]
 
 _log: ContextVar[Log | None] = ContextVar("readlog", default=None)
@@ -22,7 +22,7 @@ _log: ContextVar[Log | None] = ContextVar("readlog", default=None)
 
 @contextmanager
 def reads_logged(log: Log) -> Iterator[None]:
-    """Tell *log* of all that is read in the block."""
+    """Call *log* for everything that is read in the block."""
     token = _log.set(log)
     try:
         yield
@@ -31,12 +31,12 @@ def reads_logged(log: Log) -> Iterator[None]:
 
 
 def before_reading(path: str | os.PathLike[str]) -> None:
-    """The content of the file *path*, the names in the folder, or whether it is there at all, is about to be read."""
+    """Report that a file's content, a folder's names, or the existence of *path* is about to be read."""
     if (log := _log.get()) is not None:
         log(os.fspath(path), None)
 
 
 def was_read(path: str | os.PathLike[str], signature: Signature) -> None:
-    """The content of the file *path* was read, and *signature* was true of it before and after."""
+    """Report that the file *path* was read, and had *signature* before and after."""
     if (log := _log.get()) is not None:
         log(os.fspath(path), signature)

@@ -1,7 +1,7 @@
-"""Files that are read whole, and may be anybody's: recipes, manifests, records, settings, what a stage has told.
+"""Files that are read whole and may come from anybody: recipes, manifests, records, settings, results of stages.
 
-In the place of one there can be a pipe that nobody writes to, a device that never ends, or JSON that nests deeper than
-any reader of it goes. Each is an error here that its reader expects of a file anyway.
+The path may instead be a pipe without a writer, a device without an end, or JSON that nests deeper than readers
+support. Each of these raises an error that readers expect of a file anyway.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ import stat
 from pathlib import Path
 from typing import Any
 
-# Far more than any such file has; what is larger is another file by mistake, or meant to fill the memory.
+# Far more than any such file has; a larger one is a mistake, or meant to exhaust memory.
 MOST_BYTES = 64 * 1024 * 1024
-# Of files that have a line for each stage of a build or each cell of a sweep.
+# For files with a line for each stage of a build or each cell of a sweep.
 MOST_BYTES_OF_MANY = 512 * 1024 * 1024
-# What we and others write is ten deep. Python gives up at 1000 calls, and every reader makes some for each level.
+# Valid files nest ten levels deep. Python's limit is 1000 calls, and every reader makes several per level.
 _MOST_DEPTH = 100
 
-# So that opening a pipe does not wait for its writer; it changes nothing for an ordinary file.
+# Opening a pipe must not wait for its writer; ordinary files are not affected.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_regular(path: Path | str) -> tuple[int, os.stat_result]:
-    """The descriptor of the ordinary file *path*, and what it is. Raises OSError when there is none or it is another
-    kind of file.
-    """
-    # Before it is opened as well: opening alone makes some devices do something.
+    """Descriptor and status of the ordinary file *path*. Raises OSError if it is missing or another kind of file."""
+    # Also before opening it: just opening some devices has an effect.
     _refuse_special(path, os.stat(path))  # noqa: PTH116 - thousands of small files
     opened = os.open(path, _FLAGS)
     try:
@@ -41,14 +39,14 @@ def open_regular(path: Path | str) -> tuple[int, os.stat_result]:
 
 
 def read_bytes(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
-    """All of the ordinary file *path*. Raises OSError, also for one that is larger than *most_bytes*."""
-    # Not a file object: making one for each of thousands of records costs as much as reading it.
+    """The content of the ordinary file *path*. Raises OSError, also if it is larger than *most_bytes*."""
+    # No file object: creating one for each of thousands of records costs as much as reading it.
     opened, status = open_regular(path)
     try:
         left = most_bytes + 1
         if status.st_size <= most_bytes:
-            # One byte more than there is, so the end is seen by the first call, as a rule. A file that is being written
-            # to, or that the system makes while it is read, has more than it says.
+            # One byte more than expected, so that usually the first call reaches the end. A file that is being written
+            # to, or that the system generates on reading, has more than its size.
             data = os.read(opened, min(left, status.st_size + 1))
             if len(data) == status.st_size > 0:
                 return data
@@ -65,19 +63,20 @@ def read_bytes(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
 def read_text(
     path: Path | str, most_bytes: int = MOST_BYTES, *, encoding: str = "utf-8", errors: str = "strict"
 ) -> str:
-    """The same as text with ``\\n`` at the ends of lines. Raises OSError, and UnicodeDecodeError, a ValueError."""
+    """The same as text with ``\\n`` line endings. Raises OSError, and UnicodeDecodeError, a ValueError."""
     text = read_bytes(path, most_bytes).decode(encoding, errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: Path | str, most_bytes: int = MOST_BYTES, *, encoding: str = "utf-8") -> Any:
-    """The value in the file *path*. Raises OSError, and ValueError for what is no JSON or nests too deep."""
+    """The JSON value in the file *path*. Raises OSError, and ValueError for invalid or too deeply nested JSON."""
     return parse_json(read_bytes(path, most_bytes).decode(encoding))
 
 
 def parse_json(text: str | bytes, *, allow_nan: bool = True) -> Any:
-    """The value of *text*. Raises ValueError for what is no JSON or nests too deep, and for NaN and infinities unless
-    they are allowed.
+    """The JSON value of *text*.
+
+    Raises ValueError for invalid or too deeply nested JSON, and for NaN and infinities unless allowed.
     """
     try:
         value = json.loads(text, parse_constant=None if allow_nan else _refuse_constant)

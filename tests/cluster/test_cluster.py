@@ -14,6 +14,7 @@ from cluster_lab import Lab, environment
 
 from winml_dag.api import build_onnx_model
 from winml_dag.engine.events import Status
+from winml_dag.store.location import store_folder
 from winml_dag.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
@@ -122,7 +123,7 @@ def test_a_build_from_python_runs_on_the_workers(models: Lab, monkeypatch: pytes
     )
     ran = [view.cache_key for view in result.stages if view.status is Status.RAN]
     assert len(ran) == 2
-    caches = [Store(models.folder / f"cache-{name}") for name in ("first", "second", "qnn")]
+    caches = [Store(store_folder(models.folder / f"cache-{name}", "sha256")) for name in ("first", "second", "qnn")]
     assert all(any(key and cache.record(key) for cache in caches) for key in ran)
 
 

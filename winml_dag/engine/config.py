@@ -1,4 +1,4 @@
-"""Stage configs between dataclass and JSON: what is hashed is the JSON, what a stage works with is the dataclass."""
+"""Convert stage configs between dataclass and JSON: keys hash the JSON, stages use the dataclass."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _json(value: object) -> JsonValue:
 def read_config(kind: type[T], value: JsonValue) -> T:
     """The inverse of :func:`config_json` for the dataclass *kind*.
 
-    Not pydantic, because the JSON was written by :func:`config_json` in the same version of this program, and because a
-    worker would import it for this alone.
+    pydantic is not used: the same version of this program wrote the JSON, and a worker would import pydantic only for
+    this.
 
     Raises:
         TypeError: when a field is missing or unknown.

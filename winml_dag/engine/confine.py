@@ -1,12 +1,12 @@
-"""Starts a program that may not read one folder, and write only where it should: Landlock, on Linux.
+"""Start a program that cannot read one folder and can write only to allowed paths, with Landlock on Linux.
 
-Run as a file: ``python -I -S confine.py HIDDEN FOLDER PROGRAM ARGUMENTS...``. It imports nothing of ours, takes its
-own rights away, and becomes the program. Landlock knows no "all but this", so everything beside each folder on the way
-to HIDDEN is allowed in its place. What no rule of it can do (statting a file, changing its mode) stays possible; its
-bytes are out of reach.
+Run as a script: ``python -I -S confine.py HIDDEN FOLDER PROGRAM ARGUMENTS...``. It imports nothing from this package,
+drops its own rights, and executes the program. Landlock has no deny rules, so the script instead allows every sibling
+of each folder on the path to HIDDEN. Operations that Landlock does not restrict (stat of a file, changing its mode)
+stay possible, but the file's bytes cannot be read.
 """
 
-# Every module that it does not import starts it sooner.
+# Each module that is not imported makes startup faster.
 # ruff: noqa: PTH112, PTH120
 
 import ctypes
@@ -21,17 +21,17 @@ _NO_NEW_PRIVILEGES = 38
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _READING = _EXECUTE | _READ_FILE | _READ_DIR
-# Removing and making, all kinds of files: bits 4 to 12. Then what later versions brought: moving, truncating.
+# Removing and creating files of every type: bits 4 to 12. Later versions added moving and truncating.
 _MAKING = 0x1FF0
 _MOVING, _TRUNCATING = 1 << 13, 1 << 14
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATING
 
-# Programs write to these as a matter of course.
+# Programs routinely write to these.
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts")
 
 
 def landlock_version() -> int:
-    """0 where the kernel has no Landlock, or does not let us use it."""
+    """The Landlock version; 0 if the kernel has no Landlock or does not permit its use."""
     if sys.platform != "linux":
         return 0
     return max(0, int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)))
@@ -49,7 +49,7 @@ class _Rules:
         self._ruleset = self._call(_CREATE_RULESET, ruleset, ctypes.c_size_t(len(ruleset)), 0)
 
     def allow(self, path: str, rights: int) -> None:
-        """Allow *rights* on *path* and all below it; a path that is not there needs none."""
+        """Allow *rights* on *path* and everything below it; a path that does not exist is ignored."""
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -74,9 +74,9 @@ class _Rules:
 
 
 def _beside(hidden: str) -> list[str]:
-    """Everything but *hidden* and the folders that it lies in: what lies beside each of them.
+    """Everything except *hidden* and its parent folders: the siblings of each of them.
 
-    No links: what one leads to is allowed by its own place, and may be *hidden*.
+    Links are skipped. A rule for the link's target covers it, and the target may be *hidden*.
     """
     found = []
     while hidden != os.path.dirname(hidden):
@@ -91,23 +91,23 @@ def _beside(hidden: str) -> list[str]:
 
 
 def _programs(hidden: str) -> list[str]:
-    """What must stay readable even below *hidden*: programs and Python's own folders, such as a ``.venv``."""
+    """Folders that must stay readable even below *hidden*: programs and Python's own folders, such as a ``.venv``."""
     search = [sys.prefix, sys.base_prefix, *os.environ.get("PATH", "").split(os.pathsep)]
     search += os.environ.get("PYTHONPATH", "").split(os.pathsep)
     real = {os.path.realpath(folder) for folder in search if folder}
-    # Not the hidden folder itself, nor one around it, if somebody has it on the path.
+    # Exclude the hidden folder and its parents, in case one of them is on the search path.
     return [folder for folder in real if not f"{hidden}/".startswith(f"{folder.rstrip('/')}/")]
 
 
 def confine(hidden: str, folder: str) -> None:
-    """Take away this process's right to read *hidden* and to write anything but *folder*, temporary files, devices."""
+    """Drop this process's right to read *hidden*, and to write outside of *folder*, temporary folders and devices."""
     rules = _Rules(landlock_version())
     hidden, folder = os.path.realpath(hidden), os.path.realpath(folder)
     for path in [*_beside(hidden), *_programs(hidden)]:
         rules.allow(path, _READING)
     rules.allow(folder, _READING | rules.writing)
     for path in ("/tmp", "/var/tmp", "/dev/shm"):
-        # Not when the hidden folder lies in it: what may be written below it may be made to be read.
+        # Skip it if it contains the hidden folder: write access below it could be turned into read access.
         if not f"{hidden}/".startswith(f"{os.path.realpath(path)}/"):
             rules.allow(path, _READING | rules.writing)
     for path in _DEVICES:

@@ -1,7 +1,7 @@
-"""What differs between two runs of a stage, told in the words of the recipe with old and new values; and the record
-that differs least from a run.
+"""Differences between two runs of a stage, in the recipe's terms with old and new values.
 
-In text, what is long is cut to where it differs; JSON has all of it.
+Also finds the record that differs least from a run. Text output cuts long values around the first difference; JSON
+output has them in full.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from winml_dag.store.quantities import counted
 from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.store import Store
 
-# How much of a value, of a list and of the changes of a stage a line shows.
+# Limits per line: characters of a value, items of a list, changes of a stage.
 _MOST_CHARACTERS = 60
 _MOST_ITEMS = 3
 MOST_CHANGES = 6
-# Characters that two long values share which are shown before the first that differs.
+# Number of common characters shown before the first difference of two long values.
 _LEAD = 20
 
-# The newest records of a stage that are looked at for the nearest: enough for a sweep, and read and compared in 16 ms.
+# The newest records of a stage that are searched for the nearest one. Enough for a sweep; reading and comparing them
+# takes 16 ms.
 MOST_RECORDS = 100
 
 _DIGEST = re.compile(r"([a-z][a-z0-9-]*):([0-9a-f]{8})[0-9a-f]{24,}")
 
 
 class Unset(Enum):
-    """The value of what is not there, which ``null`` is not: a key tells them apart."""
+    """The value of a missing field. Not the same as ``null``, which has another key."""
 
     UNSET = "not set"
 
@@ -46,13 +47,13 @@ Value: TypeAlias = Union[JsonValue, Unset]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a stage would read: the artifact of each slot, and the source of each that no stage makes."""
+    """What a stage would read: the artifact of each slot, and the source of each slot that no stage makes."""
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     sources: Mapping[str, Source] = field(default_factory=dict)
 
     def changes(self, slot: str, before: Artifact | None) -> tuple[FileChange, ...]:
-        """File by file against what *slot* had *before*; none when either is not known."""
+        """The changed files of *slot* since *before*; empty when either artifact is unknown."""
         after = self.artifacts.get(slot)
         if before is None or after is None:
             return ()
@@ -66,9 +67,10 @@ NOT_KNOWN = Inputs()
 
 @dataclass(frozen=True)
 class FileChange:
-    """What became of one file of an input. ``other`` is the second name of two that are swapped, or the new name.
+    """The change of one file of an input.
 
-    ``old`` and ``new`` are digests, None for a file that is not there.
+    ``other`` is the new name of a renamed file, or the second name of two swapped files. ``old`` and ``new`` are
+    digests, or None if the file does not exist.
     """
 
     how: Literal["changed", "added", "removed", "renamed", "swapped"]
@@ -81,7 +83,7 @@ class FileChange:
         match self.how:
             case "changed":
                 old, new = _shown_pair(self.old, self.new)
-                # The function once, as both have it unless the store's was changed.
+                # Show the hash function once: both digests use the same one unless the store's was changed.
                 before, after = (text.partition(":") for text in (old, new))
                 return f"{self.name} changed ({old} -> {after[2] if before[0] == after[0] else new})"
             case "renamed":
@@ -101,10 +103,10 @@ class FileChange:
 
 @dataclass(frozen=True)
 class Change:
-    """One ingredient that differs.
+    """One key input that differs.
 
-    ``name`` is a field as the recipe has it (``quant.samples``), an input slot, or a tool. ``files`` tells of an input
-    which of its files differ; empty when the earlier run did not note them.
+    ``name`` is a field as in the recipe (``quant.samples``), an input slot, or a tool. ``files`` lists the files of an
+    input that differ; it is empty when the earlier run did not record them.
     """
 
     kind: Literal["stage", "version", "config", "input", "toolchain"]
@@ -117,7 +119,7 @@ class Change:
         return self._text(_some(self.files))
 
     def lines(self, most_files: int) -> Iterator[str]:
-        """The same with a line for each of the files, up to *most_files* of them."""
+        """The same with one line per file, up to *most_files* files."""
         for file in self.files[:most_files]:
             yield self._text(str(file))
         if more := len(self.files[most_files:]):
@@ -126,7 +128,7 @@ class Change:
             yield str(self)
 
     def to_json(self) -> JsonObject:
-        """Values whole; one that is not set is left out."""
+        """Values in full; unset values are omitted."""
         old = {} if isinstance(self.old, Unset) else {"old": self.old}
         new = {} if isinstance(self.new, Unset) else {"new": self.new}
         files = {"files": [file.to_json() for file in self.files]} if self.files else {}
@@ -145,12 +147,12 @@ class Change:
 
 
 def changes_between(old: Record, new: KeyInputs, inputs: Inputs) -> tuple[Change, ...]:
-    """What differs between a recorded run and the one with the inputs *new*, which reads *inputs*."""
+    """What differs between the recorded run *old* and a run with the key inputs *new* that reads *inputs*."""
     return tuple(_changes(old, new, inputs))
 
 
 def summed_up(changes: Sequence[Change]) -> str:
-    """All in one line: ``quant.samples: 10 -> 20; onnxruntime 1.30.0 -> 1.31.1``."""
+    """All changes in one line: ``quant.samples: 10 -> 20; onnxruntime 1.30.0 -> 1.31.1``."""
     more = len(changes) - MOST_CHANGES
     return "; ".join(
         [*map(str, changes[:MOST_CHANGES]), *([f"and {counted(more, 'more change')}"] if more > 0 else [])]
@@ -158,7 +160,7 @@ def summed_up(changes: Sequence[Change]) -> str:
 
 
 def field_changes(old: Value, new: Value, path: str = "") -> Iterator[Change]:
-    """One for each leaf that differs; lists are leaves, because an element has no name to report."""
+    """One change per differing leaf. Lists are leaves, because their elements have no names to report."""
     if isinstance(old, Mapping) and (isinstance(new, Mapping) or (new is UNSET and old)):
         new = new if isinstance(new, Mapping) else {}
         for name in sorted(old.keys() | new.keys()):
@@ -190,7 +192,7 @@ def _changes(record: Record, new: KeyInputs, inputs: Inputs) -> Iterator[Change]
 
 
 def file_changes(old: Artifact, new: Artifact) -> tuple[FileChange, ...]:
-    """File by file, in order of name. What has only another name, or the name of another, is not taken for an edit."""
+    """Changes file by file, ordered by name. Renamed and swapped files are not reported as edits."""
     return tuple(sorted(_file_changes(old, new), key=lambda change: change.name))
 
 
@@ -221,14 +223,14 @@ def _file_changes(old_files: Artifact, new_files: Artifact) -> Iterator[FileChan
 
 
 def _own_name(file: SourceFile) -> str:
-    """What the user calls *file*: a stage may see it under a fixed name, so that the user's is in no key."""
+    """The user's name for *file*. A stage may see it under a fixed name, which keeps the user's name out of the key."""
     return file.name if file.path.as_posix().endswith(f"/{file.name}") else file.path.name
 
 
 def _same(old: Value, new: Value) -> bool:
     if isinstance(old, Unset) or isinstance(new, Unset):
         return old is new
-    # As a key sees them: Python takes 1, 1.0 and True for the same.
+    # Compare as a key does: Python considers 1, 1.0 and True equal.
     return canonical_json(old) == canonical_json(new)
 
 
@@ -252,10 +254,10 @@ def _some(items: Sequence[object]) -> str:
 
 
 def _shown_pair(old: Value, new: Value) -> tuple[str, str]:
-    """Both values as a line shows them, and never alike: ``"10"`` is not 10, and long ones may differ at their end."""
+    """Both values as one line shows them, never equal: ``"10"`` is not 10, and long values may differ at their end."""
     before, after = _shown(old), _shown(new)
     if before == after:
-        # Two texts that are shown alike are digests with the same beginning.
+        # Two strings that look the same here are digests with the same beginning.
         before, after = (old, new) if isinstance(old, str) and isinstance(new, str) else (_quoted(old), _quoted(new))
     start = 0
     if max(len(before), len(after)) > _MOST_CHARACTERS:
@@ -283,7 +285,7 @@ def _quoted(value: Value) -> str:
 
 @dataclass(frozen=True)
 class Nearest:
-    """A record, and what differs from it."""
+    """A record and what differs from it."""
 
     cache_key: str
     made_at: str
@@ -304,15 +306,17 @@ class Nearest:
 
 
 class NearRecords:
-    """Finds nearest records, for those who explain; those of a stage are read once."""
+    """Finds the nearest records for explanations; reads the records of each stage once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._by_stage: dict[str, tuple[_Candidate, ...]] = {}
 
     def nearest(self, wanted: KeyInputs, inputs: Inputs, last: Record | None) -> Nearest | None:
-        """The record of the same stage that differs in the fewest key inputs; of equals that with more inputs in
-        common, then the newest. None when none is nearer than *last*, or what is nearest is not much like it.
+        """The record of the same stage that differs in the fewest key inputs.
+
+        Ties go to the record with more inputs in common, then to the newest. Returns None when no record is nearer than
+        *last*, or when the nearest has too little in common.
         """
         traits = _traits(wanted)
         near = min(self._of(wanted.stage), key=lambda candidate: candidate.distance(traits), default=None)
@@ -322,13 +326,13 @@ class NearRecords:
             return None
         record = near.record
         changes = changes_between(record, wanted, inputs)
-        # None: it has another key only because keys are made in another way now.
+        # None: its key differs only because the key format has changed.
         return Nearest(record.cache_key, record.made_at, record.made_by, changes) if changes else None
 
     def _of(self, stage: str) -> tuple[_Candidate, ...]:
         if stage not in self._by_stage:
             records = sorted(self._store.records_of(stage, MOST_RECORDS), key=lambda record: record.made_at)
-            # The newest first: of equals, min takes the first.
+            # Newest first: of equal candidates, min() returns the first.
             self._by_stage[stage] = tuple(map(_Candidate, reversed(records)))
         return self._by_stage[stage]
 
@@ -351,8 +355,11 @@ _INPUT = "input "
 
 
 def _traits(made: KeyInputs) -> frozenset[tuple[str, str]]:
-    """Each ingredient as a name and a text, so that comparing two is an operation on sets: it is done thousands of
-    times where looking at fields one by one would take ten times as long."""
+    """Each key input as a pair of name and text.
+
+    Comparing two records then is a set operation. That happens thousands of times, and comparing field by field would
+    take ten times as long.
+    """
     return frozenset(
         [
             ("version", str(made.version)),

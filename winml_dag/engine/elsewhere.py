@@ -1,7 +1,7 @@
-"""Started by another environment's Python to do the work of one stage there: ``python elsewhere.py PACKAGE FOLDER``.
+"""Run the work of one stage with another environment's Python: ``python elsewhere.py PACKAGE FOLDER``.
 
-What is imported there is its own, but for this package, which comes from the folder PACKAGE. Were that folder's
-neighbours on the search path too, all that is installed beside us would come before what is installed there.
+All imports use that environment, except this package, which is loaded from the folder PACKAGE. Adding PACKAGE's parent
+to the search path would also put everything installed next to this package ahead of that environment's packages.
 """
 
 import sys
@@ -10,11 +10,11 @@ _OLDEST = (3, 11)
 
 
 def _refuse(folder: str, error: str, advice: str) -> None:
-    """Say why nothing was done, in what the engine reads: a worker's result."""
+    """Write why the work was not done to the worker's result file, which the engine reads."""
     import json
     import os
 
-    with open(os.path.join(folder, "result.json"), "w") as file:  # noqa: PTH118 - for a Python of any age
+    with open(os.path.join(folder, "result.json"), "w") as file:  # noqa: PTH118 - runs on any Python version
         json.dump({"metrics": {}, "error": error, "advice": advice}, file)
 
 

@@ -1,8 +1,8 @@
-"""What a node will take, in seconds and in bytes, and how long all that is left will.
+"""Estimates of a node's time and memory, and of the remaining time of a run.
 
-A node takes what it did last time, else what its stage does, else what is declared. The rest of a run takes at least
-the longest chain that is left, and all work divided by the slots: estimates of single stages are off by more than what
-playing it through would tell better.
+A node's estimate is that of its last run, else the usual value of its stage, else the declared one. The rest of a run
+takes at least the longest remaining chain, and at least all work divided by the slots. Simulating the schedule would
+not help: the error of single estimates is larger than what a simulation would gain.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from winml_dag.engine.stage import Node
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
 
-# Of a stage that nobody has seen run. That it counts at all matters more than how much: a chain has a length then.
+# Assumed for a stage that has never run. The exact value matters little, but it must not be 0, so that chains have a
+# length.
 UNKNOWN_SECONDS = 2.0
-# As many records of a stage as say what is usual of it.
+# Number of records of a stage that are enough to determine its usual values.
 _RECORDS = 50
-# Inputs of up to this many times the size, or as small a part, count as similar: peaks follow the size of a model.
+# Input sizes that differ by up to this factor count as similar: peaks scale with the size of a model.
 _SIMILAR = 2.0
-# Two runs of the same work do not peak at the same byte.
+# Allowance for variation: two runs of the same work do not have exactly the same peak.
 _MARGIN = 1.1
 
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The longest chain of a graph, from its first node to its last; ``seconds`` is the sum of theirs."""
+    """The longest chain of a graph from its first node to its last; ``seconds`` is the sum over its nodes."""
 
     ids: tuple[str, ...]
     seconds: float
 
 
 def chains(graph: Graph, seconds: Mapping[str, float]) -> dict[str, float]:
-    """By id, how long the longest chain is that begins with a node, its own time included. What *seconds* does not have
-    takes no time.
+    """By id, the length in seconds of the longest chain that starts with a node, its own time included.
+
+    Nodes that are not in *seconds* take no time.
     """
     behind: dict[str, float] = {}
     found: dict[str, float] = {}
@@ -52,12 +54,12 @@ def chains(graph: Graph, seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def critical_path(graph: Graph, seconds: Mapping[str, float]) -> CriticalPath:
-    """The chain that took longest. Nodes in it that took no time, such as reused ones, are left out."""
+    """The chain that took longest, without nodes that took no time, such as reused ones."""
     lengths = chains(graph, seconds)
     if not lengths:
         return CriticalPath((), 0.0)
     path: list[str] = []
-    # The first of several that are as long: which one it is must not depend on anything but the graph.
+    # max() takes the first of several equally long chains, so the result depends only on the graph.
     at: str | None = max((node.id for node in graph.nodes), key=lengths.__getitem__)
     while at is not None:
         path.append(at)
@@ -67,16 +69,16 @@ def critical_path(graph: Graph, seconds: Mapping[str, float]) -> CriticalPath:
 
 
 def seconds_left(graph: Graph, seconds: Mapping[str, float], places: int) -> float:
-    """How long what *seconds* has, by id, takes in so many *places*."""
+    """How long the work in *seconds*, by id, takes in *places* slots."""
     return max(sum(seconds.values()) / places, max(chains(graph, seconds).values(), default=0.0))
 
 
 @dataclass(frozen=True)
 class Work:
-    """A graph with the seconds that each of its nodes is expected to take, by id.
+    """A graph with the expected seconds of each node, by id.
 
-    ``stage_of``: the stage of each node whose seconds are only those usual of its stage; ``never_seen``: stages of
-    which not even that is known.
+    ``stage_of``: the stage of each node whose seconds are only the usual ones of its stage. ``never_seen``: stages that
+    have no record at all.
     """
 
     graph: Graph
@@ -86,10 +88,10 @@ class Work:
 
 
 class Eta:
-    """What is left of a run that goes on: its scheduler tells it what begins and ends, any thread may ask.
+    """The remaining time of a running build. The scheduler reports starts and ends; any thread may read.
 
-    Seconds that are only those usual of a stage are corrected by what this run has shown of the stage: on a machine
-    that is twice as fast, or with models that are twice as large, they are wrong by the same factor for all of them.
+    Estimates that are only the usual ones of a stage are corrected by what this run has measured for that stage: on a
+    machine that is twice as fast, or with models that are twice as large, all of them are off by the same factor.
     """
 
     def __init__(self, work: Work, admission: Admission, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,7 +101,7 @@ class Eta:
         self._ended: set[str] = set()
         self._running: dict[str, float] = {}
         self._left = sum(work.seconds.values())
-        # By stage, what runs of it took that were only guessed at, and what they were expected to.
+        # By stage, the actual and the expected seconds of runs whose time was only estimated from the stage.
         self._took: dict[str, tuple[float, float]] = {}
 
     @property
@@ -108,12 +110,12 @@ class Eta:
 
     @property
     def work_left_seconds(self) -> float:
-        """Of all that has not ended, one after the other."""
+        """Sum over everything that has not ended, as if run sequentially."""
         return self._left
 
     @property
     def memory_bytes(self) -> int:
-        """What the runs of just now are expected to take."""
+        """The expected memory use of the current runs."""
         return self._admission.memory_bytes
 
     def began(self, node_id: str) -> None:
@@ -130,7 +132,7 @@ class Eta:
             self._left = max(0.0, self._left - expected)
 
     def failed(self, node_id: str) -> None:
-        """It has ended, and what needs it never begins."""
+        """Record that the node has ended and that the nodes that depend on it will not start."""
         lost = [node_id]
         while lost:
             self.ended(last := lost.pop())
@@ -138,8 +140,8 @@ class Eta:
             lost += [reader for reader in readers if reader not in self._ended]
 
     def seconds_left(self) -> float | None:
-        """None as long as most of the work that is left is of stages that nobody has seen run."""
-        # Copied at once each: the scheduler's thread goes on meanwhile.
+        """The remaining seconds; None while most of the remaining work is of stages that have never run."""
+        # Copy each one first: the scheduler's thread may change them meanwhile.
         ended, running, took, now = self._ended.copy(), self._running.copy(), self._took.copy(), self._clock()
         factors = {stage: seconds / expected for stage, (seconds, expected) in took.items()}
         stage_of = self._work.stage_of
@@ -153,14 +155,14 @@ class Eta:
         if guessed > sum(left.values()) / 2:
             return None
         for node_id, since in running.items():
-            # What runs for longer than was expected may end at any moment.
+            # A run that exceeds its estimate may end at any moment.
             left[node_id] = max(0.0, left.get(node_id, 0.0) - (now - since))
         return seconds_left(self._work.graph, left, self.capacity.places)
 
 
 @dataclass(frozen=True)
 class _Peak:
-    """What a run took at its peak, and how much it had read."""
+    """The peak memory of a run and the size of its inputs."""
 
     memory_bytes: int
     input_bytes: int
@@ -172,7 +174,7 @@ class _Peak:
 
 @dataclass(frozen=True)
 class _Usual:
-    """What the newest records of a stage tell."""
+    """What the newest records of a stage show."""
 
     seconds: float
     peaks: tuple[_Peak, ...]
@@ -180,8 +182,9 @@ class _Usual:
 
 
 class CostModel:
-    """What the records of *store* let expect of runs in *capacity*; those of a stage are read once, when the first node
-    of it asks.
+    """Estimates runs in *capacity* from the records of *store*.
+
+    The records of a stage are read once, when its first node is estimated.
     """
 
     def __init__(self, store: Store, capacity: Capacity) -> None:
@@ -190,12 +193,14 @@ class CostModel:
         self._stages: dict[str, _Usual] = {}
 
     def seconds(self, node: Node, last: Record | None) -> float:
-        """*last*: what is remembered of this very node."""
+        """The expected seconds of *node*; *last* is the record of this node's last run."""
         return self._usual(node).seconds if last is None else last.elapsed_seconds
 
     def learn(self, node: Node, record: Record) -> bool:
-        """Take the peak of a run that has just ended into account, for others of its stage. Whether that is much more
-        than any was before, so that those which wait need another look.
+        """Record the peak of a run that has just ended, as an estimate for other runs of its stage.
+
+        Returns whether it exceeds all earlier peaks by so much that waiting runs of the stage have to be estimated
+        again.
         """
         peak = _peak(record) if self._counts_memory and not node.stage.works_in_place else None
         if peak is None:
@@ -203,18 +208,18 @@ class CostModel:
         usual = self._usual(node)
         before = max((each.memory_bytes for each in usual.peaks), default=0)
         same = [each for each in usual.peaks if each.input_bytes == peak.input_bytes]
-        # Of runs that read equally much only the largest says anything: thousands of them must not all be looked at.
+        # Keep only the largest peak per input size, so that thousands of runs do not have to be searched.
         if all(each.memory_bytes < peak.memory_bytes for each in same):
             others = (each for each in usual.peaks if each.input_bytes != peak.input_bytes)
             self._stages[node.stage.name] = replace(usual, peaks=(*others, peak))
         return peak.memory_bytes > before * _MARGIN
 
     def has_seen(self, node: Node) -> bool:
-        """Whether there is any record of its stage."""
+        """Whether any record of its stage exists."""
         return self._usual(node).is_known
 
     def request(self, node: Node, last: Record | None, input_bytes: int) -> ResourceRequest:
-        """*input_bytes*: as much as it will read."""
+        """*input_bytes*: the size of its inputs."""
         memory = self._memory_bytes(node, last, input_bytes) if self._counts_memory else 0
         return ResourceRequest(memory, node.pools, node.stage.alone)
 
@@ -225,7 +230,7 @@ class CostModel:
         return round(max(like_it) * _MARGIN) if like_it else node.stage.memory.of(input_bytes)
 
     def _usual(self, node: Node) -> _Usual:
-        # What a recipe declares itself is one node: records of others with its name say nothing of it.
+        # A stage that a recipe declares is one node: records of other stages with its name are unrelated.
         if node.stage.works_in_place:
             return _NOTHING
         name = node.stage.name
@@ -249,8 +254,9 @@ def _peak(record: Record | None) -> _Peak | None:
 
 
 def repeats(graph: Graph) -> frozenset[str]:
-    """The ids of nodes that turn out to do the work of one before them, as long as outputs that usually stay as they
-    are do so: they will be found, and take no time.
+    """The ids of nodes that will probably turn out to repeat the work of an earlier node.
+
+    This assumes that outputs declared as likely unchanged are so. These nodes will be cache hits and take no time.
     """
     if not any(node.stage.likely_unchanged for node in graph.nodes):
         return frozenset()
@@ -275,7 +281,10 @@ def expected_work(
     lasts: Mapping[str, Record],
     costs: CostModel,
 ) -> Work:
-    """What each node would take if it ran; *names*: by id, what its result is remembered under, as *lasts*."""
+    """What each node would take if it ran.
+
+    *names*: by id, the name under which its result is remembered. *lasts*: records by that name.
+    """
     free = repeats(graph)
     seconds: dict[str, float] = {}
     stage_of: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and what it says of each stage at the end."""
+"""What a run reports while it is in progress, and the result of each stage at the end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
 from winml_dag.store.record import Record
 
-# How far a stage's work is; None while it tells nothing.
+# The progress of a stage's work; None while it reports nothing.
 ReadProgress: TypeAlias = Callable[[], Progress | None]
 
 
 class Status(StrEnum):
-    """What became of a stage (in a plan: what would)."""
+    """The outcome of a stage; in a plan, the predicted one."""
 
     RAN = "ran"
     REUSED = "reused"
@@ -32,13 +32,16 @@ class Status(StrEnum):
 class StageResult:
     """One stage of a run or of a plan.
 
-    ``cache_key`` is None while an input is not known yet; ``record`` is there for what ran or was reused.
-    ``elapsed_seconds`` is time spent in this run (0 for a reuse), in a plan the estimate, None without one.
-    ``error``, ``advice``, ``log``, ``tail`` and ``metrics``, what it had measured by then, tell of a failure. One that
-    has a ``record`` all the same did its work, and what came out is not what this build needs; ``kept`` is a copy of
-    the file that says why.
-    ``progress``: what its work told last, if anything. ``assumes``: in a plan, the stages that this holds for only if
-    they give what they gave before.
+    ``cache_key`` is None while an input is not known yet. ``record`` is set if the stage ran or was reused.
+    ``elapsed_seconds`` is the time spent in this run (0 for a reuse); in a plan it is the estimate, or None without
+    one.
+
+    ``error``, ``advice``, ``log``, ``tail`` and ``metrics`` (what was measured until then) describe a failure. A failed
+    stage that has a ``record`` did its work, but the result does not satisfy this build; ``kept`` is a copy of the file
+    that shows why.
+
+    ``progress``: the last progress reported, if any. ``assumes``: in a plan, the stages whose outputs are assumed to be
+    unchanged.
     """
 
     node: Node
@@ -60,7 +63,7 @@ class StageResult:
     def refused(
         cls, node: Node, reason: Reason, record: Record, error: StageError, elapsed_seconds: float | None = 0.0
     ) -> StageResult:
-        """The result *record* has, which does not do for *node*."""
+        """A result that is recorded in *record* but not acceptable for *node*."""
         return cls(
             node,
             Status.FAILED,
@@ -74,9 +77,10 @@ class StageResult:
 
 
 class Observer(Protocol):
-    """Told from the scheduler's thread, in the order in which things happen.
+    """Receives callbacks from the scheduler's thread, in the order of events.
 
-    *progress* reads how far the work is, from any thread and as often as one likes; None while it tells nothing.
+    *progress* returns the current progress, or None while nothing is reported. It may be called from any thread, as
+    often as needed.
     """
 
     def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None: ...
@@ -85,7 +89,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """An observer that says nothing."""
+    """An observer that does nothing."""
 
     def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None: ...
 
@@ -93,7 +97,7 @@ class Silent:
 
 
 class PassingOn:
-    """An observer that tells *observer* all that it is told itself, for those that add to that or leave out of it."""
+    """An observer that forwards all callbacks to *observer*; a base class for those that add to them or omit some."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

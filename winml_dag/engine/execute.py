@@ -1,9 +1,9 @@
-"""How a stage gets done: the executor seam and its local form, a fresh process for every run.
+"""Execute a stage: the executor interface and its local implementation, a new process for every run.
 
-A process of its own, because a native crash or a hang must cost one stage only, because memory has to come back, and
-because bytes must not depend on what ran before (a second QNN compile in one process gives other bytes than the
-first). The current folder of a worker is the scratch folder and all names are fixed and relative, because absolute
-paths end up in binaries too; a stage of the user's that works in place runs in the user's folder.
+Each run has its own process because a native crash or hang must fail only one stage, because memory must be released,
+and because output bytes must not depend on what ran before (a second QNN compile in one process gives different bytes
+from the first). A worker's current folder is in the scratch folder and all names are fixed and relative, because
+absolute paths end up in binaries too. A user's stage that works in place runs in the user's folder.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
 
 LOG_FILE = "log.txt"
-# What leads a Python to packages and a library of its own, and would lead another one to those.
+# Variables that point a Python to its own packages and library, and would point another Python to the same ones.
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
 _TAIL_LINES = 20
-# Ordinary logs have kilobytes. Of a flood the beginning says how it came to it, and the end how it ended.
+# Ordinary logs take kilobytes. Of a very large log, the beginning shows what caused it and the end how it ended.
 LARGEST_LOG_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class Job:
-    """A node to run in *folder*, where its inputs already lie under ``inputs/<slot>``.
+    """A node to run in *folder*, where its inputs are already under ``inputs/<slot>``.
 
     Attributes:
-        at: the folder that a stage which works in place runs in.
-        seen: for such a stage, its inputs by slot as seen from there: a file or a folder each.
-        hidden: a folder that it must not read, as far as the system can see to that.
-        is_traced: whether what it reads is written down in ``trace``.
+        at: the folder in which a stage that works in place runs.
+        seen: for such a stage, its inputs by slot as paths relative to that folder, each a file or a folder.
+        hidden: a folder that the stage must not read, as far as the system can enforce that.
+        is_traced: whether the files that it reads are recorded in ``trace``.
     """
 
     node: Node
@@ -80,26 +80,28 @@ class Job:
         return f"{self.folder}{os.sep}outputs{os.sep}{slot}"
 
     def output_path(self, slot: str) -> str:
-        """Where a stage that works in place has to write *slot*: what ``{outputs.SLOT}`` stands for."""
+        """The path to which a stage that works in place must write *slot*: the value of ``{outputs.SLOT}``."""
         return f"{self.folder}{os.sep}outputs{os.sep}{slot}{os.sep}{self.node.paths[slot].rstrip('/')}"
 
     def make_output_folders(self) -> None:
-        """The folders of all slots; for a stage that works in place those that its declared paths lie in."""
+        """Create the folders of all slots; for a stage that works in place, the parents of its declared paths."""
         if self.at is None:
             for slot in self.node.stage.outputs:
                 os.makedirs(self.output_folder(slot))  # noqa: PTH103
             return
         for slot, path in self.node.paths.items():
             target = self.output_path(slot)
-            folder = target if path.endswith("/") else os.path.dirname(target)  # noqa: PTH120 - thousands of times
+            folder = target if path.endswith("/") else os.path.dirname(target)  # noqa: PTH120 - runs thousands of times
             if not os.path.isdir(folder):  # noqa: PTH112
                 os.makedirs(folder)  # noqa: PTH103
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. ``error`` is empty after success; ``progress`` is what the work told last; ``is_told`` says that
-    the error is a sentence of ours that needs no lines of the log beside it.
+    """How a run ended.
+
+    ``error`` is empty after success. ``progress`` is the last progress that the work reported. ``is_told`` means that
+    the error is a message of this program that needs no lines of the log next to it.
     """
 
     elapsed_seconds: float
@@ -112,17 +114,17 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs jobs; ``run`` is called from several threads at once."""
+    """Runs jobs. ``run`` is called from several threads at once."""
 
     def run(self, job: Job) -> Outcome:
-        """Do the work of *job* and wait for its end. Never raises for a failure of the stage."""
+        """Do the work of *job* and wait until it ends. Never raises for a failure of the stage."""
 
     def stop(self) -> None:
-        """End everything that runs, now, and run nothing more."""
+        """Kill everything that runs, and refuse to run anything more."""
 
 
 class LocalExecutor:
-    """Processes on this machine: a worker for a stage that is Python, the program itself for a command."""
+    """Runs processes on this machine: a worker for a Python stage, the program itself for a command."""
 
     def __init__(self) -> None:
         self._groups: set[ProcessGroup] = set()
@@ -133,9 +135,9 @@ class LocalExecutor:
         self._reaper: Reaper | None = None
 
     def run(self, job: Job) -> Outcome:
-        """See ``Executor``. Raises OSError when the system can start no more processes."""
+        """See ``Executor``. Raises OSError when the system cannot start more processes."""
         job.make_output_folders()
-        # Kept for the next job by who uses a folder again: making a file or folder costs more than all else here.
+        # Reused by the next job in this folder: creating a file or folder costs more than everything else here.
         temporary = f"{job.folder}{os.sep}temporary"
         if not os.path.isdir(temporary):  # noqa: PTH112
             os.mkdir(temporary)  # noqa: PTH102
@@ -153,7 +155,7 @@ class LocalExecutor:
             group.end()
 
     def close(self) -> None:
-        """Let the reaper go, when all has ended."""
+        """Close the reaper after all runs have ended."""
         with self._lock:
             reaper, self._reaper = self._reaper, None
         if reaper is not None:
@@ -163,7 +165,7 @@ class LocalExecutor:
         _task(job).write(job.folder)
         arguments = [sys.executable, "-P", "-m", "winml_dag.engine.worker"]
         if job.at is None:
-            # Whatever a library drops into the current folder is thrown away.
+            # Files that a library writes to the current folder are discarded.
             work = job.folder / "work"
             work.mkdir()
             environment = worker_environment(temporary)
@@ -177,7 +179,8 @@ class LocalExecutor:
         script = Path(__file__).with_name("elsewhere.py")
         ours = script.resolve().parents[1]
         kept = {name: value for name, value in environment.items() if name not in _OF_OUR_PYTHON}
-        # Not as options, which a Python that is too old does not know and would end with, before it could say so.
+        # Set as variables, not options: a Python that is too old would exit on unknown options before it could report
+        # its version.
         alone = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
         try:
             return self._run(job, [str(interpreter), str(script), str(ours), ".."], work, {**kept, **alone})
@@ -200,7 +203,7 @@ class LocalExecutor:
         }
         arguments = [fill(argument, names) for argument in node.command.arguments]
         environment = {**self._minimum, **temporary_environment(temporary), **node.command.environment}
-        # The one that the key knows, whatever lies before it on PATH by now.
+        # Use the program that is in the key, even if another one comes before it on PATH now.
         known = node.tools.get("program")
         program = str(known) if known else self._programs.find(arguments[0], job.at, environment)
         self._begin_reaping(job.folder.parent)
@@ -269,7 +272,7 @@ def _task(job: Job) -> Task:
         work=stage.work,
         config_class=stage.config,
         config=job.node.config,
-        # The current folder is work/, a sibling: whatever a library drops there is thrown away.
+        # The current folder is the sibling folder work/: files that a library writes there are discarded.
         inputs={slot: f"../inputs/{slot}" for slot in job.node.inputs} if job.at is None else dict(job.seen),
         outputs={slot: f"../outputs/{slot}" if job.at is None else job.output_path(slot) for slot in stage.outputs},
         surroundings=dict(job.node.surroundings),
@@ -283,12 +286,12 @@ def _worker_outcome(job: Job, code: int, result: Result | None, elapsed: float) 
     if result is None:
         error = f"Its process ended with {describe_exit(code)}."
         return Outcome(elapsed, job.log, {}, error, _last_words(job.log))
-    # A function of the user's works in place; the end of its log is in the user's own words.
+    # A user's function works in place; the end of its log is the user's own output.
     return Outcome(elapsed, job.log, result.metrics, result.error, result.advice, is_told=job.at is None)
 
 
 def _of_command(job: Job, code: int) -> str:
-    """What to do about a command that ended with *code*."""
+    """Advice for a command that ended with *code*."""
     needed = [name for name in LIBRARY_PATHS if name in os.environ and name not in _declared(job.node)]
     if code == CANNOT_RUN and needed:
         return f"{needed[0]} of your environment does not reach a command. If it needs that, declare it under env."
@@ -303,28 +306,27 @@ def _last_words(log: Path) -> str:
 
 
 def _declared(node: Node) -> dict[str, str]:
-    """The environment that a function of the user's declares."""
+    """The environment that a user's function declares."""
     declared = node.config.get("env")
     return {name: str(value) for name, value in declared.items()} if isinstance(declared, Mapping) else {}
 
 
 def python_path() -> dict[str, str]:
-    """Where a worker finds this package, wherever it runs."""
+    """The variable that lets a worker find this package from any folder."""
     package = str(Path(__file__).resolve().parents[2])
     search = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": package if not search else os.pathsep.join([package, search])}
 
 
-# Addresses with passwords, tokens and keys that sign: nothing that a stage does is in need of them.
+# Addresses with passwords, tokens and signing keys. No stage needs them.
 _OF_REMOTES = "WINML_DAG_REMOTE"
 
 
 def worker_environment(temporary: str) -> dict[str, str]:
-    """The environment of a worker: the user's, without what would make its bytes depend on the moment, and without what
-    remotes are reached with: a model may bring code of its own.
+    """The environment of a worker: the user's, without what would make its output depend on the moment.
 
-    Hash order, time zone and locale are fixed, temporary files stay in the scratch folder, and hubs are not asked:
-    whatever a stage needs is among its inputs.
+    Variables of remotes are removed, since a model may bring its own code. Hash order, time zone and locale are fixed,
+    temporary files stay in the scratch folder, and hubs are offline: everything that a stage needs is among its inputs.
     """
     fixed: Mapping[str, str] = {
         **python_path(),
@@ -343,7 +345,7 @@ def worker_environment(temporary: str) -> dict[str, str]:
 
 
 def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:
-    """The last *lines* of a log, reading no more than its last 64 KiB, whatever a stage has poured into it."""
+    """The last *lines* of a log. Reads at most its last 64 KiB, however large it is."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65536))
@@ -354,12 +356,13 @@ def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:
 
 
 def shorten_log(log: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
-    """Take the middle out of *log* when it is larger than that, and say so in its place; one that is not there is left
-    to whoever needs it.
+    """Replace the middle of *log* with a marker if it is larger than *largest_bytes*.
+
+    Does nothing if the log does not exist; its readers handle that.
     """
     half = largest_bytes // 2
     with suppress(FileNotFoundError):
-        # Nearly always: one look, and no file is opened.
+        # The usual case: one stat, and no file is opened.
         if os.stat(log).st_size <= largest_bytes:  # noqa: PTH116 - for each of thousands of stages
             return
     with suppress(FileNotFoundError), open(log, "r+b") as file:

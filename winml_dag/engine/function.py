@@ -1,6 +1,6 @@
-"""The worker's side of a function of the user's: ``function(inputs, outputs)``, or with a config as third argument.
+"""The worker's side of a user's function: ``function(inputs, outputs)``, or with a config as third argument.
 
-The user knows nothing of our classes: inputs and outputs are paths by name, the config is plain JSON.
+User code does not depend on classes of this package: inputs and outputs are paths by name, the config is plain JSON.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 
-# The work of a stage that is such a function.
+# The ``work`` of a stage that is a user's function.
 CALL = "winml_dag.engine.function:call"
 
 
 def call(config: JsonObject, workspace: Workspace) -> JsonObject:
-    """Import and call what ``config["run"]`` names; its folder, the current one, is searched first.
+    """Import and call the function in ``config["run"]``. The current folder comes first on the search path.
 
     Raises:
-        StageError: when there is no such function, it lies in another file than the key says, it returns something else
-            than metrics, or its folder is gone.
+        StageError: when the function does not exist, is in another file than the key says, returns something other than
+            metrics, or its folder does not exist.
     """
     try:
         folder = Path.cwd()
@@ -48,14 +48,15 @@ def call(config: JsonObject, workspace: Workspace) -> JsonObject:
 
 
 def _check_files(expected: Mapping[str, Path]) -> None:
-    """Raise StageError when a module was not imported from the file that is *expected* by its name: something may have
-    come before it in the search path, or a package may lead elsewhere when it is run.
+    """Raise StageError when a module was not imported from its *expected* file.
+
+    Another module may come before it on the search path, or a package may redirect the import at run time.
     """
     for module, path in expected.items():
         imported = getattr(sys.modules.get(module), "__file__", None)
         try:
             is_same = imported is not None and path.samefile(imported)
-        except FileNotFoundError:  # removed since
+        except FileNotFoundError:  # removed meanwhile
             is_same = False
         if not is_same:
             raise StageError(

@@ -1,8 +1,8 @@
-"""The graph of a run: nodes in an order in which they can run, artifacts by the name of their maker, sources by name.
+"""The graph of a run: nodes in topological order, artifacts by maker, sources by name.
 
-Everything that makes a graph impossible is refused here, by name, before anything runs. The order comes from the
-standard library and networkx is imported only for questions about paths: importing it costs 0.12 s, half of what an
-up-to-date build may take as a whole.
+Every error in a graph is reported here, by name, before anything runs. The standard library does the ordering; networkx
+is imported only for questions about paths, because importing it costs 0.12 s, half of what an up-to-date build may take
+in total.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Cycle(UsageError):
-    """Stages that wait for each other; ``path`` has their ids the way the data goes, the first one at both ends."""
+    """Stages that wait for each other.
+
+    ``path`` has their ids in the direction of the data, with the first one at both ends.
+    """
 
     def __init__(self, path: tuple[str, ...]) -> None:
         super().__init__(f"These stages wait for each other: {' -> '.join(path)}.")
@@ -30,10 +33,10 @@ class Cycle(UsageError):
 
 @dataclass(frozen=True)
 class Graph:
-    """A checked graph; ``nodes`` are in topological order. Make one with :meth:`of`.
+    """A checked graph; ``nodes`` are in topological order. Create one with :meth:`of`.
 
-    ``makers``: by artifact the node that puts it out; ``given``: the same for artifacts of nodes that are no part of
-    this graph, but of the one that it is a part of.
+    ``makers``: the node that outputs each artifact. ``given``: the same for artifacts of nodes that are not in this
+    graph, but in the graph of which this one is a part.
     """
 
     nodes: tuple[Node, ...]
@@ -48,7 +51,7 @@ class Graph:
         """Check and order *nodes*.
 
         Raises:
-            UsageError: for two nodes of one id, two sources of one name, two makers of one artifact, an input that
+            UsageError: for two nodes with one id, two sources with one name, two makers of one artifact, an input that
                 nothing makes, a kind that a stage does not take, a missing or unknown slot, a cycle.
         """
         by_id = _by_id(nodes)
@@ -67,7 +70,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
-        """By id, the nodes that read an output of a node, each once; only of those that any node reads."""
+        """By id, the nodes that read an output of a node, each once; nodes without readers are omitted."""
         found: dict[str, list[Node]] = {}
         for node in self.nodes:
             for maker in self.needs(node):
@@ -75,11 +78,11 @@ class Graph:
         return found
 
     def maker(self, artifact: str) -> Node:
-        """The node that puts *artifact* out, be it in this graph or given to it."""
+        """The node that outputs *artifact*, in this graph or in ``given``."""
         return self.makers.get(artifact) or self.given[artifact]
 
     def needs(self, node: Node) -> Collection[Node]:
-        """The nodes whose output *node* reads, each once."""
+        """The nodes whose outputs *node* reads, each once."""
         makers = self.makers
         return {makers[name].id: makers[name] for name in node.inputs.values() if name in makers}.values()
 
@@ -90,7 +93,7 @@ class Graph:
                 yield (self.makers[name].id if name in self.makers else name), node.id, name
 
     def digraph(self) -> networkx.MultiDiGraph:
-        """The same graph for networkx: nodes have ``source`` (bool), edges have ``artifact``."""
+        """This graph for networkx: nodes have ``source`` (bool), edges have ``artifact``."""
         import networkx
 
         graph = networkx.MultiDiGraph()
@@ -100,7 +103,7 @@ class Graph:
         return graph
 
     def downstream(self, node_id: str) -> frozenset[str]:
-        """The ids of every node that an output of *node_id* can reach."""
+        """The ids of all nodes that depend on *node_id*, directly or indirectly."""
         import networkx
 
         return frozenset(networkx.descendants(self.digraph(), node_id))
@@ -168,5 +171,6 @@ def _ordered(by_id: Mapping[str, Node], makers: Mapping[str, Node]) -> tuple[Nod
     try:
         return tuple(by_id[node_id] for node_id in graphlib.TopologicalSorter(needs).static_order())
     except graphlib.CycleError as error:
-        # CycleError lists each node before the one that it depends on; people read arrows the way the data goes.
+        # CycleError lists each node before the one that it depends on; readers expect arrows in the direction of the
+        # data.
         raise Cycle(tuple(error.args[1])) from None

@@ -1,8 +1,8 @@
-"""The user's own files where they lie: read there by stages that work in place, and outputs put there.
+"""The user's own files in their own folders: inputs of stages that work in place, and outputs written there.
 
-Every path is looked at with one ``stat`` and hashed only when that tells of a change since it was last known to be
-right. What is put into a folder is a copy, renamed into place: a reader sees the old file or the new one. Until it is
-whole it lies where no stage reads, and no link is followed on the way to its place.
+Each path is checked with one ``stat``, and hashed only if that shows a change since it was last verified. Outputs are
+copies that are renamed into position, so a reader sees either the old file or the new one. Until a copy is complete it
+is in a folder that no stage reads. No link on the way to the output path is followed.
 """
 
 from __future__ import annotations
@@ -30,31 +30,33 @@ from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
 
-# Up to here hashing costs less than looking a fingerprint up.
+# Up to this size hashing a file costs less than looking up its fingerprint.
 _SMALL = 1 << 18
 
 
-# A copy under way is written to all the time; one that has not been for this long is nobody's.
+# A copy in progress is written to all the time; one that is untouched for this long is abandoned.
 _ABANDONED_SECONDS = 3600.0
 
 
 def anything(path: Path) -> bool:  # noqa: ARG001
-    """Whatever is in the way may be replaced."""
+    """Allow replacing any file."""
     return True
 
 
 def nothing(path: Path) -> bool:  # noqa: ARG001
-    """Nothing may be removed."""
+    """Allow removing no file."""
     return False
 
 
 class InPlace:
-    """Reads and writes the folders of nodes. *may_replace* is asked before a file of other content is overwritten,
-    *may_remove* before one is removed that lies in an output and is no part of it.
+    """Reads and writes the folders of nodes.
+
+    *may_replace* is called before a file with other content is overwritten, *may_remove* before a file is removed that
+    is in an output folder but not part of the output.
 
     Attributes:
-        put_files: what was written, by path, in order.
-        removed: what was removed, in order.
+        put_files: the files written, by path, in order.
+        removed: the files removed, in order.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class InPlace:
         self.removed: list[Path] = []
 
     def is_right(self, path: str, file: FileEntry) -> bool:
-        """Whether the bytes of *file* are at *path*."""
+        """Whether *path* has the bytes of *file*."""
         try:
             found = signature_of(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -92,18 +94,19 @@ class InPlace:
         return True
 
     def seen_right(self, digests: Mapping[str, str]) -> dict[str, Signature]:
-        """Of the files with these *digests* by path, those that were found right, or put there, with what was seen of
-        them then.
+        """The signatures of files that were verified or written, as they were then, by path.
+
+        *digests* has the expected digest by path; a file that was found with another digest is omitted.
         """
         known = {path: self._right[path] for path in digests if path in self._right}
         return {path: seen for path, (seen, digest) in known.items() if digest == digests[path]}
 
     def put(self, node: Node, record: Record) -> None:
-        """Make the outputs of *node* be in its folder; those that are there already are not touched.
+        """Write the outputs of *node* to its folder; files that are already correct are not touched.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
-            UsageError: when something is in the way that may not be replaced.
+            UsageError: when an existing file may not be replaced.
             StoreError: when the folder cannot be written.
         """
         if node.folder is None:
@@ -112,7 +115,7 @@ class InPlace:
             self.put_file(node.folder, file)
 
     def put_file(self, folder: Path, file: FileEntry) -> str:
-        """Make *file* be in *folder* under its name; returns its path. Raises as :meth:`put` does."""
+        """Write *file* to *folder* under its name, unless it is there; returns its path. Raises as :meth:`put` does."""
         path = f"{folder}{os.sep}{file.name}"
         if not self.is_right(path, file):
             placed = Path(path)
@@ -129,7 +132,7 @@ class InPlace:
         except BlobDamaged as error:
             raise BlobDamaged(file, error.what) from None
         except (OSError, StoreError) as error:
-            # Fetching from the store speaks of the store; here it is the user's folder that has to be seen to.
+            # The store's error is about the store, but here the user's folder is the cause.
             cause = error if isinstance(error, OSError) else error.__cause__
             if not isinstance(cause, OSError):
                 raise
@@ -155,16 +158,18 @@ class InPlace:
             raise
 
     def hold_only(self, folder: Path, name: str, files: Sequence[FileEntry]) -> None:
-        """Make the output *name* of *folder*, a folder itself, hold nothing but *files*, which are there: whoever lists
-        it must find what its key says. What a build has left there goes, and so do empty folders.
+        """Reduce the output folder *name* of *folder* to *files*, which exist already.
+
+        A program that lists the folder must find exactly what its key says. Files left by an earlier build are removed,
+        and so are empty folders.
 
         Raises:
-            UsageError: when something else lies there.
-            StoreError: when what a build has left cannot be removed.
+            UsageError: when the folder contains anything else.
+            StoreError: when a file left by a build cannot be removed.
         """
         name = name.rstrip("/")
         path = f"{folder}{os.sep}{name}"
-        # Once for all that read it: looking for each would take as long as the square of their number.
+        # Check once for all readers: once per reader would be quadratic in their number.
         if self._exact.get(path) == files:
             return
         below = Below(folder)
@@ -177,13 +182,14 @@ class InPlace:
         self._exact[path] = files
 
     def _clear(self, below: Below, output: str, name: str, kept: Mapping[str, str]) -> None:
-        """Remove what is in the folder *name* besides *kept*, which is by name without case."""
+        """Remove everything in the folder *name* except *kept*, which is keyed by case-folded name."""
         with os.scandir(below.folder / name) as found:
             entries = {entry.name: entry for entry in found}
         for entry in entries.values():
             inner = f"{name}/{entry.name}"
             as_kept = kept.get(inner.casefold())
-            # Spelled otherwise it is kept where the file system takes both for one: then the other is not there too.
+            # An entry that differs only in case is kept if the file system ignores case: then the expected spelling is
+            # not listed too.
             is_kept = as_kept == inner or (as_kept is not None and as_kept.rpartition("/")[2] not in entries)
             if entry.is_dir(follow_symlinks=False):
                 self._clear(below, output, inner, kept if is_kept else {})
@@ -221,12 +227,12 @@ class InPlace:
             return None
 
     def _note(self, path: str, found: Signature, digest: str) -> None:
-        # One that changed just now could be written to again without its times telling: it is hashed each time.
+        # A file that changed just now could be written again without a change of its times, so it is hashed each time.
         if max(found[1], found[3]) <= time.time_ns() - SETTLED_NS and signature_of(path) == found:
             self._right[path] = (found, digest)
 
     def _refuse(self, below: Below, name: str) -> None:
-        """Raise when what is under *name* may not be replaced, or when a link is on the way."""
+        """Raise when the file under *name* may not be replaced, or when a link is on the way."""
         status = below.status(name)
         if status is None:
             return
@@ -241,7 +247,7 @@ class InPlace:
 
 
 def _sweep(below: Below) -> None:
-    """Remove what killed processes have left on its way to its place."""
+    """Remove partial copies that killed processes left."""
     abandoned = time.time() - _ABANDONED_SECONDS
     with suppress(OSError), os.scandir(below.folder / KEPT) as entries:
         for entry in entries:

@@ -1,6 +1,6 @@
-"""What lies in an input folder: all files below it, as whoever reads the folder finds them.
+"""List an input folder: all files below it, as a program that reads the folder finds them.
 
-Links to folders are followed, since programs follow them: what they lead to is read, so it belongs in the key.
+Links to folders are followed, since programs follow them: their targets are read, so they belong in the key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from winml_dag.readlog import before_reading
 
 @dataclass(frozen=True)
 class Listing:
-    """``files`` by name, in order; ``folders``: all that were looked into; ``dangling``: links to nothing yet."""
+    """``files``: ordered by name. ``folders``: all folders visited. ``dangling``: links whose target does not exist."""
 
     files: list[SourceFile] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
@@ -28,7 +28,7 @@ def list_folder(folder: Path, prefix: str) -> Listing:
     """The files below *folder*, each name with *prefix* before it.
 
     Raises:
-        InputError: for a folder that cannot be read, or a link to a folder that it lies in.
+        InputError: for a folder that cannot be read, or a link to one of its own parent folders.
     """
     found = Listing()
     try:

@@ -1,11 +1,11 @@
-"""What a stage reads: put where it finds it before it begins, and still what its key says when it has ended.
+"""Prepare the inputs of a stage before it starts, and check that they are unchanged when it has ended.
 
-A stage of ours gets private copies. A stage that works in place reads the user's files where they lie; confined, it
-gets a folder of its own in which just its declared inputs are, at the paths that they have in the user's.
+A built-in stage gets private copies. A stage that works in place reads the user's files where they are; in confined
+mode it gets its own folder that contains only its declared inputs, at their paths in the user's folder.
 
-What is read where it lies is watched. Content alone does not tell: a file that is changed and put back has the same
-content when the stage has ended. So what is compared is the identity of the file, from before its content was checked,
-and of every link and folder on the way.
+Files that are read in place are watched. Content alone is not enough: a file that is changed and restored has the same
+content when the stage has ended. Therefore the file's identity, recorded before its content was checked, is compared,
+and that of every link and folder on the way to it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from winml_dag.store.digest import split_digest
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.store import Store
 
-# What stands for an artifact of several files in a command, if there is exactly one such file among them.
+# The file that represents an artifact of several files in a command, if exactly one file has this suffix.
 _MAIN_SUFFIX = ".onnx"
-# Linux follows no more links than that in one path.
+# Linux follows at most this many links in one path.
 _MOST_LINKS = 40
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that can run since *began*, of ``time.time``.
+    """A job that is ready to run; *began* is a ``time.time``.
 
-    *watched* is what it reads where it is; *own* are all files that were put into the folder made for it, by
-    name, None when it works in the user's folder.
+    *watched* are the files that it reads in place. *own* has the names of all files that were placed in its own folder;
+    None when it works in the user's folder.
     """
 
     job: Job
@@ -56,7 +56,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Made:
-    """An artifact that another stage puts into the folder: what a command calls it, and its files as they lie there."""
+    """An artifact that another stage wrote to the folder: its name in a command, and its files at their paths there."""
 
     text: str
     artifact: Artifact
@@ -66,8 +66,9 @@ class _Made:
 class Preparer:
     """Prepares jobs for the nodes of one graph.
 
-    *in_place* reads and writes the user's folders. Without it nothing of the user's is touched: what works in place is
-    confined; so it is in the sandbox, and kept from reading anything else of the user's folder.
+    *in_place* reads and writes the user's folders. Without it nothing of the user's is touched, and stages that work in
+    place are confined. The sandbox also confines them, and prevents them from reading anything else of the user's
+    folder.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class Preparer:
         self._access = access
 
     def prepare(self, folder: Path, node: Node, inputs: Mapping[str, Artifact], timeout_seconds: float) -> Prepared:
-        """Put into *folder* what *node* needs, *inputs* being its artifacts by slot.
+        """Place the inputs of *node* in *folder*; *inputs* has its artifacts by slot.
 
         Raises:
-            InputError: when a source is not what it was when the key was made.
+            InputError: when a source has changed since the key was made.
             BlobDamaged: when an input cannot be fetched.
         """
         traces = node.stage.works_in_place and self._access is FileAccess.TRACE
@@ -100,7 +101,7 @@ class Preparer:
         return self._confined(job, inputs) if self._confines else self._placed(job, inputs)
 
     def check(self, prepared: Prepared, inputs: Mapping[str, Artifact]) -> None:
-        """Raise InputError when an input, or a tool, is not what it was before the job ran."""
+        """Raise InputError when an input or a tool has changed since before the job ran."""
         for watched in prepared.watched:
             watched.check(self._in_place)
         node = prepared.job.node
@@ -114,7 +115,7 @@ class Preparer:
                         raise changed(file.path)
 
     def _placed(self, job: Job, inputs: Mapping[str, Artifact]) -> Prepared:
-        """The job in the user's folder; files that another stage puts there are put there first."""
+        """The job in the user's folder; files that other stages output there are written first."""
         node = job.node
         assert node.folder is not None
         seen: dict[str, str] = {}
@@ -138,7 +139,7 @@ class Preparer:
         return Prepared(replace(job, at=node.folder, seen=seen), time.time(), tuple(watched))
 
     def _confined(self, job: Job, inputs: Mapping[str, Artifact]) -> Prepared:
-        """The job in a folder of its own, below the scratch folder."""
+        """The job in its own folder below the scratch folder."""
         node = job.node
         assert node.folder is not None
         project = job.folder / "project"
@@ -181,14 +182,14 @@ class Preparer:
         return watch_file(path, file, self._in_place, folder)
 
     def _stored(self, node: Node, inputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
-        """The files that *node* reads and that the store has."""
+        """The files that *node* reads and that are in the store."""
         for slot, name in node.inputs.items():
             source = self._graph.sources.get(name)
             if source is None or source.stored is not None:
                 yield from inputs[slot].files
 
     def _made_in(self, folder: Path, name: str, artifact: Artifact) -> _Made | None:
-        """Artifact *name* as it lies in *folder*; None when its maker does not put it there."""
+        """Artifact *name* as it is in *folder*; None when its maker does not write it there."""
         maker = self._graph.maker(name)
         if maker.folder != folder:
             return None
@@ -199,7 +200,7 @@ class Preparer:
         return _Made(path.rstrip("/"), Artifact(tuple(placed_in(maker, slot, artifact))), path.endswith("/"))
 
     def _private(self, job: Job, slot: str, artifact: Artifact) -> str:
-        """A copy for this job alone: the path of its file, of its one model file, or else of its folder."""
+        """A copy for this job alone: the path of its only file, of its only model file, or else of its folder."""
         folder = job.input_folder(slot)
         self._store.fetch(artifact, folder)
         names = [file.name for file in artifact.files]
@@ -215,14 +216,14 @@ class Preparer:
 
 
 def place_source(source: Source, artifact: Artifact, folder: Path) -> None:
-    """Put copies of the files of *source*, which are *artifact*, into *folder*.
+    """Put copies of the files of *source*, whose content is *artifact*, into *folder*.
 
     Raises:
-        InputError: for one that is not what it was when the key was made.
+        InputError: for a file that has changed since the key was made.
     """
     digests = _digests(artifact)
     for file in source.files:
-        # Of the copy: what the stage reads must be what its key says, even if the file is changed back later.
+        # Check the copy: the stage must read what its key says, even if the original is changed back later.
         _clone(file, folder, digests[file.name])
 
 
@@ -238,7 +239,7 @@ def _digests(artifact: Artifact) -> dict[str, str]:
 
 
 def _source_text(source: Source, folder: Path) -> str:
-    """What a command calls *source*: its path as seen from *folder*, or the whole one when it lies elsewhere."""
+    """The name of *source* in a command: its path relative to *folder*, or the absolute one if it is outside."""
     if source.name.endswith("/"):
         return source.name.removeprefix("./").rstrip("/") or "."
     file = source.files[0]
@@ -246,7 +247,7 @@ def _source_text(source: Source, folder: Path) -> str:
 
 
 def _lies_in(folder: Path, file: SourceFile) -> bool:
-    # With "/" on both sides: on Windows the path of a nested file has "\\" where its name has "/".
+    # Compare with "/" on both sides: on Windows the path of a nested file has "\\" where its name has "/".
     return file.path.as_posix() == f"{folder.as_posix()}/{file.name}"
 
 
@@ -257,17 +258,17 @@ class Watched(Protocol):
     def path(self) -> str: ...
 
     def check(self, in_place: InPlace) -> None:
-        """Raise InputError when it is not what it was when it was first watched, or was something else meanwhile."""
+        """Raise InputError when it differs from when it was first watched, or differed in between."""
 
 
 def changed(path: Path | str, advice: str = "Build again when it has come to rest.") -> InputError:
-    """What is said of an input that is no longer what the key says."""
+    """The error for an input that no longer matches the key."""
     return InputError(f"{path} changed while it was being used, so nothing was stored.", advice=advice)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A link or folder on the way to a file. ``text``: where a link leads."""
+    """A link or folder on the way to a file. ``text``: the target of a link."""
 
     path: str
     seen: Signature
@@ -276,8 +277,8 @@ class _Step:
     def is_still(self, other: _Step) -> bool:
         if (self.path, self.text, self.seen[2]) != (other.path, other.text, other.seen[2]):
             return False
-        # Files come and go in a folder all the time, and set both times of it; a folder that was renamed, and renamed
-        # back, has another time of change alone.
+        # Creating and removing files in a folder sets both of its times. Renaming a folder, and renaming it back,
+        # changes only its change time.
         moved = self.seen[1] == other.seen[1] and self.seen[3] != other.seen[3]
         return self.seen == other.seen if self.text is not None else not moved
 
@@ -299,7 +300,8 @@ class WatchedFile:
         if not (
             _signature(self.path) == self.seen
             and _is_same_way(self.way, _way(self.start, self.path))
-            # One that had changed just before it was looked at could have changed again without showing it.
+            # A file that changed just before it was first checked could have changed again without a different
+            # signature.
             and in_place.is_right(self.path, self.file)
         ):
             raise changed(self.path)
@@ -307,7 +309,7 @@ class WatchedFile:
 
 @dataclass(frozen=True)
 class WatchedFolder:
-    """An input folder, or one in it, in which nothing may come or go."""
+    """An input folder, or one inside it, in which no file may be added or removed."""
 
     path: str
     seen: Signature
@@ -321,11 +323,13 @@ class WatchedFolder:
 
 
 def watch_file(path: str, file: FileEntry, in_place: InPlace, folder: Path) -> WatchedFile:
-    """Watch the file at *path*. Links and folders above *folder*, which a stage works in and *path* may lie in, do not
-    count: it stays there whatever becomes of them.
+    """Watch the file at *path*.
+
+    If *path* is below *folder*, in which a stage works, links and folders above *folder* are ignored: the stage stays
+    there whatever happens to them.
 
     Raises:
-        InputError: when it has not the bytes of *file*.
+        InputError: when it does not have the bytes of *file*.
     """
     start = f"{folder}{os.sep}" if path.startswith(f"{folder}{os.sep}") else ""
     way, seen = _way(start, path), _signature(path)
@@ -337,7 +341,7 @@ def watch_file(path: str, file: FileEntry, in_place: InPlace, folder: Path) -> W
 def watch_tools(
     tools: Mapping[str, Path], toolchain: Mapping[str, str], in_place: InPlace, folder: Path
 ) -> Iterable[WatchedFile]:
-    """Watch the files *tools*, whose digests *toolchain* has under the same names. Raises InputError as above."""
+    """Watch the files *tools*, whose digests are in *toolchain* under the same names. Raises InputError as above."""
     for name, path in tools.items():
         seen = _signature(str(path))
         if seen is None:
@@ -349,7 +353,7 @@ def watch_folders(source: Source) -> Iterable[WatchedFolder]:
     """Watch all folders of *source*, if it is a folder.
 
     Raises:
-        InputError: when other files are in it than the key says.
+        InputError: when the folder has other files than the key says.
     """
     if not source.folders:
         return ()
@@ -375,7 +379,7 @@ def _folder_signature(path: str) -> Signature:
 
 
 def _way(start: str, path: str) -> _Way:
-    """The links and folders that lead to *path* from the folder *start*, which it begins with."""
+    """The links and folders that lead to *path*, starting at its prefix *start*."""
     steps: list[_Step] = []
     at = start.rstrip(os.sep) if start else Path(path).anchor
     pending = [*reversed(Path(path[len(start) :]).parts)] if start else [*reversed(Path(path).parts[1:])]

@@ -1,8 +1,8 @@
 """Cache keys: equal keys mean equal work.
 
-A key is made from the *contents* of the inputs, never from how they were made, so that a re-run that gives the same
-bytes stops there. Not in a key: verbosity, output folder, number of jobs, time, host name, absolute paths. sha256
-because keys are looked up in stores that others write to; the data hashed is small.
+A key is made from the *contents* of the inputs, not from how they were made, so a re-run with identical output stops
+there. Not in a key: verbosity, output folder, number of jobs, time, host name, absolute paths. Keys use sha256 because
+they are looked up in stores that others write to; the hashed data is small.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
     from winml_dag.store.record import KeyInputs
 
-# Raised when the way a key is made changes: old records are then simply never found.
+# Increased when the key format changes: old records are then never found.
 KEY_FORMAT = 1
 
 
@@ -40,7 +40,7 @@ def cache_key(key_inputs: KeyInputs) -> str:
 
 
 def key_inputs_of(node: Node, inputs: Mapping[str, str]) -> KeyInputs:
-    """What the key of *node* is made from, *inputs* being the artifact digest of each of its slots."""
+    """The key inputs of *node*; *inputs* has the artifact digest of each of its slots."""
     from winml_dag.store.record import KeyInputs
 
     return KeyInputs(node.stage.name, node.stage.version, node.config, inputs, node.toolchain)

@@ -1,6 +1,6 @@
-"""Memory: how much this machine has, how much of it runs may take together, and how much this process takes.
+"""Memory of this machine, the share that runs may take together, and the memory use of this process.
 
-Not ``ru_maxrss`` for a peak: on Linux a new process inherits that of the one that started it.
+The peak does not come from ``ru_maxrss``: on Linux a new process inherits that of its parent.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 _GIB = 1 << 30
-# Kept for the system, for what else its user has open, and for the cache of files, without which everything is slow.
+# Reserved for the system, for the user's other programs, and for the file cache, without which everything is slow.
 _KEPT_SHARE = 10
 _KEPT_LEAST, _KEPT_MOST = _GIB, 4 * _GIB
 
 
 def memory_for_runs() -> int:
-    """The bytes that all runs together may take: what there is less a tenth, which is at least 1 and at most 4 GiB, but
-    no more than half.
+    """The bytes that all runs together may take: available memory less a reserve.
+
+    The reserve is a tenth, at least 1 and at most 4 GiB, but no more than half.
     """
     there = min([physical_memory_bytes(), *container_limits()])
     kept = min(max(there // _KEPT_SHARE, _KEPT_LEAST), _KEPT_MOST, there // 2)
@@ -29,7 +30,7 @@ def memory_for_runs() -> int:
 
 
 def physical_memory_bytes() -> int:
-    """What is built in, whoever may have it."""
+    """The installed memory, whether or not this process may use all of it."""
     if sys.platform == "win32":
         found = _windows_memory_bytes()
     else:
@@ -38,8 +39,9 @@ def physical_memory_bytes() -> int:
 
 
 def container_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """What the control groups that this process is in may take, on Linux; a container is one. A group has no more than
-    those that it is in.
+    """The memory limits of the control groups of this process, on Linux; a container is such a group.
+
+    A group is also limited by its parent groups.
     """
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
@@ -55,9 +57,9 @@ def container_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pro
 
 def _limits(root: Path, path: str, name: str) -> Iterator[int]:
     group = root / path.strip("/")
-    # Inside of a container the path may be that outside of it; its own group is the root then.
+    # In a container the path may be the one outside of it; its own group is then the root.
     for folder in (group, *group.parents):
-        with suppress(OSError, ValueError):  # "max" is no number
+        with suppress(OSError, ValueError):  # "max" is not a number
             yield int((folder / name).read_text(encoding="ascii"))
         if folder == root:
             return
@@ -87,8 +89,9 @@ def _windows_memory_bytes() -> int:
 
 @dataclass(frozen=True)
 class Resident:
-    """What this process has in memory, and had at most, in bytes, mapped files included; None where the system does
-    not tell.
+    """Current and peak resident memory of this process in bytes, mapped files included.
+
+    A value is None if the system does not report it.
     """
 
     now: int | None
@@ -98,7 +101,7 @@ class Resident:
 def resident() -> Resident:
     if sys.platform == "linux":
         return _linux()
-    elif sys.platform == "win32":  # noqa: RET505 - the type checker takes what follows a return for unreachable
+    elif sys.platform == "win32":  # noqa: RET505 - the type checker considers code after a return unreachable
         return _windows()
     else:
         return _other()

@@ -1,8 +1,8 @@
-"""Several graphs as one, in which equal work is one node: what is the same in many builds runs once, not once in each.
+"""Merge several graphs into one in which equal work is one node, so that work shared by many builds runs once.
 
-Two nodes are equal when all that could tell their results, or where these go, apart is equal: the stage, config, tools,
-and inputs that are equal sources or come from equal nodes. That is asked before anything runs; nodes whose inputs only
-turn out to have the same bytes have one key then, and the scheduler runs it once.
+Two nodes are equal when everything that determines their results, or where these go, is equal: the stage, config,
+tools, and inputs, which must be equal sources or come from equal nodes. This is decided before anything runs. Nodes
+whose inputs only turn out to have the same bytes get the same key later, and the scheduler runs it once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from winml_dag.store.artifact import Artifact
 
 @dataclass(frozen=True)
 class Part:
-    """A graph of its own, whole, with its sources by content. ``label``: how its nodes are called among others."""
+    """A complete graph with the content of its sources. ``label``: the prefix of its node ids after merging."""
 
     label: str
     graph: Graph
@@ -30,11 +30,11 @@ class Merged:
     """``graph`` does the work of all *parts*.
 
     Attributes:
-        sources: by content, by the names that they have in ``graph``.
-        ids: for each part, by the id that a node has there, the id of the one that does its work; the first part that
-            has a node gives it its label.
-        order: by id, the place of each node when all of one part comes before what only later ones have: whoever keeps
-            to it finishes part by part.
+        sources: content by name in ``graph``.
+        ids: for each part, the id in ``graph`` by the id in the part. A node has the label of the first part that
+            contains it.
+        order: by id, the position of each node if each part comes before what only later parts have. A run in this
+            order finishes one part after the other.
     """
 
     graph: Graph
@@ -43,7 +43,7 @@ class Merged:
     order: Mapping[str, int]
 
     def readers(self) -> Mapping[str, Sequence[tuple[int, str]]]:
-        """By the id of a node, all that it stands for: the place of a part, and the id there."""
+        """By node id, everything that the node represents: the index of a part, and the id there."""
         found: dict[str, list[tuple[int, str]]] = {node.id: [] for node in self.graph.nodes}
         for place, ids in enumerate(self.ids):
             for own, node_id in ids.items():
@@ -60,12 +60,12 @@ def merge(parts: Sequence[Part]) -> Merged:
 
 
 class _Merging:
-    """What is merged so far.
+    """The merged nodes and sources so far.
 
     Attributes:
         nodes: by identity.
         sources: by identity.
-        artifacts: what the sources hold, by name.
+        artifacts: the content of the sources, by name.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class _Merging:
         self.artifacts: dict[str, Artifact] = {}
 
     def add(self, part: Part) -> dict[str, str]:
-        """The id here for each id in *part*."""
-        # By name in the part: what an artifact is whoever calls it what, and what it is called here.
+        """The merged id for each id in *part*."""
+        # By name in the part: the identity of an artifact, independent of names, and its name in the merged graph.
         known = dict(self._sources(part))
         ids = {}
         for node in part.graph.nodes:
@@ -100,7 +100,7 @@ class _Merging:
 
 
 def _identity(node: Node, inputs: Mapping[str, str]) -> str:
-    """One text for all nodes that do the same; *inputs*: what each slot reads, whoever calls it what."""
+    """One string for all nodes that do the same work; *inputs*: the identity of what each slot reads."""
     stage, command = node.stage, node.command
     told: dict[str, JsonValue] = {
         "stage": [stage.name, stage.version, stage.work, stage.timeout_seconds, stage.works_in_place],

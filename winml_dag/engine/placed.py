@@ -1,7 +1,7 @@
-"""Which files of a record lie in the user's folder, and under which names.
+"""Which files of a record are in the user's folder, and under which names.
 
-A stage that works in place has written them under the names that they have there. Any other stage names its files as it
-likes, and the recipe says where they go.
+A stage that works in place has written them under the names that they have there. Any other stage chooses its own file
+names, and the recipe sets the paths.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
 from winml_dag.store.artifact import Artifact, FileEntry
 
-# In a recipe's folder: manifests of builds without an output folder, and files on their way to their places.
+# In a recipe's folder: manifests of builds without an output folder, and files that are not yet complete.
 KEPT = ".winml-dag"
 
 
 def placed_files(node: Node, outputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
-    """What of *outputs*, by slot, lies in the folder of *node*, under the names that it has there.
+    """The files of *outputs*, by slot, that are in the folder of *node*, under their names there.
 
     Raises:
-        UsageError: when several files were put out where the recipe has room for one.
+        UsageError: when a stage output several files where the recipe declares one.
     """
     for slot in node.paths:
         yield from placed_in(node, slot, outputs[slot])

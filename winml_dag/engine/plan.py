@@ -1,6 +1,4 @@
-"""Run or reuse: the one decision of a build system, made with what is known of a graph so far; and the walk that
-decides a whole graph without running anything.
-"""
+"""Decide whether each node runs or is reused, and plan a whole graph without running anything."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.store import Store
 
-# As many as the store reads in one statement.
+# The store reads this many in one statement.
 _AT_ONCE = 500
 
 
 @dataclass(frozen=True)
 class Reuse:
-    """*record* says what would come out; nothing needs to run."""
+    """The outputs are those of *record*; nothing needs to run."""
 
     record: Record
     reason: Reason
@@ -36,7 +34,7 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Run:
-    """The stage must run. ``basis``: the last time that it did, under this name or this key."""
+    """The stage must run. ``basis``: the record of its last run, under this name or this key."""
 
     key: str
     key_inputs: KeyInputs
@@ -56,13 +54,13 @@ def decide(
     inputs: Inputs = NOT_KNOWN,
     rebuild: bool = False,
 ) -> Reuse | Run:
-    """Reuse the recorded result for *key_inputs*, or say why it must run.
+    """Reuse the recorded result for *key_inputs*, or return why the stage must run.
 
-    *last* is what the result was before: a reason compares with that. With *inputs*, it can name files.
+    *last* is the previous result, with which the reason compares. With *inputs*, the reason can name files.
     """
     key = cache_key(key_inputs)
     if rebuild:
-        # The store is not asked: each answer could take a round trip to a remote.
+        # Do not ask the store: each lookup could take a round trip to a remote.
         return Run(key, key_inputs, reason.REBUILD, last)
     record = last if last is not None and last.cache_key == key else store.record(key)
     basis = record or last
@@ -78,9 +76,9 @@ def decide(
 
 
 def refusal(node: Node, record: Record) -> StageError | None:
-    """Why the result in *record* does not do for *node*; None when it does.
+    """Why the result in *record* is not acceptable for *node*; None if it is.
 
-    The answer is no part of the key: a result that is refused stays in the store, and whoever asks for less gets it.
+    This check is not part of the key: a rejected result stays in the store, and a node with a weaker check can use it.
     """
     if not node.check:
         return None
@@ -93,32 +91,32 @@ def refusal(node: Node, record: Record) -> StageError | None:
 
 
 def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:
-    """The files of *source* by content. Raises InputError for one that is missing or unreadable."""
+    """The content of the files of *source*. Raises InputError for a file that is missing or unreadable."""
     return Artifact.of(fingerprints.entry(file.path, file.name) for file in source.files)
 
 
 def remembered_name(scope: str, node: Node) -> str:
-    """What a node's result is remembered under: the same stage of the same build, whatever its key was then."""
+    """The name under which a node's result is remembered: the same stage of the same build, independent of its key."""
     return f"{scope}\n{node.id}"
 
 
 class BuildState:
-    """What is known of a graph so far: artifacts by name, and the record that each finished node stands on, by id.
+    """What has been determined about a graph so far: artifacts by name, and the record of each finished node by id.
 
-    A stage's key is known as soon as its inputs' digests are; those come from records, so the bytes of intermediates
-    need not be on this machine at all.
+    The key of a stage is determined as soon as the digests of its inputs are. Digests come from records, so the bytes
+    of intermediates need not be on this machine.
     """
 
     def __init__(self, graph: Graph, sources: Mapping[str, Artifact]) -> None:
         self.graph = graph
         self.artifacts = dict(sources)
         self.records: dict[str, Record] = {}
-        # Of nodes that have not settled: asked for in a prefetch, and again for a decision. Each keeps the hash of its
-        # config, which is half of what that costs.
+        # Only of nodes that have not settled: used in a prefetch and again in a decision. Each keeps the hash of its
+        # config, which is half of the cost.
         self._key_inputs: dict[str, KeyInputs] = {}
 
     def key_inputs(self, node: Node) -> KeyInputs | None:
-        """None as long as an input is not known."""
+        """None while an input is unknown."""
         inputs = self.inputs(node)
         if len(inputs) < len(node.inputs):
             return None
@@ -129,11 +127,11 @@ class BuildState:
         return found
 
     def inputs(self, node: Node) -> dict[str, Artifact]:
-        """The inputs of *node* that are known, by slot."""
+        """The inputs of *node* determined so far, by slot."""
         return {slot: self.artifacts[name] for slot, name in node.inputs.items() if name in self.artifacts}
 
     def inputs_and_sources(self, node: Node) -> Inputs:
-        """The same with the sources, which say what the user calls a file."""
+        """The same with the sources, which have the user's names of files."""
         sources = {slot: self.graph.sources[name] for slot, name in node.inputs.items() if name in self.graph.sources}
         return Inputs(self.inputs(node), sources)
 
@@ -144,8 +142,10 @@ class BuildState:
             self.artifacts[node.output(slot)] = artifact
 
     def assume(self, node: Node, last: Record | None) -> bool:
-        """Go by *last*, the result that *node* had before, in what is usually the same; without one, by what it reads
-        in the slot of that name. Returns whether there was anything to go by.
+        """Assume that outputs declared as likely unchanged are those of *last*, the previous result of *node*.
+
+        Without *last*, assume that such an output equals the input in the slot of that name. Returns whether anything
+        was assumed.
         """
         before = self.inputs(node) if last is None else last.outputs
         found = {node.output(slot): before[slot] for slot in node.stage.likely_unchanged if slot in before}
@@ -158,12 +158,13 @@ class BuildState:
             self.artifacts.pop(node.output(slot), None)
 
     def unknown_needs(self, node: Node) -> tuple[str, ...]:
-        """The ids of the makers whose output *node* still waits for."""
+        """The ids of the nodes whose outputs *node* still waits for."""
         return tuple(maker.id for maker in self.graph.needs(node) if maker.id not in self.records)
 
     def prefetch(self, nodes: Iterable[Node], store: Store, seen: Container[str] = ()) -> dict[str, Record | None]:
-        """Have *store* look in remotes for the records of those *nodes* whose keys are known, all at once. Returns what
-        it found, or None, by the ids of the nodes that were looked for; none of those in *seen* is.
+        """Look up the records of those *nodes* whose keys are determined in remotes, all at once.
+
+        Nodes in *seen* are skipped. Returns the record, or None, by the id of each node that was looked up.
         """
         keys = {
             node.id: cache_key(key_inputs)
@@ -175,8 +176,10 @@ class BuildState:
 
 
 def prefetch(graph: Graph, sources: Mapping[str, Artifact], store: Store) -> None:
-    """Have *store* look in remotes for every record that *graph* can come to without a run, in about as many round
-    trips as the graph is deep, and not one for each node. Costs nothing without a remote.
+    """Look up in remotes every record of *graph* that can be reached without a run.
+
+    This takes about as many round trips as the graph is deep, instead of one per node. It costs nothing without a
+    remote.
     """
     if not store.has_remotes:
         return
@@ -202,12 +205,12 @@ def plan_graph(
 ) -> tuple[StageResult, ...]:
     """One result for each node, in the graph's order; nothing is run or written.
 
-    A node behind one that would run has no key yet: it is listed as ``ran``, with a reason that says what it waits
-    for, and may turn out to be reused when what runs before it gives the same bytes as before. Only of outputs that are
-    usually the same it is assumed that they will be.
+    A node downstream of one that would run has no key yet. It is listed as ``ran``, with a reason that says what it
+    waits for, and may be reused after all if the earlier stage outputs the same bytes as before. Only outputs declared
+    as likely unchanged are assumed to be so.
 
-    *explain*: say in reasons also which record is nearest, and what a waiting stage waits for in the end. That takes
-    looking through the records of each stage, so a build does without.
+    *explain*: reasons also name the nearest record, and the stages at the root of what a stage waits for. That requires
+    a search through the records of each stage, so a build omits it.
     """
     if not rebuild:
         prefetch(graph, sources, store)
@@ -217,7 +220,7 @@ def plan_graph(
 def foresee(
     graph: Graph, sources: Mapping[str, Artifact], store: Store, *, scope: str, rebuild: bool = False
 ) -> tuple[StageResult, ...]:
-    """What :func:`plan_graph` says, up to the first node that would run: as many results as nodes if none would."""
+    """The results of :func:`plan_graph` before the first node that would run; one per node if none would."""
     results = _walk(graph, sources, store, scope, rebuild=rebuild, explain=False)
     return tuple(takewhile(lambda result: result.status is Status.REUSED, results))
 
@@ -228,7 +231,7 @@ def _walk(
     state = BuildState(graph, sources)
     explained = _Explanations(state, store) if explain else None
     assumed: dict[str, tuple[str, ...]] = {}
-    # Some at a time: whatever lies behind the first that runs is not asked for.
+    # In batches: nodes far downstream of the first one that runs are not looked up.
     for start in range(0, len(graph.nodes), _AT_ONCE):
         some = graph.nodes[start : start + _AT_ONCE]
         lasts = store.latest([remembered_name(scope, node) for node in some])
@@ -260,16 +263,16 @@ def _planned(node: Node, state: BuildState, store: Store, last: Record | None, r
 
 
 class _Explanations:
-    """What more can be said of decisions than a build says."""
+    """Additional explanations of decisions that a build omits."""
 
     def __init__(self, state: BuildState, store: Store) -> None:
         self._state = state
         self._near = NearRecords(store)
-        # By the id of a stage that waits: those that run for a reason of their own.
+        # By the id of a waiting stage: the stages that run for their own reason.
         self._roots: dict[str, tuple[str, ...]] = {}
 
     def of(self, node: Node, why: Reason, last: Record | None) -> Reason:
-        """*why* with all that can be said; *last* is the result that *node* had before."""
+        """*why* with additional explanations; *last* is the previous result of *node*."""
         inputs = self._state.inputs_and_sources(node)
         if why.kind == "waits":
             roots = [root for name in why.names for root in self._roots.get(name, (name,))]
@@ -286,7 +289,7 @@ class _Explanations:
 
 
 def _as_far_as_known(node: Node, last: Record, inputs: Inputs) -> KeyInputs:
-    """As if the inputs of *node* that are not known yet were those of *last*."""
+    """The key inputs of *node*, with those of *last* in place of inputs that are still unknown."""
     digests = {slot: artifact.digest for slot, artifact in inputs.artifacts.items()}
     as_before = {slot: digest for slot, digest in last.key_inputs.inputs.items() if slot in node.inputs}
     return key_inputs_of(node, {**as_before, **digests})

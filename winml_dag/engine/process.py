@@ -1,4 +1,4 @@
-"""A child process with everything it starts: started in a group of its own, waited for, ended as a whole.
+"""A child process and all its descendants: start it in its own group, wait for it, kill the whole group.
 
 POSIX has process groups; on Windows ``taskkill /T`` walks the tree from the child down.
 """
@@ -23,15 +23,15 @@ else:
 
 @functools.cache
 def _nothing() -> int:
-    """The descriptor of an empty file that is never closed: Popen would open and close one for each command."""
+    """The descriptor of an empty file that stays open: Popen would open and close one for each command."""
     return os.open(os.devnull, os.O_RDONLY)
 
 
 class ProcessGroup:
     """One child and its descendants.
 
-    With *holds_stdin* the child's standard input stays open as long as this process lives, so that it can notice our
-    end; else it is empty.
+    With *holds_stdin* the child's standard input stays open for the lifetime of this process, so that the child notices
+    when this process ends; otherwise it is empty.
 
     Raises:
         OSError: when the child cannot be started.
@@ -50,8 +50,7 @@ class ProcessGroup:
         self._lock = threading.Lock()
         self._reaped = False
         self.timed_out = False
-        # Not "wb" alone: another job may have left a log here, and a file that is there already costs less than one
-        # that has to be made.
+        # Not "wb": another job may have left a log here, and truncating an existing file costs less than creating one.
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         try:
             self._child = subprocess.Popen(
@@ -62,7 +61,7 @@ class ProcessGroup:
                 stdin=subprocess.PIPE if holds_stdin else _nothing(),
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a group of its own; ignored on Windows
+                start_new_session=True,  # its own process group; ignored on Windows
                 creationflags=_CREATION_FLAGS,
             )
         finally:
@@ -76,8 +75,8 @@ class ProcessGroup:
         self._child.stdin.flush()
 
     def wait(self, timeout_seconds: float) -> int:
-        """Wait for the child's end, at most so long; then :meth:`reap`."""
-        # Beyond TIMEOUT_MAX (292 years, on Windows 49 days) the timer's own thread would end with an error.
+        """Wait for the child to end, at most *timeout_seconds*; then :meth:`reap`."""
+        # Beyond TIMEOUT_MAX (292 years, on Windows 49 days) the timer's thread would fail.
         timer = threading.Timer(min(timeout_seconds, threading.TIMEOUT_MAX), self._time_out)
         timer.daemon = True
         timer.start()
@@ -88,11 +87,11 @@ class ProcessGroup:
             timer.cancel()
 
     def reap(self) -> int:
-        """End what is left of the group when the child has ended. Returns the exit code (negative: signal)."""
+        """Kill the rest of the group after the child has ended. Returns the exit code (negative: signal)."""
         with self._lock:
             if self._reaped:
                 return self._child.wait()
-            # Until the child is reaped its process id, which is the group's, cannot belong to anybody else.
+            # Until the child is reaped, no other process can get its process id, which is also the group's.
             self._kill()
             self._reaped = True
             code = self._child.wait()
@@ -101,7 +100,7 @@ class ProcessGroup:
         return code
 
     def end(self) -> None:
-        """Kill the child and all its descendants. Does nothing when they have ended."""
+        """Kill the child and all its descendants. Does nothing if they have ended."""
         with self._lock:
             if not self._reaped:
                 self._kill()
@@ -121,7 +120,7 @@ class ProcessGroup:
                 check=False,
             )
         else:
-            # PermissionError is what macOS answers for a group that has only zombies left.
+            # macOS raises PermissionError for a group that has only zombies left.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
 

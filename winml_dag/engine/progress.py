@@ -1,7 +1,7 @@
-"""How far the work of a stage is: told in its process, written to a small file of its job, read by who displays it.
+"""Progress of a stage's work: reported in its process, written to a small file, read by the display.
 
-A file and no pipe, because then nothing is done as long as nobody looks, and nothing at all for the thousands of
-commands that tell nothing. What was told last also outlives a process that is killed.
+A file instead of a pipe, because then nothing is done while nobody reads it, and nothing at all for the thousands of
+commands that report no progress. The last report also survives when the process is killed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from winml_dag.smallfiles import read_json
 
 PROGRESS_FILE = "progress.json"
 
-# A display draws four times a second. A write takes up to 0.7 ms, more than a sample of a small model.
+# A display refreshes four times a second. A write takes up to 0.7 ms, more than one sample of a small model.
 _SECONDS_BETWEEN_WRITES = 0.2
-# On Windows a file that somebody reads just now cannot be replaced; reading one of 60 bytes takes no time.
+# On Windows a file cannot be replaced while it is being read; reading one of 60 bytes takes no time.
 _ATTEMPTS = 100
 
 
 @dataclass(frozen=True)
 class Progress:
-    """*done* of *total* (None: nobody knows), counted in *unit* ("samples").
+    """*done* of *total* (None if unknown), counted in *unit* ("samples").
 
-    ``per_second`` is the mean since counting began, None as long as there is none.
+    ``per_second`` is the mean since the count started, None if there is none yet.
     """
 
     done: int
@@ -38,23 +38,23 @@ class Progress:
 
 
 class Tell(Protocol):
-    """How a stage tells how far it is: first with 0, then as often as it likes. Never an error.
+    """The callback with which a stage reports progress: first with 0, then as often as it likes. Never raises.
 
-    A smaller number than before, another total or another unit begins a new count.
+    A smaller number than before, another total or another unit starts a new count.
     """
 
     def __call__(self, done: int, total: int | None, unit: str) -> None: ...
 
 
 def tell_nobody(done: int, total: int | None, unit: str) -> None:
-    """For work that is done where nobody looks."""
+    """Ignores progress."""
 
 
 class Teller:
-    """The worker's side: writes what it is told into *folder*, a few times a second, and a count's end at once.
+    """The worker's side: writes reports to *folder* a few times a second, and the end of a count at once.
 
     Attributes:
-        last: what was told last.
+        last: the last report.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,7 +67,8 @@ class Teller:
         self._written: Progress | None = None
 
     def __call__(self, done: int, total: int | None, unit: str) -> None:
-        # Work must not fail for its display, whatever a plug-in takes for a number. numpy has integers of its own.
+        # Work must not fail because of its display, whatever type of number a plug-in passes. numpy has its own
+        # integers.
         with suppress(TypeError, ValueError, OverflowError):
             self._take(int(done), None if total is None else int(total), unit)
 
@@ -84,7 +85,7 @@ class Teller:
             self._write()
 
     def flush(self) -> None:
-        """Write what was told last, if it is not written yet."""
+        """Write the last report if it is not written yet."""
         for _ in range(_ATTEMPTS):
             if self._written == self.last:
                 return
@@ -101,10 +102,10 @@ class Teller:
 
 
 class Watch:
-    """The display's side: where the progress of one job can be read, as soon as the job has a folder.
+    """The display's side: where to read the progress of one job, once the job has a folder.
 
-    Made before the job is begun, which may first have to wait for somebody else at the same key. ``folder``: of the
-    job, once it has one.
+    Created before the job starts, which may first have to wait for another process that holds the same key. ``folder``:
+    the job's folder, once it exists.
     """
 
     def __init__(self) -> None:
@@ -115,16 +116,16 @@ class Watch:
         self.folder = folder
 
     def tell(self, progress: Progress) -> None:
-        """Of a job that is elsewhere: how far it is."""
+        """Set the progress of a job on another machine."""
         self._told = progress
 
     def read(self) -> Progress | None:
-        """What was told last; None before anything was, and when the job and its folder are gone. From any thread."""
+        """The last report; None before the first one, and after the job's folder is gone. Callable from any thread."""
         return self._told if self.folder is None else read_progress(self.folder)
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """What the work in *folder* told last, if anything."""
+    """The last report of the work in *folder*, if any."""
     try:
         told = read_json(folder / PROGRESS_FILE)
         done, total, unit, rate = (told[name] for name in ("done", "total", "unit", "per_second"))
@@ -132,4 +133,4 @@ def read_progress(folder: Path) -> Progress | None:
             int(done), None if total is None else int(total), str(unit), None if rate is None else float(rate)
         )
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        return None  # none yet, none any more, or the stage itself has written there
+        return None  # none yet, already removed, or overwritten by the stage itself

@@ -1,15 +1,15 @@
-"""Ends the commands of an engine that was killed: a small process that outlives it by a moment.
+"""Kill the commands of an engine that was killed: a small process that outlives the engine briefly.
 
-A worker notices by itself that its engine has gone, a user's command does not. So the engine notes the group of each
-command in memory that it shares with this process, which costs no call at all; this process waits for the pipe from the
-engine to close. If it closes without a word, the engine was killed, and the groups that stand in the memory are killed
-too. On Linux so is every process whose temporary folder is that of the run, which finds also what had left its
-group, and a command that was started but not yet noted.
+A worker notices that its engine has ended, but a user's command does not. So the engine records the process group of
+each command in memory that it shares with this process, which takes no system call. This process waits for the pipe
+from the engine to close. If it closes without a message, the engine was killed, and this process kills the recorded
+groups. On Linux it also kills every process whose temporary folder is that of the run. That finds processes that left
+their group, and a command that was started but not yet recorded.
 
-Run as a file, by an interpreter that imports nothing but this. On Windows a job object does all of it.
+Run as a script, by an interpreter that imports nothing else. On Windows a job object does all of this.
 """
 
-# Every module that it does not import starts it sooner.
+# Each module that is not imported makes startup faster.
 # ruff: noqa: PTH208, SIM105
 
 import os
@@ -50,9 +50,9 @@ if sys.platform == "win32":
         )
 
     class Reaper:
-        """A job object: when the engine's handle closes, however it ends, all processes in it are ended."""
+        """A job object: when the engine's handle closes, for any reason, the system ends all processes in the job."""
 
-        def __init__(self, scratch: str) -> None:  # noqa: ARG002 - for others
+        def __init__(self, scratch: str) -> None:  # noqa: ARG002 - used on other systems
             self._kernel = ctypes.WinDLL("kernel32", use_last_error=True)
             self._kernel.CreateJobObjectW.restype = wintypes.HANDLE
             self._kernel.OpenProcess.restype = wintypes.HANDLE
@@ -73,7 +73,7 @@ if sys.platform == "win32":
             )
 
         def add(self, pid: int) -> int:
-            """Have *pid* and its descendants ended with this process. Returns what :meth:`remove` wants."""
+            """End *pid* and its descendants together with this process. Returns the argument for :meth:`remove`."""
             handle = self._kernel.OpenProcess(_SET_QUOTA_AND_TERMINATE, False, pid)
             if handle:
                 self._kernel.AssignProcessToJobObject(self._job, handle)
@@ -81,10 +81,10 @@ if sys.platform == "win32":
             return 0
 
         def remove(self, entry: int) -> None:
-            """Nothing to do: what has ended is in no job."""
+            """Does nothing: a process that has ended is in no job."""
 
         def close(self) -> None:
-            """Let go of the job; nothing is left in it."""
+            """Close the job, which is empty by now."""
             with self._lock:
                 if self._job:
                     self._kernel.CloseHandle(self._job)
@@ -93,9 +93,9 @@ if sys.platform == "win32":
 else:
 
     class Reaper:
-        """The engine's side. *scratch*: the folder of the run, where the temporary folders of all commands are.
+        """The engine's side. *scratch*: the folder of the run, which contains the temporary folders of all commands.
 
-        Raises OSError when no process can be started.
+        Raises OSError when the process cannot be started.
         """
 
         def __init__(self, scratch: str) -> None:
@@ -122,36 +122,36 @@ else:
                 )
 
         def add(self, pid: int) -> int:
-            """Have the group of *pid* killed if this process is. Returns what :meth:`remove` wants."""
+            """Kill the group of *pid* if this process is killed. Returns the argument for :meth:`remove`."""
             with self._lock:
-                if not self._free:  # more at once than anybody has processors: on Linux these are found all the same
+                if not self._free:  # more at once than any machine has processors; Linux finds these anyway
                     return -1
                 entry = self._free.pop()
             _ENTRY.pack_into(self._table, entry * _ENTRY.size, pid)
             return entry
 
         def remove(self, entry: int) -> None:
-            """Forget a group that has ended."""
+            """Remove a group that has ended."""
             if entry >= 0:
                 _ENTRY.pack_into(self._table, entry * _ENTRY.size, 0)
                 with self._lock:
                     self._free.append(entry)
 
         def close(self) -> None:
-            """Tell that all has ended as it should, and wait for the process to go."""
+            """Report a normal end, and wait for the process to exit."""
             pipe = self._process.stdin
             if pipe is None or pipe.closed:
                 return
             try:
                 pipe.write(_DONE)
             except OSError:
-                pass  # somebody has killed it; nothing was left to kill
+                pass  # it was killed; nothing was left to kill
             pipe.close()
             self._process.wait()
 
 
 def main() -> None:
-    """Wait for the engine's end; if it was killed, kill what it had started."""
+    """Wait for the engine to end; if it was killed, kill what it started."""
     table, scratch = int(sys.argv[1]), sys.argv[2]
     if os.read(0, 1) == _DONE:
         return
@@ -159,7 +159,8 @@ def main() -> None:
     for (pid,) in _ENTRY.iter_unpack(entries):
         if pid > 1:
             _kill(-pid)
-    # Again, for what was being started meanwhile; not for ever, for what hangs in the kernel cannot be killed.
+    # Repeat for processes that were just being started. Limited, because a process that hangs in the kernel cannot be
+    # killed.
     for _ in range(100):
         if not _kill_strays(os.fsencode(scratch)):
             break
@@ -174,7 +175,7 @@ def _kill(pid: int) -> bool:
 
 
 def _kill_strays(scratch: bytes) -> bool:
-    """Kill all processes whose temporary folder lies in *scratch*; whether there were any."""
+    """Kill all processes whose temporary folder is below *scratch*; returns whether any existed."""
     found = False
     for name in os.listdir("/proc") if sys.platform == "linux" else ():
         if name.isdigit() and int(name) != os.getpid():

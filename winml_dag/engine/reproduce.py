@@ -1,7 +1,7 @@
-"""Runs recorded stages again, each from its recorded inputs in a process of its own, and tells what came out.
+"""Run recorded stages again, each from its recorded inputs in its own process, and report what they output.
 
-The way of running a stage is the build's own. Only the store that results go to is another: it holds them against the
-record and stores nothing; what is different it keeps in the scratch folder, for as long as that lives.
+Stages run in the same way as in a build. Only the store for results differs: it compares them with the record and
+stores nothing. Outputs that differ are kept in the scratch folder, for as long as that exists.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from winml_dag.store.store import Store
 
 @dataclass(frozen=True)
 class Recorded:
-    """A node with the record that it stands on and its inputs by slot."""
+    """A node with its record and its inputs by slot."""
 
     node: Node
     record: Record
@@ -39,7 +39,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What became of the run with this *number*, the first being 1. A result's record has the outputs of this run."""
+    """The outcome of run *number*, counted from 1. A result's record has the outputs of this run."""
 
     recorded: Recorded
     number: int
@@ -49,7 +49,7 @@ class Rerun:
 class Witness(Store):
     """A store that stores nothing: it reads from *store*, and compares what is published with *records*.
 
-    Outputs that are not those of the record are moved to a folder below *folder*; :meth:`kept` says which.
+    Outputs that differ from those of the record are moved to a folder below *folder*; :meth:`kept` returns its path.
     """
 
     def __init__(self, store: Store, records: Iterable[Record], folder: Path) -> None:
@@ -60,14 +60,14 @@ class Witness(Store):
         self._lock = threading.Lock()
 
     def kept(self, key: str, slot: str, artifact: Artifact) -> Path:
-        """Where *artifact* lies, which a stage put out under *key* and which is not the recorded one."""
+        """The path of *artifact*, which a stage output under *key* and which is not the recorded one."""
         return self._kept[key, slot, artifact.digest]
 
-    def record(self, key: str) -> Record | None:  # noqa: ARG002 - nothing counts as known: it is to be made again
+    def record(self, key: str) -> Record | None:  # noqa: ARG002 - no record counts as cached: each stage has to run again
         return None
 
     def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:  # noqa: ARG002
-        """Return *record* with the outputs that lie in *folders*. Raises StoreError as a store does."""
+        """Return *record* with the outputs in *folders*. Raises StoreError as a store does."""
         before = self._records[record.cache_key]
         function = split_digest(before.files()[0].digest)[0]
         outputs: dict[str, Artifact] = {}
@@ -82,13 +82,14 @@ class Witness(Store):
                 if outputs[slot] != before.outputs.get(slot):
                     self._keep((record.cache_key, slot, outputs[slot].digest), Path(folder))
                 else:
-                    # As when they are stored: a folder that serves another job has none of this one's files.
+                    # As when they are stored: a folder that is reused for another job must not contain files of this
+                    # one.
                     for file in files:
                         file.path.unlink()
         return replace(record, outputs=outputs)
 
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Nothing to hold: nothing is written under *key*, so several may run it at once, a build among them."""
+        """Lock nothing: nothing is written under *key*, so several processes, including a build, may run it at once."""
         return nullcontext()
 
     def _keep(self, what: tuple[str, str, str], folder: Path) -> None:
@@ -100,7 +101,7 @@ class Witness(Store):
 
 @dataclass(frozen=True)
 class _Again(Run):
-    """To run what is *recorded* for the time *number*."""
+    """Run *recorded* for the time *number*."""
 
     recorded: Recorded
     number: int
@@ -109,10 +110,10 @@ class _Again(Run):
 def run_again(
     recorded: Sequence[Recorded], runner: Runner, *, runs: int = 1, jobs: int = 1, observer: Observer | None = None
 ) -> list[Rerun]:
-    """Run every node *runs* times, *jobs* at a time; in order of nodes and then of runs.
+    """Run every node *runs* times, *jobs* at a time; ordered by node and then by run.
 
     Raises:
-        KeyboardInterrupt: after everything that ran has been ended.
+        KeyboardInterrupt: after all running stages have been killed.
     """
     observer = observer or Silent()
     waiting = deque(_again(one, number, runs) for number in range(1, runs + 1) for one in recorded)
@@ -128,7 +129,7 @@ def run_again(
             for ended in local.wait():
                 running -= 1
                 decision, outcome = ended.decision, ended.outcome
-                # The store that a runner works with here knows no record, so nothing can be found to reuse.
+                # This runner's store returns no records, so nothing can be found to reuse.
                 assert isinstance(decision, _Again)
                 assert not isinstance(outcome, Reuse)
                 if isinstance(outcome, StageResult):

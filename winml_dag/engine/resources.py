@@ -1,9 +1,9 @@
-"""What a run takes, what there is, and which of the runs that could begin does begin.
+"""What a run takes, what is available, and which of the ready runs starts next.
 
-What runs together never takes more slots, memory and devices than there are. Of what fits, part by part goes first, so
-that one thing after the other is completed, until a chain of stages is so long that it has to begin. What does not fit
-when it is its turn gets a reservation: what begins meanwhile must fit beside it, so it begins at the latest when all
-that ran before has ended. No guess of how long anything takes is needed for that.
+Concurrent runs never take more slots, memory and devices than there are. Of the runs that fit, partitions go in order,
+so that one is completed after the other, until a chain of stages is so long that it has to start. A run that does not
+fit when it is next gets a reservation: runs that start meanwhile must fit next to it, so it starts no later than when
+everything that already ran has ended. That needs no estimate of how long anything takes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 UNLIMITED = sys.maxsize
-# Requests are rounded up to so many parts of all memory: then there are few different ones, however many runs.
+# Requests are rounded up to multiples of this fraction of all memory, so that there are few distinct ones however many
+# runs there are.
 _GRAINS = 256
-# A chain has to begin when it is as long as this share of what all work that is left takes in all slots. With 1 it
-# would begin at the last moment if every estimate were right, and two such chains in one slot too late. Measured on a
-# sweep of 136 builds in 2 to 32 slots: with 1/2 it takes up to 8% longer than is possible, with 1/3 up to 2%, and with
-# 1/4 the first builds are finished much later.
+# A chain has to start when its length reaches this share of the time that all remaining work takes in all slots. With 1
+# it would start at the last moment if every estimate were right, and two such chains in one slot would start too late.
+# Measured on a sweep of 136 builds in 2 to 32 slots: with 1/2 it takes up to 8% longer than the optimum, with 1/3 up to
+# 2%, and with 1/4 the first builds finish much later.
 _SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """What one run takes. ``pools``: devices by name, of each of which there is one. ``alone``: nothing beside it."""
+    """What one run takes.
+
+    ``pools``: devices by name; there is one of each. ``alone``: no other run may run at the same time.
+    """
 
     memory_bytes: int = 0
     pools: tuple[str, ...] = ()
@@ -42,31 +46,32 @@ class ResourceRequest:
 
 
 def rounded(memory_bytes: int, all_bytes: int) -> int:
-    """*memory_bytes* as they are counted where there are *all_bytes*."""
+    """*memory_bytes* rounded up to the granularity of *all_bytes*."""
     grain = max(1, all_bytes // _GRAINS)
     return -(-memory_bytes // grain) * grain
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What there is: places, of which each run takes one, and bytes of memory."""
+    """Available slots, of which each run takes one, and bytes of memory."""
 
     places: int
     memory_bytes: int = UNLIMITED
 
     @classmethod
     def of_this_machine(cls, places: int, memory_bytes: int | None) -> Capacity:
-        """*memory_bytes* None: what this machine has, less a reserve."""
+        """*memory_bytes* None: the memory of this machine, less a reserve."""
         return cls(places, memory_for_runs() if memory_bytes is None else memory_bytes)
 
     @property
     def counts_memory(self) -> bool:
-        """Whether it matters how much memory a run takes: not where it may take any, nor where it is alone anyway."""
+        """Whether memory limits anything: not if it is unlimited, nor with a single slot."""
         return self.places > 1 and self.memory_bytes != UNLIMITED
 
     def taken(self, request: ResourceRequest) -> ResourceRequest:
-        """*request* as it is counted here: rounded, and alone where it is more than there is, which is all that can be
-        done for it.
+        """*request* as it is counted here: memory rounded up, and ``alone`` if it exceeds the capacity.
+
+        Running alone is the best that can be done for a request that does not fit.
         """
         if not self.counts_memory:
             return ResourceRequest(0, request.pools, request.alone)
@@ -102,55 +107,55 @@ class _Sum:
 
 @dataclass(eq=False)
 class Allocation:
-    """What a run holds while it goes on. ``beside``: which sum of those that began beside a reservation it is in."""
+    """What a run holds while it runs. ``beside``: the sum that it was added to if it started next to a reservation."""
 
     request: ResourceRequest
     beside: _Sum | None = None
 
 
 class Admission:
-    """What is taken of a capacity just now. Requests are as :meth:`Capacity.taken` has them."""
+    """The part of a capacity that is in use. Requests are as :meth:`Capacity.taken` returns them."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
         self._all = _Sum()
-        # The reservation, and what began beside it and still runs, with the reservation itself.
+        # The reservation, and the sum of it and of all runs that started next to it and still run.
         self._reserved: ResourceRequest | None = None
         self._beside = _Sum()
 
     def placed(self, request: ResourceRequest, node: Node) -> ResourceRequest:  # noqa: ARG002 - all run on one machine
-        """*request* with where *node* may run."""
+        """*request* with the workers that may run *node*."""
         return request
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing fits, whatever it needs."""
+        """Whether nothing fits, whatever its request."""
         return self._all.runs >= self.capacity.places
 
     @property
     def memory_bytes(self) -> int:
-        """What runs just now takes of the memory; from any thread."""
+        """The memory that current runs take; callable from any thread."""
         return self._all.memory_bytes
 
     def fits(self, request: ResourceRequest) -> bool:
-        """Whether a run may begin now, which is not the one with the reservation."""
+        """Whether a run without the reservation may start now."""
         if not self._all.leaves_room(request, self.capacity):
             return False
         return self._reserved is None or self._beside.leaves_room(request, self.capacity)
 
     def fits_reserved(self) -> bool:
-        """Whether the one with the reservation may begin now."""
+        """Whether the run with the reservation may start now."""
         return self._reserved is not None and self._all.leaves_room(self._reserved, self.capacity)
 
     def reserve(self, request: ResourceRequest | None) -> None:
-        """From now on what begins leaves room for *request*; None: for nothing any more."""
+        """Make later runs leave room for *request*; None: for nothing."""
         self._reserved = request
         self._beside = _Sum()
         if request is not None:
             self._beside.add(request)
 
     def take(self, request: ResourceRequest) -> Allocation:
-        """A run begins."""
+        """A run starts."""
         allocation = Allocation(request, self._beside)
         self._all.add(request)
         self._beside.add(request)
@@ -165,7 +170,7 @@ class Admission:
 
 @dataclass(eq=False)
 class _Entry(Generic[T]):
-    """A run that could begin. ``chain``: seconds from its beginning to the end of what depends on it."""
+    """A run that is ready to start. ``chain``: seconds from its start to the end of everything that depends on it."""
 
     node_id: str
     request: ResourceRequest
@@ -174,16 +179,18 @@ class _Entry(Generic[T]):
     waits: bool = True
 
 
-# Entries by a key that is each one's own. One that has begun goes when it comes to the top.
+# Entries with a unique key each. One that has started is removed when it reaches the top.
 _Heap: TypeAlias = "list[tuple[tuple[float, int, int], _Entry[T]]]"
 
 
 class ReadyQueue(Generic[T]):
-    """Runs that could begin, each with an item to tell it by. Runs of equal requests have two heaps, in order of parts
-    and by chain, so that the next is found without a look at all that wait.
+    """Runs that are ready to start, each with an item that identifies it.
 
-    *order*: the place of each id among all; without one, they go as they come. *chains*: how long the longest chain is
-    that begins with it; without one, order is all that counts.
+    Runs with equal requests have two heaps, in order of partitions and by chain, so the next one is found without a
+    search through all.
+
+    *order*: the position of each id; without one, runs start as they arrive. *chains*: the length of the longest chain
+    that starts with the id; without one, only the order counts.
     """
 
     def __init__(self, admission: Admission, order: Mapping[str, int], chains: Mapping[str, float]) -> None:
@@ -219,9 +226,9 @@ class ReadyQueue(Generic[T]):
         self.remove(tuple(self._entries))
 
     def next(self, work_left_seconds: float) -> tuple[T, ResourceRequest] | None:
-        """The item that shall begin now, and what it takes; None where nothing fits. It is no longer here then.
+        """The item that starts next, and what it takes; None if nothing fits. The item is removed from the queue.
 
-        *work_left_seconds*: of all that has not ended, one after the other.
+        *work_left_seconds*: the sum over everything that has not ended, as if run sequentially.
         """
         if self._admission.is_full or not self._entries:
             return None
@@ -243,7 +250,7 @@ class ReadyQueue(Generic[T]):
         return self._best([request for request in self._heaps if self._admission.fits(request)], hurry)
 
     def _best(self, requests: Iterable[ResourceRequest], hurry: float) -> _Entry[T] | None:
-        """Of all that take one of *requests*, the longest chain if it has to begin, else the first in order."""
+        """Among entries with one of *requests*, the longest chain if it has to start, else the first in order."""
         heaps = [self._heaps[request] for request in requests]
         if self._chains and self._admission.capacity.places > 1:
             longest = _first(by_chain for _, by_chain in heaps)
@@ -260,7 +267,7 @@ class ReadyQueue(Generic[T]):
 
 
 def _first(heaps: Iterable[_Heap[T]]) -> _Entry[T] | None:
-    """The entry with the least key that still waits."""
+    """The entry with the least key that is still waiting."""
     tops = []
     for heap in heaps:
         while heap and not heap[0][1].waits:

@@ -1,7 +1,7 @@
-"""One stage from decided to recorded: claim the key, place the inputs, do the work, check, publish.
+"""One stage from decision to record: claim the key, place the inputs, do the work, check, publish.
 
-Whatever happens in between, the store sees nothing until the work is done and its inputs are known to be what they
-were; the scratch folder goes in any case.
+The store sees nothing until the work is done and its inputs are verified to be unchanged. The scratch folder is removed
+in any case.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Damaged:
     file: FileEntry
 
 
-# What becomes of a run. Reuse: somebody else did it while we waited.
+# The outcome of a run. Reuse: another process made the result while this one waited.
 RunOutcome: TypeAlias = StageResult | Reuse | Damaged
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What is to be done: a node, why, and its inputs by slot."""
+    """A node to run, the decision to run it, and its inputs by slot."""
 
     node: Node
     decision: Run
@@ -60,10 +60,9 @@ class _Task:
 class Runner:
     """Runs decided nodes of one graph; safe to call from several threads.
 
-    *scratch* is a folder of this run's own, *failures* where the logs of failed stages stay for their reader;
-    *timeout_seconds* takes the place of the limit that each stage declares. *in_place* is for nodes that have a folder:
-    outputs are put there by it; without it no folder of the user's is read or written by a stage. *access*: how
-    what works in place gets at files.
+    *scratch* is a folder of this run alone. *failures* is the folder where logs of failed stages are kept.
+    *timeout_seconds* replaces the limit that each stage declares. *in_place* writes the outputs of nodes that have a
+    folder; without it no stage reads or writes a user's folder. *access*: how stages that work in place access files.
     """
 
     def __init__(
@@ -94,22 +93,22 @@ class Runner:
         self._active = _Active(self._stopped)
 
     def stop(self) -> None:
-        """End everything that runs or waits, run nothing more, and return when nothing touches the scratch folder.
+        """End everything that runs or waits, start nothing more, and return when nothing uses the scratch folder.
 
-        The thread pool cannot be asked: an interrupt that hits it while it starts a thread makes it forget that thread.
+        The thread pool cannot tell: if an interrupt hits it while it starts a thread, it loses track of that thread.
         """
         self._stopped.set()
         self._executor.stop()
         self._active.wait_for_none()
 
     def close(self) -> None:
-        """Let go of what was kept for further stages, when all have ended."""
+        """Release what was kept for further stages, after all have ended."""
         self._folders.clear()
         if isinstance(self._executor, LocalExecutor):
             self._executor.close()
 
     def run(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch | None = None) -> RunOutcome:
-        """Do what was decided with the artifacts by slot.
+        """Run *node* as decided; *inputs* has its artifacts by slot.
 
         *watch* follows the progress of the work.
 
@@ -131,11 +130,11 @@ class Runner:
         return Reuse(record, reason.found(record))
 
     def _run(self, folder: _JobFolder, task: _Task, watch: Watch) -> StageResult | Damaged:
-        """Prepare, do the work, check what came out and went in, publish, and put it where the user wants it."""
+        """Prepare, do the work, check outputs and inputs, publish, and write outputs to the user's folder."""
         node, decision = task.node, task.decision
         outcome, prepared = Outcome(0.0, folder.path / LOG_FILE, {}), None
         try:
-            # A full disk, or a system that starts no more processes, fails this stage like anything else.
+            # A full disk, or a system that cannot start processes, fails this stage like any other error.
             with in_words(f"Cannot run {node.id}"):
                 folder.path.mkdir(exist_ok=True)
                 limit = self._timeout or node.stage.timeout_seconds
@@ -194,7 +193,7 @@ class Runner:
         )
 
     def _keep_log(self, task: _Task, log: Path) -> Path | None:
-        """Copy *log* to where it outlives the scratch folder. None when there is none, or no room for it."""
+        """Copy *log* to where it outlives the scratch folder. None if it does not exist or there is no room."""
         kept = self._failures / f"{task.node.stage.name}-{task.decision.key[:16]}.log"
         try:
             self._failures.mkdir(parents=True, exist_ok=True)
@@ -204,24 +203,24 @@ class Runner:
         return kept
 
 
-# Names of slots with the folders that their files lie in: jobs of one layout can use each other's folders.
+# Slot names with the folders of their files: jobs with the same layout can reuse each other's folders.
 _Layout: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass
 class _JobFolder:
-    """The folder of one job, which may not have been made yet. ``keep``: it ended well, and may be used again."""
+    """The folder of one job, which may not exist yet. ``keep``: the job succeeded, so the folder may be reused."""
 
     path: Path
     keep: bool = False
 
 
 class _JobFolders:
-    """The folders of all jobs of a run, in *scratch*; safe for several threads.
+    """The folders of all jobs of a run, in *scratch*; thread-safe.
 
-    Making and removing a file or folder costs a file system up to 0.2 ms, as much as all else that a short command
-    costs us. So the folders of a command that left nothing but its declared outputs, which are in the store by now,
-    serve the next one that puts out files in the same places.
+    Creating and removing a file or folder takes a file system up to 0.2 ms, as much as all other overhead of a short
+    command. So if a command left nothing except its declared outputs, which are in the store by now, its folders are
+    reused by the next command with outputs at the same paths.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -232,11 +231,11 @@ class _JobFolders:
 
     @contextmanager
     def folder(self, node: Node) -> Iterator[_JobFolder]:
-        """A folder for a job of *node*; afterwards it is removed, or kept for another."""
+        """A folder for a job of *node*; afterwards it is removed, or kept for another job."""
         layout = _layout(node)
         with self._lock:
             free = self._free[layout] if layout else []
-            # A number, not the node's id: paths stay short and free of whatever a recipe may call its stages.
+            # A number, not the node's id: paths stay short and contain nothing that a recipe may use in names.
             folder = _JobFolder(free.pop() if free else self._scratch / str(next(self._numbers)))
         try:
             yield folder
@@ -257,28 +256,28 @@ class _JobFolders:
 
 
 def _layout(node: Node) -> _Layout:
-    """Empty for a node whose folder serves once only."""
+    """The layout of *node*; empty if its folder cannot be reused."""
     if node.command is None or any(path.endswith("/") for path in node.paths.values()):
         return ()
     return tuple(sorted((slot, path.rpartition("/")[0]) for slot, path in node.paths.items()))
 
 
 def _is_clean(folder: Path) -> bool:
-    """Whether nothing of a job is left that another could see; its log will be overwritten."""
+    """Whether the folder contains nothing of a job that another could see; its log will be overwritten."""
     temporary = f"{folder}{os.sep}temporary"
     try:
-        names = set(os.listdir(folder))  # noqa: PTH208 - names are all that is wanted
+        names = set(os.listdir(folder))  # noqa: PTH208 - only names are needed
         if not names <= {"outputs", "temporary", "log.txt"}:
             return False
         if "temporary" in names and os.listdir(temporary):  # noqa: PTH208
             remove_tree(Path(temporary))
-    except OSError:  # a job can do to its folder what it likes
+    except OSError:  # a job may do anything to its folder
         return False
     return True
 
 
 class _Active:
-    """How many threads are at work on stages: each while it is in the block. None comes in after *stopped*."""
+    """Counts the threads that work on stages: each while it is in the block. No thread may enter after *stopped*."""
 
     def __init__(self, stopped: threading.Event) -> None:
         self._stopped = stopped

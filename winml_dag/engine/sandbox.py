@@ -1,8 +1,9 @@
-"""A stage of the user's is held to what it declares: which files it may read, and what it must leave behind.
+"""Enforce what a user's stage declares: which files it may read, and which it must write.
 
-In the sandbox it runs in a folder with just its inputs, and the kernel keeps it from absolute paths into the user's
-folder where it has Landlock (see ``confine``). Or strace tells what it has read: no part of its work is in Python, it
-follows every process and thread on every processor that Linux runs on, and prints the resolved path of each file.
+In the sandbox it runs in a folder that contains only its inputs, and the kernel blocks absolute paths into the user's
+folder if it has Landlock (see ``confine``). Alternatively, strace records what it reads: none of it is written in
+Python, it follows every process and thread on every processor that Linux runs on, and it prints the resolved path of
+each file.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from winml_dag.engine.execute import Job, Outcome
     from winml_dag.engine.inputs import Prepared
 
-# The result of an open: a descriptor, and the path that it stands for. Other lines are of calls that failed.
+# The result of an open: a descriptor, and the path that it refers to. Other lines are of calls that failed.
 _OPENED = re.compile(r" = \d+<((?:[^<>\\]|\\.)+)>$")
 _NOT_READ = re.compile(r"\bO_(WRONLY|PATH|DIRECTORY)\b")
 _EXECUTED = re.compile(r'^execve\("((?:[^"\\]|\\.)+)".* = 0$')
 _COMPILED = re.compile(r"__pycache__/([^/]+?)\.[\w-]+(?:\.opt-\d)?\.pyc$")
-# Where programs have their libraries and the system its settings. None of it is the user's data.
+# Where programs have their libraries and the system its settings. None of it is user data.
 _SYSTEM = (
     "/bin",
     "/dev",
@@ -49,27 +50,27 @@ _SYSTEM = (
     "/usr",
 )
 _PACKAGES = {"site-packages", "dist-packages"}
-# More files of one folder are counted, not named.
+# If a folder has more files than this, they are counted instead of named.
 _MOST_NAMED = 8
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _WORD = re.compile(r"[^\s'\"`:,;()\[\]{}<>|&=*?!]+")
-# So many files that a log names are told; more would be a listing.
+# Maximum number of files named in a log that are reported; more would be a listing.
 _MOST_IN_A_LOG = 5
 
 
 class FileAccess(StrEnum):
-    """How a stage of the user's gets at files."""
+    """How a user's stage accesses files."""
 
     FREE = "free"
-    # Nothing but what it declares can be read: see :func:`confined`.
+    # Only declared inputs can be read: see :func:`confined`.
     SANDBOX = "sandbox"
-    # All can be read, and what was read without being declared fails the stage.
+    # Everything can be read, but reading an undeclared file fails the stage.
     TRACE = "trace"
 
 
 @cache
 def watches_absolute_paths() -> bool:
-    """Whether this system keeps a stage from reading the user's folder by its absolute path too."""
+    """Whether this system also blocks access to the user's folder by absolute path."""
     from winml_dag.engine import confine
 
     try:
@@ -79,7 +80,7 @@ def watches_absolute_paths() -> bool:
 
 
 def confined(arguments: Sequence[str], program: str | None, hidden: Path, folder: Path) -> list[str]:
-    """The command that starts *arguments* so that they cannot read *hidden*, and write to *folder* only."""
+    """The command that starts *arguments* without access to *hidden*, and with write access only to *folder*."""
     if not watches_absolute_paths():
         return [program or arguments[0], *arguments[1:]]
     from winml_dag.engine import confine
@@ -89,10 +90,10 @@ def confined(arguments: Sequence[str], program: str | None, hidden: Path, folder
 
 
 def not_declared(tail: Sequence[str], folder: Path, project: Path, own: Collection[str]) -> list[str]:
-    """Files of the user's *folder* that the last lines of a log name, and that are not among the *own* of *project*."""
+    """Files of the user's *folder* that the last lines of a log name and that are not among *own* in *project*."""
     found: dict[str, None] = dict.fromkeys(_modules(tail, folder, own))
     for word in (word for line in tail for word in _WORD.findall(line)):
-        # The project's first: it lies in the folder itself where the cache does.
+        # The project first: it is inside the folder if the cache is.
         for root in (project, folder):
             word = word.removeprefix(f"{root}/")
         name = word.removeprefix("./").rstrip(".")
@@ -107,7 +108,7 @@ def not_declared(tail: Sequence[str], folder: Path, project: Path, own: Collecti
 
 
 def _modules(tail: Sequence[str], folder: Path, own: Collection[str]) -> Iterator[str]:
-    """Files of modules that Python looked for in vain: in the folder itself, or beside what is declared."""
+    """Files of modules that Python failed to import: in the folder itself, or next to declared files."""
     beside = {"", *(f"{name.rpartition('/')[0]}/" for name in own if "/" in name)}
     for match in (match for line in tail for match in _NO_MODULE.finditer(line)):
         path = match[1].replace(".", "/")
@@ -133,20 +134,20 @@ def find_tracer() -> str:
 
 
 def traced(arguments: Sequence[str], program: str | None, trace: Path) -> list[str]:
-    """The command that starts *arguments* and writes to the folder *trace* what each of its processes opens."""
+    """The command that starts *arguments* and records what each of its processes opens in the folder *trace*."""
     trace.mkdir()
     calls = "?open,?openat,?openat2,execve"
-    # A file for each process, since lines of several would be torn apart.
+    # One file per process, since lines of several would be interleaved.
     options = ["-ff", "-y", "-qqq", "--seccomp-bpf", "-s", "4096", "-e", f"trace={calls}", "-e", "signal=none"]
     return [find_tracer(), *options, "-o", str(trace / "process"), program or arguments[0], *arguments[1:]]
 
 
 def undeclared(trace: Path, declared: Collection[str], own: Collection[Path], folder: Path, began: float) -> list[str]:
-    """The files that processes running in *folder* read, of which *trace* tells, and that are neither *declared* nor
-    below a declared folder.
+    """The files that processes running in *folder* read, according to *trace*, and that are not *declared*.
 
-    Left out are the system, programs on PATH with what is installed beside them, packages, what lies below the folders
-    *own*, and what was written since *began*, of ``time.time``: by the stage itself.
+    A file below a declared folder is declared. Skipped are the system, programs on PATH with what is installed next to
+    them, packages, everything below the folders *own*, and files that the stage itself wrote, which is since *began*, a
+    ``time.time``.
     """
     read, programs = _read_and_executed(trace, folder)
     installed = {str(Path(program).parents[1]) for program in programs}
@@ -158,7 +159,7 @@ def undeclared(trace: Path, declared: Collection[str], own: Collection[Path], fo
 
 
 def in_short(paths: Sequence[str], folder: Path) -> str:
-    """*paths* as they are called in *folder*; of a folder with many of them, their number."""
+    """*paths* relative to *folder*; for a folder with many of them, their number."""
     by_folder: dict[str, list[str]] = {}
     for path in paths:
         name = path.removeprefix(f"{folder}/")
@@ -175,7 +176,7 @@ def _listed(by_folder: dict[str, list[str]]) -> Iterator[str]:
 
 
 def _read_and_executed(trace: Path, folder: Path) -> tuple[set[str], set[str]]:
-    """The real paths of all files that were opened to be read, and of programs that were found on PATH."""
+    """The real paths of all files opened for reading, and of programs found on PATH."""
     read: set[str] = set()
     programs: set[str] = set()
     search = {os.path.abspath(each) for each in os.environ.get("PATH", "").split(os.pathsep) if each}  # noqa: PTH100
@@ -190,17 +191,17 @@ def _read_and_executed(trace: Path, folder: Path) -> tuple[set[str], set[str]]:
 
 
 def _plain(text: str) -> str:
-    """A path as strace prints it, with what is not ASCII as octal numbers."""
+    """A path as strace prints it, with non-ASCII characters as octal numbers."""
     return os.fsdecode(text.encode().decode("unicode_escape").encode("latin-1"))
 
 
 def _source_of(path: str) -> str:
-    """Python opens the compiled form of a module in its place; what a user declares is the module."""
+    """The source file of *path*: Python opens the compiled form of a module, but a user declares the source."""
     return _COMPILED.sub(r"\1.py", path)
 
 
 def _is_installed(path: str) -> bool:
-    """Whether it is of an installed package, or of an environment of Python's."""
+    """Whether it belongs to an installed package or a Python environment."""
     return not _PACKAGES.isdisjoint(Path(path).parts) or path.endswith("/pyvenv.cfg")
 
 
@@ -209,12 +210,12 @@ def _is_older_file(path: str, began: float) -> bool:
         status = os.stat(path)  # noqa: PTH116
     except OSError:
         return False  # a temporary file of the stage
-    # The time of change, since a file may be made with an old time of modification.
+    # Use the change time: a file may be created with an old modification time.
     return stat.S_ISREG(status.st_mode) and status.st_ctime < began
 
 
 def check_done(prepared: Prepared) -> None:
-    """Raise StageError when what a stage left behind is not what its node declares."""
+    """Raise StageError when what a stage wrote is not what its node declares."""
     job = prepared.job
     if job.at is None:
         _refuse_several(job)
@@ -230,8 +231,7 @@ def check_done(prepared: Prepared) -> None:
 
 
 def explain(prepared: Prepared, outcome: Outcome, tail: Sequence[str]) -> Outcome:
-    """A failure with what may have caused it: files of the project that the *tail* of the log names and the stage
-    cannot see."""
+    """Add the possible cause to a failure: project files named in the *tail* of the log that the stage cannot see."""
     job = prepared.job
     if prepared.own is None or job.at is None or job.node.folder is None or not outcome.error:
         return outcome
@@ -247,9 +247,9 @@ def explain(prepared: Prepared, outcome: Outcome, tail: Sequence[str]) -> Outcom
 
 
 def _check_outputs(job: Job, began: float, project: Path) -> None:
-    """Raise StageError when a declared output was not written, or something else was beside it.
+    """Raise StageError when a declared output was not written, or another file was written next to it.
 
-    *began*: when it did, of ``time.time``; *project*: the folder in which it ran.
+    *began*: when the stage started, a ``time.time``; *project*: the folder in which it ran.
     """
     for slot, path in job.node.paths.items():
         try:
@@ -276,7 +276,7 @@ def _check_outputs(job: Job, began: float, project: Path) -> None:
 def _refuse_undeclared(prepared: Prepared, folder: Path) -> None:
     job = prepared.job
     declared = {os.path.realpath(watched.path) for watched in prepared.watched}
-    # A function runs in a worker: that is Python and this package.
+    # A function runs in a worker, which is Python and this package.
     own = [job.folder, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parents[1]]
     if found := undeclared(job.trace, declared, [path.resolve() for path in own], folder, prepared.began):
         raise StageError(
@@ -286,7 +286,7 @@ def _refuse_undeclared(prepared: Prepared, folder: Path) -> None:
 
 
 def _refuse_several(job: Job) -> None:
-    """Raise StageError when a stage that names its files itself has put out several where one is declared."""
+    """Raise StageError when a stage that chooses its file names output several files where one is declared."""
     for slot, path in job.node.paths.items():
         names = [entry.name for entry in files_below(job.output_folder(slot))]
         if len(names) > 1 and not path.endswith("/"):
@@ -297,13 +297,13 @@ def _refuse_several(job: Job) -> None:
 
 
 def _undeclared(project: Path, own: frozenset[str]) -> list[str]:
-    """The files in *project* that are none of its *own*: what a stage has written there without saying so."""
+    """The files in *project* that are not among its *own*: undeclared files that a stage wrote."""
     names = (name_below(project, entry.path) for entry in files_below(project))
     return [name for name in names if name not in own]
 
 
 def _beside(job: Job, slot: str, path: str) -> Iterator[str]:
-    """Files and links of the slot's folder that are not the output, or not in it, by their names in the project."""
+    """Files and links in the slot's folder that are not part of the output, by their names in the project."""
     root = job.output_folder(slot)
     for entry in files_below(root):
         name = name_below(root, entry.path)
@@ -326,7 +326,7 @@ def _not_written(job: Job, slot: str, began: float, project: Path) -> StageError
 
 
 def _changed_since(path: Path, began: float) -> bool:
-    """Whether anything at *path* was written after *began*; clocks of file systems are up to 2 s behind (FAT)."""
+    """Whether any file at *path* was written after *began*. File system clocks lag by up to 2 s (FAT)."""
     files = [path, *(Path(entry.path) for entry in files_below(path))]
     for file in files:
         try:

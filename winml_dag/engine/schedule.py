@@ -1,7 +1,8 @@
-"""The scheduler: every node is decided as soon as its inputs are known, and runs as soon as there is a free place.
+"""The scheduler: decides every node as soon as its inputs are determined, and runs it as soon as a slot is free.
 
-This is the main loop of a build. First everything that can be decided is: reuses settle at once and may make further
-nodes decidable. Then places are filled with what must run. Then we wait for the next run to end, and begin again.
+This is the main loop of a build. First it decides everything that can be decided: reuses settle at once and may make
+further nodes decidable. Then it fills the slots with what must run. Then it waits for the next run to end, and starts
+over.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
 
-# A stage whose output is damaged again each time it is made anew means a broken disk, not a lost blob.
+# If a stage's output is damaged again each time it is rebuilt, the disk is broken; it is not a lost blob.
 _MOST_REMAKES = 3
-# Telling the store of each result of thousands would take longer than many of them.
+# With thousands of results, writing each one to the store would take longer than many of them.
 _SECONDS_BETWEEN_WRITES = 0.5
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to go through a graph; ``scope`` tells builds apart in what is remembered of them.
+    """How to run a graph; ``scope`` distinguishes builds in what is remembered of them.
 
-    ``remembered``: by id, what the results of nodes that several builds share are remembered under instead. ``order``:
-    by id, which of the nodes that can run goes first, the least number first; without it, they go as they were found. A
-    chain that is long enough to be what all wait for in the end goes before that. ``memory_bytes``: what all that runs
-    at the same time may take; None: what this machine has, less a reserve.
+    ``remembered``: by id, the names under which results of nodes shared by several builds are remembered instead.
+    ``order``: by id, the priority of ready nodes, least first; without it, they run in the order in which they become
+    ready. A chain that is long enough to determine the total time takes precedence over the order. ``memory_bytes``:
+    what all concurrent runs may take; None: the memory of this machine, less a reserve.
     """
 
     scope: str
@@ -54,7 +55,7 @@ class RunOptions:
     memory_bytes: int | None = None
 
     def names(self, node: Node) -> Sequence[str]:
-        """What the result of *node* is remembered under; a reason compares with what stood under the first."""
+        """The names under which the result of *node* is remembered. Reasons compare with the entry of the first."""
         return self.remembered.get(node.id) or (remembered_name(self.scope, node),)
 
 
@@ -74,9 +75,11 @@ class Scheduler:
         on_eta: Callable[[Eta], None] | None = None,
         admission: Admission | None = None,
     ) -> None:
-        """*foreseen*: reuses that were decided a moment ago, with the same sources. *on_eta* is given what tells how
-        long the rest will take, from the first run on. *admission*: of the machines that *runs* are on; without it,
-        they are on this one, as the *options* have it.
+        """Set up a run.
+
+        *foreseen*: reuses that were decided a moment ago, with the same sources. *on_eta* receives the estimate of the
+        remaining time, from the first run on. *admission*: the capacity of the machines of *runs*; without it, that of
+        this machine, according to *options*.
         """
         self._graph = graph
         self._state = BuildState(graph, sources)
@@ -86,13 +89,13 @@ class Scheduler:
         self._observer = observer or Silent()
         self._undecided = {node.id for node in graph.nodes}
         self._foreseen = {result.node.id: result for result in foreseen if result.status is Status.REUSED}
-        # Candidates to decide; one whose inputs are not all known drops out and comes back when a maker of them
-        # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
+        # Nodes to decide. A node with unknown inputs is dropped and comes back when a maker of them settles, so each
+        # node is checked as often as it has inputs, and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
         self._admission = admission or Admission(Capacity.of_this_machine(options.jobs, options.memory_bytes))
         self._costs = CostModel(store, self._admission.capacity)
         self._to_run: ReadyQueue[tuple[Node, Run]] = ReadyQueue(self._admission, options.order, {})
-        # By name, the record that was remembered last, and what the store has yet to be told of that.
+        # By name, the record that was remembered last, and those not yet written to the store.
         self._lasts: dict[str, Record] = {}
         self._fresh: dict[str, str] = {}
         self._told_at = monotonic()
@@ -100,26 +103,26 @@ class Scheduler:
         self._eta: Eta | None = None
         # By id, what each run holds.
         self._underway: dict[str, Allocation] = {}
-        # Keys that are being made, each with the other nodes that want it.
+        # Keys that are being made, each with the other nodes that need it.
         self._at_work: dict[str, list[Node]] = {}
-        # Keys that this run has made: --rebuild asks for no more.
+        # Keys made by this run: --rebuild requires no more.
         self._made: set[str] = set()
         self._results: dict[str, StageResult] = {}
-        # Keys whose use the store has not been told of yet.
+        # Keys whose use has not been written to the store yet.
         self._reused: list[str] = []
         self._remakes: Counter[str] = Counter()
-        # By id, when a run of a node began, and when it was last to be made again, as numbers that only grow.
+        # By id, when the run of a node started and when it was last scheduled for a remake, as increasing numbers.
         self._moments = itertools.count()
         self._begun_at: dict[str, int] = {}
         self._remade_at: dict[str, int] = {}
         self._stopping = False
 
     def run(self) -> tuple[StageResult, ...]:
-        """Go through the whole graph; one result for each node, in the graph's order.
+        """Run the whole graph; returns one result for each node, in the graph's order.
 
         Raises:
-            BlobDamaged: for one that a stage outside of this graph put out.
-            KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
+            BlobDamaged: for a blob that a stage outside of this graph output.
+            KeyboardInterrupt: after all running stages have been killed; what had finished before is recorded.
         """
         names = {node.id: self._options.names(node)[0] for node in self._graph.nodes}
         self._lasts.update(self._store.latest(names.values()))
@@ -132,7 +135,7 @@ class Scheduler:
         return tuple(self._results[node.id] for node in self._graph.nodes)
 
     def _estimate(self, names: Mapping[str, str]) -> None:
-        """Find out which chains are long. In one place that matters only to who asks how long it will take."""
+        """Determine the long chains. With one slot that matters only for the estimate of the remaining time."""
         if self._admission.capacity.places == 1 and self._on_eta is None:
             return
         work = expected_work(self._graph, names, self._lasts, self._costs)
@@ -157,7 +160,7 @@ class Scheduler:
                 return
             (node, decision), request = found
             if (same := self._at_work.get(decision.key)) is not None:
-                # Decided again when that one has ended, and then found.
+                # That node is decided again, and found, when this run has ended.
                 same.append(node)
                 continue
             self._at_work[decision.key] = []
@@ -177,11 +180,11 @@ class Scheduler:
         for ended in self._runs.wait():
             self._admission.give_back(self._underway.pop(ended.node.id))
             self._take(ended.node, ended.decision, ended.outcome)
-        # At once for all that have ended: what lies on other machines is asked for in one round trip.
+        # For all ended runs at once: records on other machines are requested in one round trip.
         self._decide_ready()
 
     def _decide_ready(self) -> None:
-        """Decide every node whose inputs are known; each reuse may make further ones decidable."""
+        """Decide every node whose inputs are determined; each reuse may make further ones decidable."""
         wave = 0
         while self._candidates and not self._stopping:
             if not wave:
@@ -215,13 +218,13 @@ class Scheduler:
             self._told_at = monotonic()
 
     def _look_up(self, candidates: Iterable[Node]) -> None:
-        """Have what may lie on other machines looked for at once, before it is asked for one by one."""
+        """Look up records that may be on other machines in one batch, before they are needed one by one."""
         if self._store.has_remotes and not self._options.rebuild:
             wanted = (node for node in candidates if node.id in self._undecided and node.id not in self._foreseen)
             self._state.prefetch(wanted, self._store)
 
     def _reassess(self, stage: Stage) -> None:
-        """Of what waits, find out anew what runs of *stage* need."""
+        """Determine again what waiting runs of *stage* need."""
         waiting = [(node, run) for node, run in self._to_run.items() if node.stage.name == stage.name]
         self._to_run.remove(node.id for node, _ in waiting)
         for node, run in waiting:
@@ -233,7 +236,7 @@ class Scheduler:
         self._to_run.add(node.id, request, (node, decision))
 
     def _take(self, node: Node, decision: Run, outcome: RunOutcome) -> None:
-        # Those that wanted the same: if this failed, the next of them tries for itself.
+        # Nodes that need the same key: if this run failed, the next of them tries it.
         self._undecide(self._at_work.pop(decision.key, ()))
         if isinstance(outcome, StageResult) and outcome.status is Status.FAILED:
             self._finish(outcome)
@@ -263,7 +266,7 @@ class Scheduler:
             self._candidates.append(node)
 
     def _refuse(self, node: Node, why: Reason, record: Record, elapsed_seconds: float | None = 0.0) -> bool:
-        """Whether *record* does not do for *node*, which has failed then."""
+        """Whether *record* is not acceptable for *node*, which then has failed."""
         error = refusal(node, record)
         if error is not None:
             self._finish(StageResult.refused(node, why, record, error, elapsed_seconds))
@@ -272,12 +275,12 @@ class Scheduler:
     def _settle_reuse(self, node: Node, decision: Reuse) -> None:
         self._reused.append(decision.record.cache_key)
         names = self._options.names(node)
-        # One that is up to date is so under the first.
+        # If it is up to date, the first name already has this record.
         self._remember(names[decision.reason is reason.UP_TO_DATE :], decision.record)
         if self._refuse(node, decision.reason, decision.record):
             return
         self._settle(node, decision.record)
-        # A node that ran in this run and is then found again (its reader met a damaged blob elsewhere) did run.
+        # A node that ran in this run and is later found again (its reader met a damaged blob elsewhere) counts as run.
         before = self._results.get(node.id)
         if before is None or before.record is None or before.cache_key != decision.record.cache_key:
             self._finish(StageResult(node, Status.REUSED, decision.reason, decision.record.cache_key, decision.record))
@@ -297,18 +300,18 @@ class Scheduler:
         self._observer.finished(result)
 
     def _inputs_moved(self, node: Node, key: str) -> bool:
-        """Whether an input was made anew, differently, while *node* ran: then its result belongs to no graph now."""
+        """Whether an input was rebuilt with other content while *node* ran, so that its result is not valid here."""
         if not self._remakes:
             return False
         key_inputs = self._state.key_inputs(node)
         return key_inputs is None or cache_key(key_inputs) != key
 
     def _remake(self, node: Node, file: FileEntry) -> None:
-        """A blob that *node* reads is damaged: its maker, and all that stands on it, have to be decided again."""
+        """A blob that *node* reads is damaged: decide its maker, and everything that depends on it, again."""
         maker = self._maker_of(node, file)
         if self._remade_at.get(maker.id, -1) > self._begun_at[node.id]:
-            # Found missing before it was made again for another reader. Any number of blobs can vanish at once, with
-            # the remote that has them: only what is lost after it was made again is counted.
+            # Found missing before it was remade for another reader. Any number of blobs can vanish at once together
+            # with the remote that has them, so only losses after a remake are counted.
             self._reopen([node])
             return
         self._remakes[maker.id] += 1
@@ -325,19 +328,20 @@ class Scheduler:
             return
         makers = {maker.id, *self._makers_of_lost(node)}
         self._remade_at.update(dict.fromkeys(makers, next(self._moments)))
-        # What runs is judged when it ends; what has failed is not tried again within one run.
+        # Running nodes are checked when they end; failed ones are not retried within one run.
         settled = self._underway.keys() | set(self._failed())
         behind = set().union(*map(self._graph.downstream, makers))
         reopened = ({node.id} | makers | behind) - settled
         self._to_run.remove(reopened)
-        # Nor do they wait for an equal run any more: its end would have them decided, and run, a second time.
+        # They also stop waiting for an equal run: its end would decide, and run, them a second time.
         for waiting in self._at_work.values():
             waiting[:] = [other for other in waiting if other.id not in reopened]
         self._reopen([other for other in self._graph.nodes if other.id in reopened])
 
     def _reopen(self, nodes: Iterable[Node]) -> None:
-        """Decide *nodes* again. One that ran in this run keeps its result: finding it again later does not make it
-        reused.
+        """Decide *nodes* again.
+
+        A node that ran in this run keeps its result: finding it again later does not make it reused.
         """
         for node in nodes:
             self._state.forget(node)
@@ -346,24 +350,24 @@ class Scheduler:
             self._undecide([node])
 
     def _makers_of_lost(self, node: Node) -> Iterator[str]:
-        """The ids of all makers of what *node* reads of which a look already tells that it is lost."""
+        """The ids of the makers of all inputs of *node* that the store already reports as missing."""
         for name in node.inputs.values():
             if name in self._graph.makers and self._store.missing(self._state.artifacts[name].files):
                 yield self._graph.makers[name].id
 
     def _maker_of(self, node: Node, file: FileEntry) -> Node:
-        # Sources are never fetched, so one that happens to have the same bytes is not what was damaged.
+        # Sources are never fetched, so a source that happens to have the same bytes is not the damaged one.
         made = (name for name in node.inputs.values() if name in self._graph.makers)
         for name in made:
             if file in self._state.artifacts[name].files:
                 return self._graph.makers[name]
-        raise BlobDamaged(file, "damaged")  # of a stage outside of this part of a graph
+        raise BlobDamaged(file, "damaged")  # of a stage that is not in this partition of the graph
 
     def _failed(self) -> list[str]:
         return [node_id for node_id, result in self._results.items() if result.status is Status.FAILED]
 
     def _close(self) -> None:
-        """Say of every node that was never decided, or decided but not started, why it was not."""
+        """Record why each node that was not decided, or decided but not started, was skipped."""
         failed = self._failed()
         for node in self._graph.nodes:
             if node.id not in self._results:

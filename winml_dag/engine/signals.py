@@ -1,4 +1,4 @@
-"""The signals that end a build: those of them that this system has."""
+"""The signals that end a build, limited to those that this system has."""
 
 from __future__ import annotations
 

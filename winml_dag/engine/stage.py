@@ -1,8 +1,8 @@
 """What a stage declares, and what it gets to work with.
 
-A :class:`Stage` is a declaration: importing it must cost nothing, so the work is named by ``module:function`` and
-imported only in the process that does it. A :class:`Node` is one use of a stage in a graph. The engine knows no ONNX:
-the kind of an artifact is a word that the declarations of makers and readers must agree on.
+A :class:`Stage` is a declaration. Importing it must cost nothing, so ``module:function`` names its work, which only the
+process that does it imports. A :class:`Node` is one use of a stage in a graph. The engine does not depend on ONNX: the
+kind of an artifact is a string on which the declarations of makers and readers must agree.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ DEFAULT_TIMEOUT_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class InputSlot:
-    """An input that a stage declares: the kinds of artifact it takes (None: any), and why it refuses others (shown to
-    the user).
+    """An input that a stage declares.
+
+    ``accepts``: the kinds of artifact that it takes (None: any). ``refusals``: why it rejects other kinds, shown to the
+    user.
     """
 
     accepts: frozenset[str] | None
@@ -33,8 +35,9 @@ class InputSlot:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a run takes at its peak, as declared: so many bytes, and so many for each byte of input. It counts until a
-    run was measured.
+    """The declared peak memory of a run: a fixed number of bytes, plus a number per byte of input.
+
+    Used until a run was measured.
     """
 
     base_bytes: int = 0
@@ -49,21 +52,21 @@ class Stage:
     """The declaration of a unit of work.
 
     Attributes:
-        name: what users, records and manifests call it.
-        version: raised when the same inputs would now give other bytes; never derived from source text, or an edit of
-            white space would rebuild the world.
+        name: its name for users, in records and in manifests.
+        version: increased when the same inputs give other bytes; never derived from source text, because then an edit
+            of white space would rebuild everything.
         work: ``package.module:function``, called as ``function(config, workspace) -> metrics``.
         config: ``package.module:Class``, the frozen dataclass that ``config`` is read into.
         inputs: slots by name.
         outputs: kind of artifact by slot name.
-        packages: distributions whose version shapes the bytes; part of the key.
-        likely_unchanged: output slots that most often are what they were before, whatever changed, and the first time
-            what is read in an input slot of that name; plans go by that.
-        timeout_seconds: after which the whole process group is ended.
-        works_in_place: it runs in the folder of its node and reads the user's files where they lie, as people expect of
-            a command of their own; any other stage gets private copies and sees no folder but its scratch folder.
-        memory: what a run takes.
-        alone: nothing may run beside it.
+        packages: distributions whose version affects the bytes; part of the key.
+        likely_unchanged: output slots that usually stay as they were, and in a first build usually equal the input slot
+            of that name; plans assume so.
+        timeout_seconds: when this has passed, the whole process group is killed.
+        works_in_place: it runs in the folder of its node and reads the user's files in place, as people expect of their
+            own commands; any other stage gets private copies and sees no folder except its scratch folder.
+        memory: the expected memory of a run.
+        alone: no other run may run at the same time.
     """
 
     name: str
@@ -82,10 +85,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Command:
-    """A program that does the work of a node, in place of a Python function.
+    """A program that does the work of a node, instead of a Python function.
 
     ``arguments`` have the placeholders ``{inputs.SLOT}``, ``{outputs.SLOT}`` and ``{config.NAME}``; ``environment`` is
-    what the program gets besides the documented minimum. Both are also in the config of the node, and so in its key.
+    added to the documented minimal environment. Both are also in the config of the node, and so in its key.
     """
 
     arguments: tuple[str, ...]
@@ -104,23 +107,23 @@ class Node:
         outputs: artifact name by slot; by default ``<id>.<slot>``.
         kinds: kind by output slot where it differs from the declaration.
         toolchain: versions and fingerprints by name; part of the key.
-        tools: files whose digests are in the toolchain, by their names there: they must be the same when the work has
-            ended. No part of the key.
-        command: what to run in place of ``stage.work``.
-        folder: the user's folder that ``paths`` start from; outputs are put there as soon as they are known. No part of
-            the key. None for a stage whose outputs stay in the cache until the whole build is put together.
-        paths: by output slot the file (``build/notes.txt``) or folder (``build/model/``) that it is, as declared; part
-            of the key by way of the config.
-        surroundings: what the work has to know of this machine, such as the folder of an SDK. No part of the key: what
-            of it shapes the bytes is in the toolchain.
-        interpreter: the Python of another environment that does the work; None for the one that we run in. No part of
-            the key: what is installed there is, by way of the toolchain.
+        tools: files whose digests are in the toolchain, by their names there: they must be unchanged when the work has
+            ended. Not part of the key.
+        command: the program to run instead of ``stage.work``.
+        folder: the user's folder to which ``paths`` are relative; outputs are written there as soon as they exist. Not
+            part of the key. None for a stage whose outputs stay in the cache until the whole build is assembled.
+        paths: by output slot the declared file (``build/notes.txt``) or folder (``build/model/``); part of the key
+            through the config.
+        surroundings: what the work needs to know of this machine, such as the folder of an SDK. Not part of the key:
+            whatever affects the bytes is in the toolchain.
+        interpreter: the Python of another environment that does the work; None for the current one. Not part of the
+            key: the packages installed there are, through the toolchain.
         check: ``package.module:function``, called in the engine's process with the config and the metrics of the
-            result, new or found; a StageError that it raises fails the node, though the result stays recorded. No part
-            of the key: it is asked of the result, not of the work.
-        pools: devices, by any name, of which there is one each: no two nodes that name it run at the same time.
-        environment: what the environment that does the work is called, on whichever machine: the target that it is for,
-            such as ``qnn/npu``; empty for the one that this program runs in. No part of the key.
+            result, new or cached; if it raises StageError the node fails, though the result stays recorded. Not part of
+            the key: it applies to the result, not to the work.
+        pools: devices, by any name; there is one of each, so two nodes that name the same one never run concurrently.
+        environment: the name of the environment that does the work, the same on every machine: its target, such as
+            ``qnn/npu``; empty for the current environment. Not part of the key.
     """
 
     id: str
@@ -141,7 +144,7 @@ class Node:
     environment: str = ""
 
     def output(self, slot: str) -> str:
-        """The graph-wide name of what this node puts out in *slot*."""
+        """The graph-wide name of this node's output in *slot*."""
         return self.outputs.get(slot, f"{self.id}.{slot}")
 
     def kind(self, slot: str) -> str:
@@ -150,7 +153,7 @@ class Node:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of the user's: the name under which stages see it, and where it lies."""
+    """A user's file: the name under which stages see it, and its path."""
 
     name: str
     path: Path
@@ -158,9 +161,10 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """An input that no stage makes, by content: its name in the graph, its kind, its files; ``folders``: of one that is
-    a folder, it and all folders in it that were looked into. ``stored``: a result of an earlier run, which the store
-    has; it has no files elsewhere.
+    """An input that no stage makes, by content: its name in the graph, its kind, its files.
+
+    ``folders``: if it is a folder, that folder and all visited folders in it. ``stored``: a result of an earlier run,
+    which is in the store; it has no other files.
     """
 
     name: str
@@ -172,11 +176,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folders a stage works with, all relative to its current folder, so that no absolute path can reach the bytes.
+    """The folders of a stage, all relative to its current folder, so that no absolute path can affect the bytes.
 
     Each input slot is a folder with private copies of the artifact's files under their names; each output slot is an
-    empty folder to fill. Anything written elsewhere is thrown away. ``surroundings`` are those of the node. Long work
-    calls ``progress(done, total, unit)``: somebody may be waiting for it.
+    empty folder to fill. Files written elsewhere are discarded. ``surroundings`` are those of the node. Long work calls
+    ``progress(done, total, unit)`` for displays.
     """
 
     inputs: Mapping[str, Path]
@@ -188,7 +192,7 @@ class Workspace:
         return slot in self.inputs
 
     def input_file(self, slot: str, suffix: str) -> Path:
-        """The one file in input *slot* whose name ends with *suffix*.
+        """The only file in input *slot* whose name ends with *suffix*.
 
         Raises:
             StageError: when there is none, or more than one.

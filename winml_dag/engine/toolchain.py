@@ -1,8 +1,7 @@
-"""Versions of installed distributions, for cache keys, without importing or even opening them.
+"""Versions of installed distributions for cache keys, without importing or opening them.
 
-``importlib.metadata`` costs 20 to 40 ms to import; the name of a ``.dist-info`` folder has the version in it (the
-name is fixed by the packaging specification for recording installed projects), so listing ``sys.path`` once is
-enough.
+Importing ``importlib.metadata`` costs 20 to 40 ms. The name of a ``.dist-info`` folder contains the version (the
+packaging specification for recording installed projects defines the name), so listing ``sys.path`` once is enough.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def normalised(name: str) -> str:
 
 
 def distributions_in(path: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Name, version and folder of what each distribution in the folders *path* says of itself."""
+    """Name, version and metadata folder of each distribution in the folders *path*."""
     for folder in path:
         try:
             entries = os.listdir(folder or ".")  # noqa: PTH208 - names are enough, and twice as fast
@@ -48,14 +47,15 @@ def _listed_here(path: tuple[str, ...]) -> dict[str, str]:
 
 
 def installed_distributions(path: Sequence[Path] | None = None) -> dict[str, str]:
-    """Every distribution that is installed in the folders *path*, with its version; by default in those of this Python,
-    where the first one wins, as it does for imports.
+    """Every distribution installed in the folders *path*, with its version.
+
+    By default in those of this Python, where the first one wins, as it does for imports.
     """
     return _listed_here(tuple(sys.path)) if path is None else _listed(map(str, path))
 
 
 def forget_installed() -> None:
-    """Look anew from now on: for a process that lives while packages come and go."""
+    """Clear the cache: for a process during whose lifetime packages are installed and removed."""
     _listed_here.cache_clear()
 
 
@@ -65,10 +65,10 @@ def distribution_version(name: str) -> str | None:
 
 
 def versions(names: Iterable[str], path: Sequence[Path] | None = None) -> dict[str, str]:
-    """Name to version for a key; one that is missing is said to be, so that installing it changes the key."""
+    """Versions by name for a key. A missing one has a value too, so that installing it changes the key."""
     return versions_in(installed_distributions(path), names)
 
 
 def versions_in(present: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The same where *present* is what is installed."""
+    """The same for the installed distributions *present*."""
     return {name: present.get(normalised(name), ABSENT) for name in names}

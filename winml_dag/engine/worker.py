@@ -1,9 +1,9 @@
-"""The process that does the work of one stage: ``python -m winml_dag.engine.worker FOLDER`` in the stage's own folder.
+"""The process that does the work of one stage: ``python -m winml_dag.engine.worker FOLDER`` in the stage's folder.
 
-It reads ``task.json``, calls the stage's function and writes ``result.json``, both in FOLDER, where no library
-drops a file by accident; nothing else passes between it and the engine, because native libraries print to stdout at
-will. It dies with its parent: the engine holds the other end of stdin, and when that closes the whole process group is
-ended, also from the middle of native code that holds the interpreter's lock.
+It reads ``task.json``, calls the stage's function and writes ``result.json``, both in FOLDER, where no library writes
+files by accident. It exchanges nothing else with the engine, because native libraries print to stdout at will. It ends
+with its parent: the engine holds the other end of stdin, and when that closes the whole process group is killed, even
+from the middle of native code that holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from winml_dag.smallfiles import read_json
 
 TASK_FILE = "task.json"
 RESULT_FILE = "result.json"
-# Exit code of a worker that could not write its result for want of room.
+# Exit code of a worker that could not write its result because the disk is full.
 DISK_FULL = 28
 
-# Modules that come with an extra of ours, so that who has not installed it gets told which.
+# Modules that an extra of this package installs, for the advice when one is missing.
 _EXTRAS = {
     "torch": "hf",
     "transformers": "hf",
@@ -49,7 +49,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is told. Paths are relative to its current folder. Without a class the config stays plain JSON."""
+    """The task of a worker. Paths are relative to its current folder. Without a class the config stays plain JSON."""
 
     stage: str
     work: str
@@ -69,21 +69,24 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker tells. ``error`` is empty after success; after a failure, ``metrics`` are what it had measured."""
+    """The result of a worker.
+
+    ``error`` is empty after success. After a failure, ``metrics`` are those measured until then.
+    """
 
     metrics: JsonObject
     error: str = ""
     advice: str = ""
 
     def write(self, folder: Path) -> None:
-        # Written aside and renamed: half a result is no result.
+        # Write aside and rename: a partial result must not be read.
         temporary = folder / f"{RESULT_FILE}.part"
         temporary.write_text(json.dumps(self.__dict__, allow_nan=False), encoding="utf-8")
         temporary.replace(folder / RESULT_FILE)
 
     @classmethod
     def read(cls, folder: Path) -> Result | None:
-        """None when the worker ended before it could tell; a failure when what lies there is none of ours."""
+        """None if the worker ended without a result; a failure if the file is not a valid one."""
         try:
             result = cls(**read_json(folder / RESULT_FILE))
             if isinstance(result.metrics, dict) and isinstance(result.error, str) and isinstance(result.advice, str):
@@ -91,7 +94,7 @@ class Result:
         except FileNotFoundError:
             return None
         except (OSError, TypeError, ValueError):
-            pass  # the stage, or a library in it, has written there
+            pass  # written by the stage, or by a library in it
         return cls({}, "It ended, but its result cannot be read.", "The log may tell what wrote to its folder.")
 
 
@@ -102,8 +105,10 @@ def load(reference: str) -> Any:
 
 
 def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
-    """Call the stage's function. Any error becomes a :class:`Result`; what is not the user's fault is also printed, to
-    the log. *elsewhere*: in another environment, which may lack a package that the work needs.
+    """Call the stage's function. Any error becomes a :class:`Result`.
+
+    An error that is not the user's fault is also printed to the log. *elsewhere*: the work runs in another environment,
+    which may lack a package that it needs.
     """
     from winml_dag.engine.config import read_config
     from winml_dag.engine.stage import Workspace
@@ -118,17 +123,17 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
         )
         work: Callable[[object, Workspace], JsonObject] = _work(task.work)
         metrics = work(config, workspace)
-        canonical_json(metrics)  # refuses what is not JSON here, where it can be told
+        canonical_json(metrics)  # raises for non-JSON values here, where the error can be reported
         return Result({**metrics, **_usage()})
     except WinmlDagError as error:
         if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)  # of which the message has a line
+            traceback.print_exception(error.__cause__)  # the message has one line of it
         return Result(measured_by(error), error.message or f"{task.stage} failed and did not say why.", error.advice)
     except Exception as error:
         if not elsewhere and isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
             lacks = f"This stage needs the module {error.name!r}, which is not installed."
             return Result({}, lacks, f"pip install winml_dag[{_EXTRAS[error.name]}]")
-        # Whatever a library raises must reach the user as a sentence, and the log as a traceback.
+        # Any exception of a library must reach the user as a sentence, and the log as a traceback.
         traceback.print_exc()
         if elsewhere and isinstance(error, ModuleNotFoundError) and error.name:
             lacks = f"The environment {sys.prefix} has no module {error.name!r}, which this stage imports."
@@ -137,7 +142,7 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
 
 
 def _unexpected(task: Task, error: Exception) -> Result:
-    """What nobody foresaw: a fault of the user's own function, or else of this program or a library."""
+    """An unexpected error: a fault of the user's own function, or else of this program or a library."""
     from winml_dag.engine.function import CALL
 
     if task.work == CALL:
@@ -152,8 +157,9 @@ def _unexpected(task: Task, error: Exception) -> Result:
 
 
 def _work(reference: str) -> Any:
-    """The function, imported with nothing collected meanwhile: modules stay until the end, and looking through them
-    again and again took a seventh of what it costs to export a small model.
+    """The function, imported with garbage collection disabled.
+
+    Modules stay until the end, and scanning them repeatedly took a seventh of the time to export a small model.
     """
     gc.disable()
     try:
@@ -164,7 +170,7 @@ def _work(reference: str) -> Any:
 
 
 def _usage() -> JsonObject:
-    """Peak resident memory of this process in bytes, where the system tells."""
+    """Peak resident memory of this process in bytes, if the system reports it."""
     from winml_dag.engine.memory import resident
 
     peak = resident().peak
@@ -172,17 +178,17 @@ def _usage() -> JsonObject:
 
 
 def _die_with_parent() -> None:
-    """End the process group as soon as the engine is gone, however it went."""
+    """Kill the process group as soon as the engine has ended, for whatever reason."""
     if sys.platform == "linux":
         _ask_kernel_to_end_us()
     threading.Thread(target=_watch_stdin, daemon=True).start()
 
 
 def _ask_kernel_to_end_us() -> None:
-    """Let the kernel end this process one second after the engine has gone.
+    """Make the kernel end this process one second after the engine has ended.
 
-    The thread that watches stdin ends the whole group, but not while native code keeps the interpreter's lock. The
-    kernel needs no lock, but knows of this process alone: were it ended at once, its children would stay. So the
+    The thread that watches stdin kills the whole group, but not while native code holds the interpreter's lock. The
+    kernel needs no lock, but it ends only this process: if it did so at once, the children would remain. So the
     kernel's signal calls C's own ``alarm`` with the number of the signal, which is 1: SIGALRM follows after 1 s.
     """
     import ctypes
@@ -201,10 +207,10 @@ def _watch_stdin() -> None:
 
 
 def _flush() -> None:
-    """Write out what was printed, native code's too: leaving with ``os._exit`` would lose what C holds back."""
+    """Flush printed output, native code's too: leaving with ``os._exit`` would lose what C buffers."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if sys.platform != "win32":  # there every library may bring a C runtime, and so a buffer, of its own
+    if sys.platform != "win32":  # on Windows every library may have its own C runtime, and so its own buffer
         import ctypes
 
         ctypes.CDLL(None).fflush(None)
@@ -221,13 +227,13 @@ def main(folder: Path, *, elsewhere: bool = False) -> int:
         _flush()
         result.write(folder)
     except OSError as error:
-        # There may be no room to say so in the result, nor in the log.
+        # There may be no room to report this in the result or in the log.
         return DISK_FULL if error.errno == errno.ENOSPC else 1
     return 1 if result.error else 0
 
 
 def work_elsewhere(folder: str) -> None:
-    """Do the work and leave; for :mod:`winml_dag.engine.elsewhere`."""
+    """Do the work and exit; for :mod:`winml_dag.engine.elsewhere`."""
     _leave(main(Path(folder), elsewhere=True))
 
 

@@ -1,6 +1,6 @@
-"""Which execution providers can be used: resolves targets, finds packages, and says how to get what is missing.
+"""Which execution providers can be used: resolve targets, find packages, and report how to get what is missing.
 
-It goes by files alone: onnxruntime is never imported here, because a plan needs these answers and must not wait for it.
+Only files are checked. onnxruntime is never imported here, because planning must not wait for it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from winml_dag.errors import UsageError
 
 
 def resolve_target(ep: str | None, device: str | None) -> Target:
-    """The target that a recipe or command line means; neither given means the CPU.
+    """Return the target that a recipe or command line means; if neither is given, the CPU.
 
-    *device* is a device, ``auto`` or None, or an execution provider in place of one (``--device qnn``). A device
-    without a provider goes to the first provider of the customary order that is installed and has the libraries that it
-    needs, else to one that is installed and lacks fewest; of those in the catalog of Windows ML, only what it has for
-    this machine counts. If there is none, it is the first, and :func:`require_installed` tells of all.
+    *device* is a device, ``auto`` or None, or an execution provider instead of one (``--device qnn``). For a device
+    without a provider, the first provider in the customary order is used that is installed and has the libraries that
+    it needs, else an installed one that lacks the fewest. From the catalog of Windows ML only what it has for this
+    machine counts. If none is installed, the first is returned, and :func:`require_installed` reports all.
 
     Raises:
-        UsageError: for an unknown name, or a device that the provider cannot drive.
+        UsageError: a name is unknown, or the provider cannot drive the device.
     """
     ep = None if ep is None or ep.lower() == AUTO else ep
     device = None if device is None or device.lower() == AUTO else device.lower()
@@ -55,7 +55,7 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
 
 
 def _lacking(ep: ExecutionProvider, device: str) -> int:
-    """How much of what *ep* needs for *device* is missing; another machine is not ours to judge."""
+    """Return how many requirements of *ep* for *device* are missing; 0 for one on another machine."""
     if is_elsewhere(ep.alias):
         return 0
     return ep.lacks(device)
@@ -68,7 +68,7 @@ def _drives(ep: ExecutionProvider) -> bool:
     package = package_of(ep, environment)
     if package is None or not package.catalog:
         return package is not None
-    # One package brings the whole catalog. That of another environment cannot be asked.
+    # One package contains the whole catalog. The catalog of another environment cannot be queried.
     return environment is not None or library_in_catalog(ep.name) is not None
 
 
@@ -90,10 +90,10 @@ def _target(ep: ExecutionProvider, device: str | None) -> Target:
 
 
 def environment_of(ep: ExecutionProvider) -> Environment | None:
-    """The Python environment that the user names for *ep*; None where it is this one.
+    """Return the Python environment that the user configured for *ep*; None if it is this one.
 
     Raises:
-        UsageError: for a configuration that names an unknown provider, or for *ep* what is no environment.
+        UsageError: the configuration names an unknown provider, or something that is not an environment for *ep*.
     """
     named = {each: _named_ep(each) for each in named_environments()}
     chosen = [each for each, known in named.items() if known == ep]
@@ -115,20 +115,20 @@ def _named_ep(named: Named) -> ExecutionProvider:
 
 
 def search_path(environment: Environment | None) -> tuple[Path, ...]:
-    """Where packages are looked for in *environment*, or here."""
+    """Return the search path for packages in *environment*, or here."""
     if environment is None:
         return tuple(Path(entry or ".") for entry in sys.path)
     return environment.site_packages
 
 
 def package_of(ep: ExecutionProvider, environment: Environment | None) -> Package | None:
-    """The package by which *environment*, or this one, has *ep*; None when it does not, or needs none."""
+    """Return the package that provides *ep* in *environment*, or here; None if it is missing or needs none."""
     path = search_path(environment)
     return next((package for package in ep.packages if _is_there(package, path)), None)
 
 
 def installed(ep: ExecutionProvider) -> bool:
-    """Whether its environment has *ep*, going by files alone; whether its device is there, only a session tells.
+    """Return whether its environment has *ep*, by files alone; only a session shows whether its device exists.
 
     Raises:
         UsageError: as :func:`environment_of` does.
@@ -137,12 +137,12 @@ def installed(ep: ExecutionProvider) -> bool:
 
 
 def environments_behind(target: Target) -> Iterator[Environment]:
-    """Those that may have decided that it is *target*, or whether it is installed: what comes or goes there counts.
+    """Yield the environments that may affect *target* or whether it is installed, so changes there count.
 
-    Where a device alone is named, all that drive it are asked.
+    If only a device is named, all its providers are checked.
     """
     for ep in dict.fromkeys((target.ep, *drivers(target.device))):
-        # One that cannot be used has decided nothing: where its provider is asked for, that is an error.
+        # An unusable environment affects nothing; using its provider is an error.
         with suppress(UsageError):
             if ep != CPU and (environment := environment_of(ep)) is not None:
                 yield environment
@@ -153,35 +153,33 @@ def _is_there(package: Package, path: Iterable[Path]) -> bool:
         return False
     if package.plugin:
         return package_folder(package.plugin, path) is not None
-    # importlib.metadata would answer this too, but takes longer to import than a whole plan may take.
+    # importlib.metadata would answer this too, but its import takes longer than a whole plan may take.
     stem = re.sub(r"[-_.]+", "_", package.distribution)
     return any(next(folder.glob(f"{stem}-*.dist-info"), None) is not None for folder in path if folder.is_dir())
 
 
 def package_folder(module: str, path: Iterable[Path]) -> Path | None:
-    """The folder of the top-level package *module*, without importing it (its import may load native libraries)."""
+    """Return the folder of the top-level package *module* without importing it (that may load native libraries)."""
     return next((folder / module for folder in path if (folder / module / "__init__.py").is_file()), None)
 
 
 def is_at_hand(ep: ExecutionProvider) -> bool:
-    """Whether work for *ep* can be done: it is installed here, or on a machine that works for us. Raises as
-    :func:`installed` does.
-    """
+    """Return whether work for *ep* can be done, here or on a remote machine. Raises as :func:`installed` does."""
     return installed(ep) or is_elsewhere(ep.alias)
 
 
 def require_at_hand(target: Target, *, otherwise: str = "") -> None:
-    """As :func:`require_installed`, for work that another machine may do. Raises as that does."""
+    """Call :func:`require_installed`, except for work that a remote machine may do. Raises as that does."""
     if not is_elsewhere(target.ep.alias):
         require_installed(target, otherwise=otherwise)
 
 
 def require_installed(target: Target, *, otherwise: str = "") -> None:
-    """Refuse a target that can be served neither here nor in the environment that is named for its provider.
+    """Refuse a target that is available neither here nor in the environment configured for its provider.
 
     Raises:
-        UsageError: with one sentence on how to get the provider, or all that drive the device where that alone was
-            named, and with what to do *otherwise*; and as :func:`environment_of` does.
+        UsageError: with instructions to get the provider, or all that drive the device if only that was named, and with
+            what to do *otherwise*; also as :func:`environment_of` does.
     """
     ep = target.ep
     if installed(ep):
@@ -200,7 +198,7 @@ def require_installed(target: Target, *, otherwise: str = "") -> None:
 
 
 def what_is_missing(target: Target) -> str:
-    """The sentence for a *target* that nothing here serves."""
+    """Return the message for a *target* that is not available here."""
     if target.is_open:
         return f"No execution provider that drives the {target.device} is installed here."
     return f"{target.ep.name} is not installed here."

@@ -1,5 +1,6 @@
-"""Where the user's configuration is. Apart from what reads it: a build that has nothing to do only asks whether these
-variables are what they were.
+"""The location of the user's configuration.
+
+Separate from its readers: a build that has nothing to do only checks whether these variables have changed.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from pathlib import Path
 
 CONFIG_VARIABLE = "WINML_DAG_CONFIG"
 ENVIRONMENTS_VARIABLE = "WINML_DAG_EP_ENVIRONMENTS"
-SUPPORT_VARIABLE = "WINML_DAG_SUPPORT_DIR"  # the user's own tables of what providers take
-RULES_VARIABLE = "WINMLCLI_RULES_DIR"  # tables of an installed winml-cli, which reads this variable too
-# All that say where the configuration is, on one system or another.
+SUPPORT_VARIABLE = "WINML_DAG_SUPPORT_DIR"  # the user's own tables of operator support
+RULES_VARIABLE = "WINMLCLI_RULES_DIR"  # tables of an installed winml-cli, which also reads this variable
+# All variables that determine the location of the configuration, on any system.
 CONFIGURATION_VARIABLES = (
     CONFIG_VARIABLE,
     ENVIRONMENTS_VARIABLE,
@@ -23,16 +24,16 @@ CONFIGURATION_VARIABLES = (
 )
 
 _CONFIG_FILE = "config.toml"
-# What the file may have at its top: execution providers, and what pipeline/remoteconfig.py reads.
+# The tables of the file: execution providers, and those that pipeline/remoteconfig.py reads.
 TABLES = ("ep", "remote", "signing")
 
 
 def config_file() -> Path:
-    """The user's configuration file, which need not be there unless WINML_DAG_CONFIG names it."""
+    """Return the user's configuration file, which need not exist unless WINML_DAG_CONFIG names it."""
     if named := os.environ.get(CONFIG_VARIABLE):
         return expanded(named)
     if sys.platform == "linux":
-        # What platformdirs answers here; importing it takes longer than all else in this file.
+        # The result of platformdirs here; importing it takes longer than everything else in this file.
         given = os.environ.get("XDG_CONFIG_HOME", "").strip()
         folder = (Path(given) if os.path.isabs(given) else expanded("~/.config")) / "winml_dag"  # noqa: PTH117
     else:
@@ -43,7 +44,9 @@ def config_file() -> Path:
 
 
 def expanded(text: str) -> Path:
-    """*text* as a path, ``~`` being a home folder. Where nobody knows it, as in a container whose user has none, ``~``
-    stays: then there is no such path, which is told like any other that is missing. Path's own function raises.
+    """Return *text* as a path with ``~`` expanded.
+
+    If the home folder is unknown, as in a container whose user has none, ``~`` is kept: such a path does not exist,
+    which is reported like any other missing path. Path.expanduser raises instead.
     """
     return Path(os.path.expanduser(text))  # noqa: PTH111

@@ -1,7 +1,7 @@
-"""Execution providers that are not on this machine, but on one that works for us: what planning has to know of them.
+"""Execution providers on remote machines: what planning has to know of them.
 
-Like the environments that the user names, these hold for the whole process, for as long as there is a connection to
-those machines.
+Like the environments that the user configures, these apply to the whole process, as long as those machines are
+connected.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment of another machine.
+    """An environment of a remote machine.
 
     Attributes:
-        distributions: what is installed there, with versions; names are normalised.
-        tools: what besides is in the keys of work for its target: packages that bring the provider, digests of its
-            libraries, and maybe the processor or devices.
-        pools: devices that it takes.
+        distributions: installed packages with versions; names are normalized.
+        tools: what else is in the keys of work for its target: packages that provide the execution provider, digests of
+            its libraries, and possibly the processor or devices.
+        pools: devices that it reserves.
     """
 
     distributions: Mapping[str, str]
@@ -31,23 +31,23 @@ _known: dict[str, Environment] = {}
 
 
 def environment_name(ep: str, device: str) -> str:
-    """What the environment for a target is called on every machine, *ep* being the alias: ``qnn/npu``."""
+    """Return the name of the environment for a target, the same on every machine; *ep* is the alias: ``qnn/npu``."""
     return f"{ep}/{device}"
 
 
 def environment_elsewhere(name: str) -> Environment | None:
-    """The environment of that name, where some machine has it."""
+    """Return the environment of that name, if some machine has it."""
     return _known.get(name)
 
 
 def is_elsewhere(ep: str) -> bool:
-    """Whether some machine has the provider with the alias *ep*, for any device."""
+    """Return whether some machine has the provider with the alias *ep*, for any device."""
     return any(name.startswith(f"{ep}/") for name in _known)
 
 
 @contextmanager
 def knowing(environments: Mapping[str, Environment]) -> Iterator[None]:
-    """For the block, *environments* are there besides those of this machine."""
+    """Make *environments* available in addition to those of this machine, inside the block."""
     before = dict(_known)
     _known.update(environments)
     try:

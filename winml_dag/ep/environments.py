@@ -1,8 +1,8 @@
-"""Other Python environments, which the user names for execution providers that exclude each other's packages.
+"""Other Python environments that the user configures for execution providers with conflicting packages.
 
 onnxruntime, onnxruntime-openvino and onnxruntime-gpu are builds of one library under one name: only one of them can be
-installed in an environment. What there is to know of another environment is found by looking at its files; nothing is
-started, since a plan asks.
+installed in an environment. Another environment is inspected only by its files; no process is started, because planning
+uses this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from winml_dag.errors import UsageError
 from winml_dag.readlog import before_reading
 from winml_dag.smallfiles import read_text
 
-# The oldest Python that this package runs on: workers there import it.
+# The oldest Python that this package supports: workers import it there.
 OLDEST_PYTHON = (3, 11)
 
 _MARKER = "pyvenv.cfg"
@@ -30,7 +30,7 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 @dataclass(frozen=True)
 class Named:
-    """An environment as the user names it: ``ep`` as written in ``source``, and ``where`` exactly, for complaints."""
+    """An environment as configured: ``ep`` as written in ``source``, and ``where``, the location for messages."""
 
     ep: str
     folder: Path
@@ -40,13 +40,13 @@ class Named:
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment other than the one that this program runs in.
+    """A Python environment other than the current one.
 
     Attributes:
         folder: of the venv, or of the conda environment; absolute.
         python: its interpreter.
-        site_packages: where its packages are, in the order in which they are searched.
-        where: who names it, for complaints.
+        site_packages: the folders of its packages, in search order.
+        where: the location of its configuration, for messages.
     """
 
     folder: Path
@@ -56,16 +56,16 @@ class Environment:
 
     @property
     def looked_at(self) -> tuple[Path, ...]:
-        """The files and folders that say what this environment is and what is installed in it."""
+        """The files and folders that identify this environment and the packages in it."""
         marker = self.folder / _MARKER
         return (self.python, *self.site_packages, *([marker] if marker.is_file() else ()))
 
 
 def named_environments() -> tuple[Named, ...]:
-    """Every environment that is named, those of the variable first: it has precedence over the file.
+    """Return every configured environment; those of the variable come first and take precedence over the file.
 
     Raises:
-        UsageError: for a configuration file that cannot be read or says what it cannot say.
+        UsageError: a configuration file cannot be read or has invalid contents.
     """
     return (*_of_variable(os.environ.get(ENVIRONMENTS_VARIABLE, "")), *_of_file())
 
@@ -100,7 +100,10 @@ def _of_file() -> tuple[Named, ...]:
 
 @cache
 def _read(path: Path, _mtime_ns: int, _size: int) -> tuple[Named, ...]:
-    """What the file at *path* names. A plan asks several times; a file that was edited is another key of this cache."""
+    """Read the environments in *path*, cached because planning reads them several times.
+
+    An edited file is another key of this cache.
+    """
     import tomllib
 
     try:
@@ -135,10 +138,10 @@ def _named(path: Path, name: str, table: object) -> Named:
 
 
 def look(named: Named) -> Environment | None:
-    """The environment that *named* means; None when it is the one that this program runs in.
+    """Return the environment that *named* means; None if it is the current one.
 
     Raises:
-        UsageError: when there is none, or one that workers cannot run in.
+        UsageError: it does not exist, or workers cannot run in it.
     """
     folder, where = named.folder, named.where
     before_reading(folder / _MARKER)
@@ -172,7 +175,7 @@ def look(named: Named) -> Environment | None:
 
 
 def _settings(marker: Path) -> dict[str, str]:
-    """What a venv says of itself; nothing for what is none."""
+    """Return the settings of a venv; empty if it is not one."""
     try:
         lines = read_text(marker).splitlines()
     except (OSError, ValueError):
@@ -182,7 +185,7 @@ def _settings(marker: Path) -> dict[str, str]:
 
 
 def _version(folder: Path, settings: Mapping[str, str]) -> tuple[int, int] | None:
-    """Of its Python, as far as files tell: a venv notes it, a conda environment has its Python among its packages."""
+    """Return the version of its Python from files: a venv records it, a conda environment lists it as a package."""
     texts = [settings.get("version", ""), settings.get("version_info", "")]
     texts += [path.name.removeprefix("python-") for path in folder.glob("conda-meta/python-3.*.json")]
     texts += [path.parent.name for path in folder.glob("lib/python3.*/site-packages")]
@@ -199,6 +202,6 @@ def _site_packages(folder: Path, version: tuple[int, int] | None) -> Iterator[Pa
         return
     name = f"python{version[0]}.{version[1]}"
     yield from (path for path in [folder / "lib" / name / "site-packages"] if path.is_dir())
-    # Some distributions of Linux keep packages with libraries apart; elsewhere lib64 is a link to lib.
+    # Some Linux distributions keep packages with libraries in lib64; on others lib64 is a link to lib.
     if not (folder / "lib64").is_symlink() and (folder / "lib64" / name / "site-packages").is_dir():
         yield folder / "lib64" / name / "site-packages"

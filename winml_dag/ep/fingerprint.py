@@ -1,6 +1,6 @@
-"""The library files of an execution provider: what compiles a model, by content.
+"""The library files of an execution provider, by content, since they compile a model.
 
-A version number is not enough for a key: the same version of a provider can be built twice, and its libraries are
+A version number is not sufficient for a key: a provider of one version can be built twice, and its libraries are
 replaced by hand when a driver team sends a fix.
 """
 
@@ -22,25 +22,26 @@ _IN_NAME = ".so."  # libtensorrt_rtx.so.1.7.1
 
 @dataclass(frozen=True)
 class Libraries:
-    """``files``: every shared library of a provider, sorted by its path within the first of ``folders``, which are all
-    that may get another one.
+    """``files``: every shared library of a provider, sorted by path relative to the first of ``folders``.
+
+    ``folders`` are all folders in which a library may be added.
     """
 
     files: tuple[Path, ...] = ()
     folders: tuple[Path, ...] = ()
 
     def names(self) -> list[str]:
-        """With the folder, in which there may be one of the same name for each processor."""
+        """Names include the folder, because there may be one of the same name for each processor."""
         return [path.relative_to(self.folders[0]).as_posix() for path in self.files]
 
 
 def libraries_of(ep: ExecutionProvider, environment: Environment | None) -> Libraries:
-    """Those by which *environment*, or this one, has *ep*, without importing anything that loads them.
+    """Return the libraries of *ep* in *environment*, or here, without importing anything that loads them.
 
-    Of a provider that is part of its build of onnxruntime, all libraries of that build. None when it is not there.
+    For a provider that is compiled into onnxruntime, these are all libraries of that build. Empty if it is missing.
 
     Raises:
-        UsageError: when only that environment could tell.
+        UsageError: only that environment has the information.
     """
     folder = _folder(ep, environment)
     if folder is None or not folder.is_dir():

@@ -1,8 +1,8 @@
-"""What an execution provider is to this program: one object with all that sets it apart from the others.
+"""An execution provider: one object with everything that distinguishes it from the others.
 
 A module of :mod:`winml_dag.ep.providers` or an installed package declares it. The defaults here are those of a provider
-that needs nothing of its own; a subclass overrides what it needs. onnxruntime is never imported here, because a plan
-asks these objects.
+without special needs; a subclass overrides what it needs. onnxruntime is never imported here, because planning uses
+these objects.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# What ldconfig has found in the system's folders, those of SDKs and drivers included.
+# The libraries that ldconfig found in system folders, including those of SDKs and drivers.
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
 
 @dataclass(frozen=True)
 class SystemLibrary:
-    """One that no Python package brings: how its file's name begins on Linux, and on Windows."""
+    """A library that no Python package contains: the prefix of its file name on Linux and on Windows."""
 
     linux: str
     windows: str
@@ -50,13 +50,13 @@ NVIDIA_DRIVER = SystemLibrary("libcuda.so", "nvcuda")
 
 @dataclass(frozen=True)
 class Package:
-    """One way in which an execution provider is installed.
+    """One way to install an execution provider.
 
     Attributes:
-        distribution: what installers call it.
-        plugin: the module whose ``get_library_path()`` names a library to register with onnxruntime.
-        catalog: it asks the catalog of Windows ML where that library is. With neither, it is a build of onnxruntime
-            that has the provider in it, and is installed in place of ``onnxruntime``.
+        distribution: its name for installers.
+        plugin: the module whose ``get_library_path()`` returns a library to register with onnxruntime.
+        catalog: the library's location comes from the catalog of Windows ML. With neither, it is a build of onnxruntime
+            that contains the provider, and is installed instead of ``onnxruntime``.
     """
 
     distribution: str
@@ -68,7 +68,7 @@ class Package:
         return not (self.plugin or self.catalog)
 
 
-# The catalog has QNN, OpenVINO, VitisAI, NvTensorRTRTX and MIGraphX, for whoever has the hardware.
+# The catalog has QNN, OpenVINO, VitisAI, NvTensorRTRTX and MIGraphX, depending on the hardware.
 WINDOWS_ML = Package("windowsml", plugin="windowsml", catalog=True)
 
 
@@ -77,14 +77,14 @@ WHOLE_NUMBER = "[0-9]+"
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of one provider option.
+    """The properties of one provider option.
 
     Attributes:
-        values: all that it may be; empty when ``pattern`` or anything goes.
-        pattern: a regular expression for the whole value, when there is no list.
+        values: all valid values; empty if ``pattern`` applies or any value is valid.
+        pattern: a regular expression for the whole value, if there is no list.
         file: the value names a file, whose content belongs to the key.
-        run_time: read when a session runs, without a trace in a compiled model (checked byte by byte).
-        refusal: why it cannot be given in a recipe; empty when it can.
+        run_time: read when a session runs, without effect on a compiled model (checked byte by byte).
+        refusal: why a recipe cannot set it; empty if it can.
     """
 
     values: tuple[str, ...] = ()
@@ -105,23 +105,23 @@ UNSIGNED_ACTIVATIONS = {8: "uint8", 16: "uint16"}
 class Integers:
     """The form of quantized models for one execution provider.
 
-    A precision names widths only. Which integers have those widths, and what else has to hold, is of the provider.
+    A precision has only widths. The provider determines which integers have those widths, and the other requirements.
 
     Attributes:
         weights: integer type of weights by width in bits. 4: it takes such weights in QDQ, without MatMulNBits.
         activations: integer type of activations by width in bits.
-        rules: whose rules decide where Q and DQ go: ``qnn`` or ``onnxruntime``.
-        per_channel: whether weights have a scale for each channel, unless the recipe says.
-        weight_symmetric, activation_symmetric: whether ranges are centred on zero, unless the recipe says. None: those
-            of weights in signed types are.
+        rules: whose rules determine the positions of Q and DQ: ``qnn`` or ``onnxruntime``.
+        per_channel: whether weights have a scale for each channel, unless the recipe sets it.
+        weight_symmetric, activation_symmetric: whether ranges are centred on zero, unless the recipe sets it. None:
+            those of weights in signed types are.
         runs_blocks: whether MatMulNBits, the form of block-wise weights, runs where the rest of the model does.
-        mixes_widths: whether nodes with 16-bit activations may stand among nodes with 8 bits without leaving the
-            provider; false where nobody has seen it.
-        operators: those that are quantized unless the recipe says, by the width of activations in bits; without such a
-            width, all that a model has.
-        cannot: pairs of widths (weights, activations) that it does not run, with the end of a sentence that says so.
-        reason: why these and no others.
-        source: the page that says so.
+        mixes_widths: whether nodes with 16-bit activations may be mixed with 8-bit ones without leaving the provider;
+            false if untested.
+        operators: those that are quantized unless the recipe sets them, by the width of activations in bits; without an
+            entry, all of a model.
+        cannot: pairs of widths (weights, activations) that it does not run, with the end of a message.
+        reason: why these values.
+        source: the page that documents it.
     """
 
     weights: Mapping[int, str]
@@ -138,7 +138,7 @@ class Integers:
     cannot: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
-# What the precision ``auto`` means on a device, and why.
+# The meaning of the precision ``auto`` on a device, and the reason.
 AUTO_PRECISIONS: Mapping[str, tuple[str, str]] = {
     "npu": ("w8a16", "an NPU needs integers, and 16-bit activations keep the quality without a knob"),
     "gpu": ("fp32", "the float model is the one that cannot be wrong"),
@@ -153,26 +153,26 @@ class ExecutionProvider:
     Attributes:
         name: as onnxruntime spells it.
         alias: what users write.
-        aliases: further spellings that are accepted.
+        aliases: further accepted spellings.
         devices: what it can drive, the preferred one first.
-        place: where lists have it; those of plug-ins come last.
-        places: its place among the providers that are asked when a recipe names that device only.
-        packages: each brings it; the first that is found counts. None when it is part of every onnxruntime.
-        needs: libraries that have to be on the machine besides, such as a driver's.
-        how_to_get: what to do when it is missing, as one sentence.
-        ihv_type: the hardware vendor, as analysis results spell it.
+        place: its position in lists; plug-ins come last.
+        places: by device, its position among the providers to try if a recipe names only the device.
+        packages: alternatives that contain it; the first one found counts. Empty if it is in every onnxruntime.
+        needs: other libraries that must be on the machine, such as a driver's.
+        how_to_get: what to do if it is missing, as one sentence.
+        ihv_type: the hardware vendor, as spelled in analysis results.
         integers: the form of quantized models.
-        takes_onnx: whether ONNX models are shipped for it as they are, to be compiled, if at all, when they are loaded;
-            not so where that takes minutes on the device.
+        takes_onnx: whether ONNX models are shipped for it unchanged, to be compiled, if at all, on load; false if that
+            takes minutes on the device.
         makes_ep_context: whether it can compile a model ahead of time into EPContext nodes.
-        fixed_shapes: whether it takes models of fixed shapes only, whatever is done with them.
-        for_this_machine: whether what it compiles, ahead or on load, is for the very device that it finds; QNN
+        fixed_shapes: whether it takes only models of fixed shapes, for any use.
+        for_this_machine: whether what it compiles, ahead or on load, is for exactly the device that it finds; QNN
             compiles for the chip that an option names.
-        emulates: devices that it emulates on machines that are none of Arm's: results count there, times do not.
+        emulates: devices that it emulates on machines other than Arm's: results are valid there, times are not.
         file_options: options whose value names a file.
-        auto: by device, the name of the precision that ``auto`` means, and why.
-        runs_as: the provider that onnxruntime gives the nodes to, where that is another.
-        plugin: the installed package that declares it; empty for ours.
+        auto: by device, the name of the precision that ``auto`` means, and the reason.
+        runs_as: the provider that onnxruntime assigns the nodes to, if it differs.
+        plugin: the installed package that declares it; empty for a built-in one.
     """
 
     name: str
@@ -197,24 +197,25 @@ class ExecutionProvider:
     plugin: str = ""
 
     def lacks(self, device: str) -> int:  # noqa: ARG002 - others tell by it
-        """How much of what it needs on this machine for *device* is missing."""
+        """Return how many of its requirements for *device* are missing on this machine."""
         return sum(not library.is_there() for library in self.needs)
 
     def option_table(self, device: str) -> Mapping[str, Option] | None:
-        """The options that it knows for *device*; None where it refuses what it does not know by itself."""
+        """Return the options for *device*; None if the provider itself refuses unknown options."""
         return {} if device == "cpu" and not self.makes_ep_context else None
 
     def takes_device_type(self) -> bool:
-        """Whether ``device_type`` is an option of its own."""
+        """Return whether ``device_type`` is one of its options."""
         return False
 
     def with_defaults(self, device: str, given: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002
-        """*given*, which were checked, with those that it needs besides. Raises UsageError where they contradict."""
+        """Return the checked *given* with its other required options. Raises UsageError for a contradiction."""
         return dict(given)
 
     def session_extras(self, device: str, package: Package | None) -> dict[str, str]:  # noqa: ARG002
-        """Options of every session that are different on every machine, and so never part of a key. *package* brings
-        it.
+        """Return session options that differ between machines, and so are never in a key.
+
+        *package* is the one that contains the provider.
         """
         return {}
 
@@ -229,8 +230,8 @@ class Target:
 
 
 def nearest(text: str, known: Iterable[str]) -> str:
-    """Advice with the spelling closest to *text*, or with all of *known* when none is close."""
-    import difflib  # costs as much as all else here, and is needed for errors only
+    """Return advice with the spelling closest to *text*, or with all of *known* if none is close."""
+    import difflib  # takes as long as everything else here, and is needed only for errors
 
     names = sorted(set(known))
     close = difflib.get_close_matches(text, names, n=1)
@@ -238,12 +239,12 @@ def nearest(text: str, known: Iterable[str]) -> str:
 
 
 def is_emulated(target: Target) -> bool:
-    """Whether the device is emulated, on a processor that no machine with it has: results count, times do not."""
+    """Return whether the device is emulated, because of this processor: results are valid, times are not."""
     return target.device in target.ep.emulates and not is_arm()
 
 
 def is_arm() -> bool:
-    """Whether this is a machine of the kind that has Qualcomm's NPU; elsewhere QNN emulates it."""
-    import platform  # slow to import, and of use here alone
+    """Return whether this machine has the architecture of Qualcomm's NPU; on others QNN emulates it."""
+    import platform  # slow to import, and needed only here
 
     return platform.machine().lower() in ("arm64", "aarch64")

@@ -1,6 +1,6 @@
-"""Qualcomm's own compiler, the QAIRT SDK: where its tools lie in the folder that the user names.
+"""Qualcomm's own compiler, the QAIRT SDK: finds its tools in the folder that the user names.
 
-Looked at, never started: a plan asks.
+Only files are checked and nothing is started, because planning uses this.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from winml_dag.readlog import before_reading
 CONVERTER = "qairt-converter"
 GENERATOR = "qnn-context-binary-generator"
 
-# Of the options that QNN's execution provider has, those that the SDK's tools can be told too.
+# The options of QNN's execution provider that the SDK's tools also support.
 OPTIONS = frozenset(
     {"enable_htp_fp16_precision", "htp_arch", "htp_graph_finalization_optimization_mode", "soc_model", "vtcm_mb"}
 )
 
 _LIBRARIES = ("QnnHtp", "QnnHtpPrepare", "QnnHtpNetRunExtensions", "QnnModelDlc", "QnnIr")
-# With these it cannot be done; the others are not in every SDK.
+# Required; the others are not in every SDK.
 _NEEDED = ("QnnHtp", "QnnHtpNetRunExtensions")
 _ABOUT = "sdk.yaml"
 _VERSION = re.compile(r"^version:\s*[\"']?([\w.-]+)", re.MULTILINE)
@@ -36,12 +36,12 @@ class QairtSdk:
 
     Attributes:
         root: its folder.
-        host: what its folders of programs and libraries for this machine are called.
-        version: as it says itself, or else as its folder is called; empty when neither tells.
-        python: the Python of the environment in its folder, ``venv`` or ``.venv``; None for ours.
-        site_packages: where the packages of that are.
-        files: its tools and libraries, whose content decides what they make.
-        said_in: the file that it says its version in, if there is one.
+        host: the name of its folders of programs and libraries for this machine.
+        version: from its file, else from its folder's name; empty if neither has it.
+        python: the Python of the environment in its folder, ``venv`` or ``.venv``; None for the current one.
+        site_packages: the package folders of that environment.
+        files: its tools and libraries, whose content determines their results.
+        said_in: the file with its version, if it exists.
     """
 
     root: Path
@@ -54,28 +54,28 @@ class QairtSdk:
 
 
 def host_name() -> str:
-    """What the SDK calls machines like this one."""
+    """Return the SDK's name for this kind of machine."""
     if sys.platform == "win32":
         return "aarch64-windows-msvc" if is_arm() else "x86_64-windows-msvc"
     return "aarch64-oe-linux-gcc11.2" if is_arm() else "x86_64-linux-clang"
 
 
 def program(name: str) -> str:
-    """The file of the native program *name*."""
+    """Return the file name of the native program *name*."""
     return f"{name}.exe" if sys.platform == "win32" else name
 
 
 def library(name: str) -> str:
-    """The file of the library *name*."""
+    """Return the file name of the library *name*."""
     return f"{name}.dll" if sys.platform == "win32" else f"lib{name}.so"
 
 
 def find_sdk(root: Path) -> QairtSdk:
-    """The SDK in the folder *root*.
+    """Return the SDK in the folder *root*.
 
     Raises:
-        InputError: when there is no such folder.
-        UsageError: when it is no SDK, or one without what compiling needs on this machine.
+        InputError: the folder does not exist.
+        UsageError: it is not an SDK, or lacks what compiling needs on this machine.
     """
     if not root.is_dir():
         raise InputError(

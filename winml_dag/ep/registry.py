@@ -1,8 +1,8 @@
 """The execution providers that a recipe may name: those of :mod:`winml_dag.ep.providers` and of installed packages.
 
-A package brings one by an entry point in the group ``winml_dag.providers`` that names an
-:class:`~winml_dag.ep.provider.ExecutionProvider`. Which of them can be used, :mod:`winml_dag.ep.availability` finds
-out.
+A package adds one by an entry point in the group ``winml_dag.providers`` that names an
+:class:`~winml_dag.ep.provider.ExecutionProvider`. :mod:`winml_dag.ep.availability` determines which of them can be
+used.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ EXECUTION_PROVIDERS: tuple[ExecutionProvider, ...] = tuple(
 
 
 def execution_providers() -> tuple[ExecutionProvider, ...]:
-    """Ours, and those that installed packages bring.
+    """Return the built-in providers and those of installed packages.
 
     Raises:
-        UsageError: for a package that cannot be imported, or brings something else or a name that is taken.
+        UsageError: a package cannot be imported, or declares something else or a name that is taken.
     """
     return (*EXECUTION_PROVIDERS, *_from_packages(tuple(sys.path)))
 
@@ -66,13 +66,13 @@ def _spellings(ep: ExecutionProvider) -> tuple[str, ...]:
 
 
 def drivers(device: str) -> tuple[ExecutionProvider, ...]:
-    """Who is asked when a recipe names *device* only, the first one first. Raises as :func:`execution_providers`."""
+    """Return the providers to try for *device* alone, in order. Raises as :func:`execution_providers`."""
     return tuple(sorted((ep for ep in execution_providers() if device in ep.places), key=lambda ep: ep.places[device]))
 
 
 @cache
 def runtime_builds() -> tuple[str, ...]:
-    """Distributions that are installed in place of ``onnxruntime``: their version is that of the one runtime there is.
+    """Return the distributions that replace ``onnxruntime``: their version is that of the runtime.
 
     Raises as :func:`execution_providers` does.
     """
@@ -81,10 +81,10 @@ def runtime_builds() -> tuple[str, ...]:
 
 
 def find_ep(text: str) -> ExecutionProvider:
-    """The execution provider of that name or alias, in upper or lower case.
+    """Return the execution provider with that name or alias, ignoring case.
 
     Raises:
-        UsageError: when there is none, with the nearest spelling; and as :func:`execution_providers` does.
+        UsageError: there is none, with the nearest spelling; and as :func:`execution_providers` does.
     """
     for known in (EXECUTION_PROVIDERS, execution_providers()):
         if found := next((ep for ep in known if text.lower() in _spellings(ep)), None):

@@ -1,8 +1,8 @@
-"""Sessions of onnxruntime that use the execution provider that was asked for, or say why they cannot.
+"""Sessions of onnxruntime that use the requested execution provider, or report why they cannot.
 
 onnxruntime prefers running on the CPU to failing: a provider that cannot be created or take a single node leaves a line
-in the log, and even ``get_providers()`` still names it. So the fallback is switched off here, and the assignment of
-nodes is checked.
+in the log, and even ``get_providers()`` still lists it. So the fallback is disabled here, and the assignment of nodes
+is checked.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     import onnxruntime
 
 RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
-# A stage finds each of its inputs in a folder of this name; the file there has a name of ours, not the user's.
+# A stage finds each of its inputs in a folder of this name; the file there has a generated name, not the user's.
 _CALLED = {"reference": "the reference", "baseline": "the baseline"}
 
-# How onnxruntime fails on values that it adds behind a compiled part when it moves a QuantizeLinear up to it.
+# onnxruntime's error for values that it adds after a compiled partition when it moves a QuantizeLinear up to it.
 _NO_TYPE = re.compile(r"EPContext.*\(\S+_pre_q\) type inference failed")
 
 _registered: set[str] = set()
 
 
 def register(ep: ExecutionProvider) -> None:
-    """Make *ep* known to onnxruntime in this process; again is a no-op (onnxruntime itself fails the second time).
+    """Register *ep* with onnxruntime in this process; repeating is a no-op (onnxruntime itself fails the second time).
 
     Raises:
-        StageError: when *ep* is not installed, or its library does not load.
+        StageError: *ep* is not installed, or its library does not load.
     """
     if ep.name in _registered or _kernels(ep) in _built_in():
         return
@@ -67,20 +67,20 @@ def _built_in() -> list[str]:
 
 
 def _kernels(ep: ExecutionProvider) -> str:
-    """The provider that onnxruntime gives the nodes to."""
+    """Return the provider that onnxruntime assigns the nodes to."""
     return ep.runs_as or ep.name
 
 
 def runs_on_cpu(target: Target) -> bool:
-    """Whether it is onnxruntime's own kernels for the CPU that run models for *target*."""
+    """Return whether onnxruntime's own CPU kernels run models for *target*."""
     return _kernels(target.ep) == CPU.name
 
 
 def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.SessionOptions:
-    """Options for a session, or a compilation, with *target*'s execution provider, registered, and *options* for it.
+    """Return options for a session, or a compilation, with *target*'s execution provider, registered, and *options*.
 
     Raises:
-        StageError: when the provider or its device is not here.
+        StageError: the provider or its device is not available.
     """
     import onnxruntime
 
@@ -107,7 +107,8 @@ def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.S
 def session_for(
     model: Path | bytes, target: Target, settings: onnxruntime.SessionOptions, *, threads: int | None = None
 ) -> onnxruntime.InferenceSession:
-    """*model* loaded for *target*, without onnxruntime's own fallback to another provider; it tells who runs what.
+    """Load *model* for *target*, without onnxruntime's fallback to another provider, and with recorded assignment.
+
     Raises what onnxruntime raises.
     """
     import onnxruntime
@@ -125,10 +126,10 @@ def session_for(
 def open_session(
     model: Path | bytes, what: str, settings: onnxruntime.SessionOptions | None = None, *, optimized: bool = False
 ) -> onnxruntime.InferenceSession:
-    """A CPU session of the model as it is, nothing fused, or *optimized* with all that onnxruntime can.
+    """Return a CPU session of the model without fusions, or *optimized* with all graph optimizations.
 
     Raises:
-        StageError: when onnxruntime cannot load it; the sentence calls it *what*.
+        StageError: onnxruntime cannot load it; the message calls it *what*.
     """
     import onnxruntime
 
@@ -146,11 +147,12 @@ def open_session(
 def create_session(
     model: Path, target: Target, options: Mapping[str, str], *, threads: int | None = None, compiled: bool = False
 ) -> onnxruntime.InferenceSession:
-    """Load *model* for *target*; *threads* are those of one operator, None as many as onnxruntime thinks fit.
+    """Load *model* for *target*; *threads* are those of one operator, None uses onnxruntime's default.
+
     *compiled*: whether it was compiled for *target*.
 
     Raises:
-        StageError: when it does not load there, or would run entirely on the CPU instead.
+        StageError: it does not load there, or would run entirely on the CPU instead.
     """
     settings = session_options(target, options)
     try:
@@ -191,7 +193,7 @@ SEE_LOG = "The log of this stage has the execution provider's own words."
 
 
 def assigned_nodes(session: onnxruntime.InferenceSession) -> dict[str, dict[str, int]]:
-    """Which provider runs what: operators and their number. Before version 1.24, onnxruntime tells the names only."""
+    """Return the number of each provider's operators by type. Before version 1.24, onnxruntime has only the names."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return {name: {} for name in session.get_providers()}
     counts: dict[str, Counter[str]] = {}
@@ -210,7 +212,7 @@ def _device(target: Target) -> onnxruntime.OrtEpDevice:
     devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == target.ep.name]
     wanted = {target.device}
     if target.device in target.ep.emulates:
-        wanted.add("cpu")  # which is what the emulator shows up as
+        wanted.add("cpu")  # the emulator is listed as a CPU
     by_preference = sorted(devices, key=lambda device: device.device.type.name.lower() != target.device)
     for device in by_preference:
         if device.device.type.name.lower() in wanted:
@@ -230,8 +232,9 @@ _NO_OPSET = "Missing opset in the model"
 
 
 def unread_version(error: Exception) -> StageError | None:
-    """The refusal of a model that no session of this onnxruntime loads, because of its version of ONNX; None when
-    *error*, of loading it, is about something else.
+    """Return the error if this onnxruntime loads no model of this ONNX version; None if *error* has another cause.
+
+    *error* was raised by loading the model.
     """
     import onnxruntime
 

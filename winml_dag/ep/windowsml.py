@@ -1,7 +1,7 @@
-"""Execution providers from the catalog of Windows ML, which Windows keeps up to date for all programs of a machine.
+"""Execution providers from the catalog of Windows ML, which Windows updates for all programs of a machine.
 
-The package ``windowsml`` wraps its C interface. The catalog can also fetch what is not there; that is left to the user,
-since a build downloads nothing.
+The package ``windowsml`` wraps its C interface. The catalog can also download missing providers; that is left to the
+user, because a build downloads nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_windows() -> bool:
 
 
 def library_in_catalog(name: str) -> Path | None:
-    """The library of the provider *name*, as far as it is on this machine; nothing is prepared or loaded."""
+    """Return the library of the provider *name*, if it is on this machine; nothing is prepared or loaded."""
     try:
         provider = _provider(name)
     except (ImportError, OSError):
@@ -33,10 +33,10 @@ def library_in_catalog(name: str) -> Path | None:
 
 
 def ready_library(name: str) -> Path:
-    """The library of the provider *name*, ready to be registered with onnxruntime in this process.
+    """Return the library of the provider *name*, ready to be registered with onnxruntime in this process.
 
     Raises:
-        StageError: when Windows ML, or the provider, is not there.
+        StageError: Windows ML, or the provider, is not available.
     """
     if not is_windows():
         raise StageError(
@@ -56,7 +56,7 @@ def ready_library(name: str) -> Path:
                 advice='Install it once: python -c "import windowsml; [ep.ensure_ready() for ep in '
                 f"windowsml.EpCatalog().find_all_providers() if ep.name == '{name}']\"",
             )
-        # It is installed: this only lets the process load from its package.
+        # It is installed: this only allows the process to load from its package.
         provider.ensure_ready()
         return Path(provider.library_path)
     except (ImportError, OSError) as error:
@@ -71,5 +71,5 @@ def _provider(name: str) -> Any:
 
 @cache
 def _catalog() -> Any:
-    """Kept until the process ends: releasing it has crashed with drivers of some NPUs, and its providers with it."""
+    """Return the catalog, kept until the process ends: releasing it has crashed with drivers of some NPUs."""
     return importlib.import_module(_MODULE).EpCatalog()

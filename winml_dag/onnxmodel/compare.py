@@ -1,7 +1,7 @@
-"""How far a candidate's outputs are from the reference's, in numbers and in the classes that both choose.
+"""Compare a candidate's outputs with the reference's, by values and by chosen classes.
 
-Outputs are compared at once, or in parts where memory cannot hold all. Two classifiers can choose alike at a low cosine
-and differ at a high one, so :func:`top1` counts decisions.
+Outputs are compared at once, or in chunks if they do not fit into memory. Two classifiers can agree at a low cosine and
+disagree at a high one, so :func:`top1` counts decisions.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """One output of the candidate against the reference's.
+    """One output of the candidate compared with the reference's.
 
     Attributes:
         cosine: 1 for the same direction. Two zero outputs are the same (1), one zero output is not (0); a NaN or an
-            infinity that the reference does not have makes it 0.
-        sqnr_db: signal to quantization noise; infinite when equal, minus infinity when there is noise but no signal.
+            infinity that the reference does not have results in 0.
+        sqnr_db: signal to quantization noise; infinite if equal, minus infinity if there is noise but no signal.
         max_abs_error: infinite with a NaN or an infinity that the reference does not have.
-        nan_count, inf_count: elements that are so in the candidate only.
-        scale: how many times as large as the reference's the values are at the least: 1 as long as noise alone may be
-            what makes them larger or smaller; None where the two are not similar enough to tell.
+        nan_count, inf_count: elements that are so only in the candidate.
+        scale: the minimum factor between these values and the reference's: 1 as long as noise alone may explain the
+            difference; None if the two are too dissimilar.
     """
 
     name: str
@@ -43,7 +43,7 @@ class OutputComparison:
     largest: float = 0.0
 
     def to_json(self) -> JsonObject:
-        """JSON has no infinity: it becomes null."""
+        """Convert to JSON, in which infinity becomes null."""
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -57,7 +57,7 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class Sums:
-    """All that is needed to compare two outputs, of some of their values; those of the parts add up to the whole's.
+    """Sums from which two outputs are compared; the sums of chunks add up to those of the whole.
 
     Energies (sums of squares) and the product (of expected and found values) are of values divided by the largest of
     their kind: squares of very small or large numbers would leave the range of floats.
@@ -109,10 +109,11 @@ class Sums:
         return float(np.clip(self.product / math.sqrt(self.expected_energy * self.found_energy), -1.0, 1.0))
 
     def _scale(self, cosine: float) -> float | None:
-        """Of the gains of one regression and the other, between which the true one lies, the one nearer to 1.
+        """Return the gain closer to 1 of the two regressions, or 1 if it lies between them. The true gain is in
+        between.
 
-        Noise that adds to the values makes them longer by 1 / cosine, and noise that replaces part of them (clipping)
-        shortens what is left of them by the cosine: neither is a wrong scale.
+        Additive noise makes the values longer by 1 / cosine, and noise that replaces some of them (clipping) shortens
+        the rest by the cosine: neither is a wrong scale.
         """
         if self.largest_noise == 0:
             return 1.0
@@ -142,7 +143,7 @@ def compare(
     """Compare output by output.
 
     Raises:
-        StageError: when the number of outputs, a shape or the kind of values differs.
+        StageError: the number of outputs, a shape or the kind of values differs.
     """
     if not len(reference) == len(candidate) == len(names):
         raise StageError(f"The reference has {len(reference)} outputs, the candidate {len(candidate)}.")
@@ -153,14 +154,14 @@ def compare(
 
 
 def sums_of(reference: NDArray[np.generic], candidate: NDArray[np.generic], name: str) -> Sums:
-    """Hold values of the output *name* against each other.
+    """Compute the sums that compare values of the output *name*.
 
     An element that the reference masks (infinite, or beyond :data:`MASK_MAGNITUDE`) counts as the most extreme of its
-    unmasked elements, on both sides: a candidate that masks it less strongly is right, one that does not mask it is
-    wrong. An element that is NaN in the reference is left out.
+    unmasked elements, on both sides: a candidate that masks it less strongly is correct, one that does not mask it is
+    wrong. Elements that are NaN in the reference are skipped.
 
     Raises:
-        StageError: when the shape or the kind of values differs.
+        StageError: the shape or the kind of values differs.
     """
     if reference.shape != candidate.shape:
         raise StageError(
@@ -170,7 +171,7 @@ def sums_of(reference: NDArray[np.generic], candidate: NDArray[np.generic], name
         if values.dtype.kind not in "fiub":
             raise StageError(f"Output {name!r} has values of type {values.dtype}, which cannot be compared as numbers.")
     expected, found = reference.astype(np.float64).ravel(), candidate.astype(np.float64).ravel()
-    known = ~np.isnan(expected)  # nothing can be said about the rest
+    known = ~np.isnan(expected)  # the rest cannot be compared
     expected, found = expected[known], found[known]
     masked = np.abs(expected) > MASK_MAGNITUDE
     if masked.any():
@@ -199,7 +200,7 @@ def sums_of(reference: NDArray[np.generic], candidate: NDArray[np.generic], name
 
 
 def _scaled(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """*values* divided by the largest of them, and that one."""
+    """Return *values* divided by the largest magnitude, and that magnitude."""
     largest = float(np.abs(values).max(initial=0.0))
     return (values / largest if largest else values), largest
 
@@ -216,27 +217,28 @@ class Agreement:
 
 
 def class_scores(names: Sequence[str], *, classifies: bool) -> frozenset[str]:
-    """Which of the outputs *names* are scores of classes: those called logits, else the first one of a classifier.
+    """Return which of the outputs *names* are class scores: those called logits, else the first one of a classifier.
 
-    Positions of an answer (``start_logits``) count too: which position wins is the decision then.
+    Positions of an answer (``start_logits``) count too: the decision is then which position wins.
     """
     found = frozenset(name for name in names if name == _SCORES or name.endswith(f"_{_SCORES}"))
     return found or frozenset(names[:1] if classifies else ())
 
 
 def top1(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> Agreement | None:
-    """Compare the decisions of two outputs of one shape; None when they are none, for want of two classes.
+    """Compare the decisions of two outputs of one shape; None if there are fewer than two classes.
 
-    The classes are the last axis, or of four axes the second: scores of pixels. Where several classes of the reference
-    share the highest score, any of them is right. Decisions in which the reference is no number are left out; those in
-    which the candidate is none are wrong.
+    The classes are the last axis, or of four axes the second: scores of pixels. If several classes of the reference
+    share the highest score, any of them is correct. Decisions with NaN in the reference are skipped; those with NaN in
+    the candidate are wrong.
     """
     return _best_among(reference, candidate, 1)
 
 
 def top5(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> Agreement | None:
-    """How often the reference's best class is among the candidate's best five; else as :func:`top1`. None when there
-    are no more than five classes.
+    """Count how often the reference's best class is among the candidate's best five; otherwise as :func:`top1`.
+
+    Returns None if there are at most five classes.
     """
     return _best_among(reference, candidate, 5)
 
@@ -256,6 +258,6 @@ def _best_among(reference: NDArray[np.generic], candidate: NDArray[np.generic], 
         else np.argpartition(-found.astype(np.float64), most)[..., :most]
     )
     right = (np.take_along_axis(expected, chosen, axis=-1) == best).any(axis=-1)
-    # Where it sorts NaN would be taken for a choice.
+    # Sorting would treat NaN as a choice.
     decided = ~np.isnan(found).any(axis=-1)
     return Agreement(int((right & known & decided).sum()), int(known.sum()))

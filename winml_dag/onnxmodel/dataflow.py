@@ -1,9 +1,9 @@
-"""How values flow through a graph: who makes and who reads each of them, what is constant, and of what type it is.
+"""How values flow through a graph: which nodes compute and read them, which are constant, and their types.
 
-No tensor data is read, so it takes no time however large the model is. :class:`Dataflow` does not look into graphs
-inside of nodes (of If and Loop); what they read of the graph around them counts as read. :func:`index_bounds` does, and
-tells which integers a model's inputs can take: random ones make a sound model fail, as an index beyond its table or a
-shape that does not fit.
+No tensor data is read, so the size of the model does not matter. :class:`Dataflow` does not enter subgraphs (of If and
+Loop); what they read of the outer graph counts as read. :func:`index_bounds` enters them and determines which integers
+a model's inputs can take: random ones make an intact model fail, as an index beyond its table or a shape that does not
+fit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Numbers = tuple[int | float, ...]
 
 @dataclass(frozen=True)
 class Dataflow:
-    """A graph of *model*, which was read with its values: the main one, or one *inside* of it."""
+    """A graph of *model*, which was read with its values: the main one, or a subgraph (*inside*)."""
 
     model: Model
     inside: Graph | None = None
@@ -40,12 +40,12 @@ class Dataflow:
 
     @cached_property
     def makers(self) -> Mapping[str, Node]:
-        """The node that makes a value, by the value's name."""
+        """The node that computes a value, by name of the value."""
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Node, ...]]:
-        """The nodes that read a value, by the value's name; each once."""
+        """The nodes that read a value, by name of the value; each once."""
         found: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in dict.fromkeys((*node.inputs, *_read_inside(node))):
@@ -55,14 +55,16 @@ class Dataflow:
 
     @cached_property
     def outputs(self) -> frozenset[str]:
-        """The values that the graph gives."""
+        """The names of the graph's outputs."""
         return frozenset(value.name for value in self.graph.outputs)
 
     @cached_property
     def constants(self) -> Mapping[str, Tensor]:
-        """Initializers, what Constant nodes give, and what Identity nodes make of either (exporters write one for each
-        further use of equal weights), by the name under which nodes read them. An initializer that is among the inputs
-        is none: the user may feed another value.
+        """Constants, by the name under which nodes read them.
+
+        These are initializers, outputs of Constant nodes, and Identity nodes of either, which exporters write for each
+        further use of equal weights. An initializer that is among the inputs does not count: the user may feed another
+        value.
         """
         fed = {value.name for value in self.graph.inputs}
         found = {tensor.name: tensor for tensor in self.graph.initializers if tensor.name not in fed}
@@ -79,13 +81,13 @@ class Dataflow:
         return {value.name: value for value in (*graph.values, *graph.inputs, *graph.outputs)}
 
     def dtype(self, name: str) -> str:
-        """Of the value *name*; empty when the file does not tell."""
+        """Return the type of the value *name*; empty if the file does not have it."""
         tensor, value = self.constants.get(name), self._values.get(name)
         data_type = tensor.data_type if tensor is not None else 0 if value is None else value.data_type
         return dtype_name(data_type) if data_type else ""
 
     def dims(self, name: str) -> tuple[int | None, ...] | None:
-        """Of the value *name*: None for a rank that the file does not tell, and in it for a size that is left open."""
+        """Return the dimensions of the value *name*: None for an unknown rank, and within it for an open size."""
         if (tensor := self.constants.get(name)) is not None:
             return tensor.dims
         value = self._values.get(name)
@@ -94,13 +96,13 @@ class Dataflow:
         return tuple(dim if isinstance(dim, int) and dim >= 0 else None for dim in value.dims)
 
     def numbers(self, name: str) -> Numbers | None:
-        """Those of a constant that has few; None for others, and for what is no constant."""
+        """Return the numbers of a small constant; None for other values."""
         tensor = self.constants.get(name)
         return None if tensor is None else numbers_of(tensor)
 
 
 def _given(node: Node) -> Iterable[Tensor]:
-    """What a Constant node gives, in whichever of its attributes."""
+    """Yield the tensor of a Constant node, whichever of its attributes has it."""
     for attribute in node.attributes:
         yield from attribute.tensors
         if attribute.name == "value_int" and attribute.integer is not None:
@@ -115,7 +117,7 @@ def _given(node: Node) -> Iterable[Tensor]:
 
 
 def numbers_of(tensor: Tensor) -> Numbers | None:
-    """The numbers of *tensor*, where they are few and lie in the file itself."""
+    """Return the numbers of *tensor* if they are few and in the file itself."""
     count = prod(tensor.dims)
     letter = struct_letter(tensor.data_type)
     if tensor.integers and len(tensor.integers) == count and letter not in ("e", ""):
@@ -126,7 +128,7 @@ def numbers_of(tensor: Tensor) -> Numbers | None:
 
 
 def _read_inside(node: Node) -> Iterable[str]:
-    """Names that the graphs inside of *node* read; those of their own values are among them and do no harm."""
+    """Yield names that subgraphs of *node* read; includes those of their own values, which does no harm."""
     return (name for attribute in node.attributes for graph in attribute.graphs for name in _read_by(graph))
 
 
@@ -143,7 +145,7 @@ _PASSING = frozenset(
     | {"Gather", "GatherElements", "GatherND", "Pad"}
 )
 _CUTTING = frozenset({"Clip", "Min", "Max", "Mod"})
-# By operator and input, integers that are valid whatever the other inputs are, and keep the result small.
+# By operator and input, integers that are valid whatever the other inputs are, and that keep the result small.
 _FIXED = {
     **{(kind, 1): (1, 1) for kind in ("Expand", "Tile")},
     **{(kind, 1): (0, 0) for kind in ("Squeeze", "Unsqueeze", "CumSum", "Trilu", "Pad")},
@@ -174,9 +176,9 @@ class Bounds:
 
 
 def index_bounds(path: Path, names: Iterable[str]) -> Mapping[str, Bounds]:
-    """Of those of the inputs *names* of the model *path* that its graph bounds.
+    """Return bounds for those of the inputs *names* of the model *path* that its graph limits.
 
-    Sizes that the file leaves open count as 1, which is what random inputs give them.
+    Open sizes count as 1, as for random inputs.
 
     Raises:
         InputError: as :func:`~winml_dag.onnxmodel.graphfile.read_model`.
@@ -187,7 +189,7 @@ def index_bounds(path: Path, names: Iterable[str]) -> Mapping[str, Bounds]:
 
 
 class _Flow:
-    """Who reads what, in *graph* and in those inside it; names of values are distinct in all of them."""
+    """Readers of values in *graph* and its subgraphs; names of values are distinct across all of them."""
 
     def __init__(self, graph: Graph) -> None:
         self._readers: dict[str, list[tuple[Node, int]]] = {}
@@ -209,9 +211,9 @@ class _Flow:
                     self._add(inner)
 
     def bounds(self, name: str) -> Bounds:
-        """Of the value *name*, as all who read it, and what they make of it, need it."""
+        """Return the bounds of the value *name* that all its readers, direct and indirect, require."""
         if name not in self._known:
-            self._known[name] = found = Bounds()  # for itself, in a graph that goes in circles
+            self._known[name] = found = Bounds()  # stops the recursion in a cyclic graph
             for node, at in self._readers.get(name, ()):
                 found = found.both(self._needed(node, at))
             self._known[name] = found
@@ -232,7 +234,7 @@ class _Flow:
             return _moved(node.op_type, at, self.bounds(node.outputs[0]), constant)
         if node.op_type in _CUTTING and at == 0:
             after, (low, high) = self.bounds(node.outputs[0]), self._cut(node)
-            # Beyond a cut everything becomes the cut, so that has to be right.
+            # Values beyond a limit become the limit, so the limit has to be valid.
             return Bounds(
                 -math.inf if after.low <= low <= after.high else after.low,
                 math.inf if after.low <= high <= after.high else after.high,
@@ -248,7 +250,7 @@ class _Flow:
         return -math.inf if low is None else low, math.inf if high is None else high
 
     def _looked_up(self, node: Node, at: int) -> Bounds | None:
-        """Where the input *at* of *node* depends on the size of another one, or of its own."""
+        """Return the bounds if the input *at* of *node* depends on the size of an input."""
         kind, data = node.op_type, self._dims(node.inputs[0])
         if kind in ("Gather", "GatherElements", "Scatter", "ScatterElements") and at == 1:
             return _size(data, integer_of(node, "axis", 0), last=True)
@@ -264,7 +266,7 @@ class _Flow:
         if kind == "EmbedLayerNormalization" and at in _TABLES:
             return _size(self._dims(node.inputs[_TABLES[at]]), 0, last=True)
         if kind == "Reshape" and at == 1:
-            # 0 keeps a size, -1 takes all that is left.
+            # 0 keeps a size, -1 takes the rest.
             return Bounds(-1, -1) if self._dims(node.inputs[1]) == (1,) else Bounds(0, 0)
         if kind == "TopK" and at == 1:
             return _size(data, integer_of(node, "axis", -1))
@@ -288,14 +290,14 @@ class _Flow:
 
 
 def _size(dims: Sequence[int | None] | None, axis: int, *, last: bool = False) -> Bounds:
-    """From 1 to the size of *axis*, or its indices up to the *last*."""
+    """Return 1 to the size of *axis*, or with *last* the indices from 0."""
     known = dims is not None and -len(dims) <= axis < len(dims)
     size = (dims[axis] if dims is not None and known else None) or 1
     return Bounds(0, size - 1) if last else Bounds(1, size)
 
 
 def _moved(op_type: str, at: int, after: Bounds, constant: Sequence[float]) -> Bounds:
-    """What the input *at* has to be, when *op_type* with *constant* makes it what is to be in *after*."""
+    """Return the bounds of the input *at* for which *op_type* with *constant* results in *after*."""
     low, high = min(constant), max(constant)
     if op_type == "Add":
         return Bounds(after.low - low, after.high - high)

@@ -1,6 +1,6 @@
-"""Everything that a model file tells about itself, for people: what ``winml-dag inspect`` shows.
+"""A human-readable description of a model file, for ``winml-dag inspect``.
 
-Other than :mod:`winml_dag.onnxmodel.inspect`, which refuses an incomplete model, this tells what is missing, too. No
+Unlike :mod:`winml_dag.onnxmodel.inspect`, which refuses an incomplete model, this also reports what is missing. No
 tensor data is read, so the size of the model does not matter.
 """
 
@@ -25,7 +25,7 @@ _COMPATIBILITY = "ep_compatibility_info."
 
 @dataclass(frozen=True)
 class TensorSize:
-    """A constant: ``size`` in bytes, ``file`` with its data, empty when it is in the model itself."""
+    """A constant: ``size`` in bytes, ``file`` with its data, empty if it is in the model itself."""
 
     name: str
     dtype: str
@@ -40,9 +40,9 @@ class Sidecar:
 
     Attributes:
         holds: ``weights``, or ``binary`` of EPContext nodes.
-        size: in bytes; None when it is missing.
-        needed: so many bytes it must have at least, as far as the model tells.
-        problem: why it cannot be used, as a sentence; empty when it can.
+        size: in bytes; None if it is missing.
+        needed: the minimum size in bytes that the model requires.
+        problem: why it cannot be used, as a sentence; empty if it can.
         shared_with: other models in the folder that are compiled into the same binary.
     """
 
@@ -56,14 +56,14 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class Description:
-    """What :func:`describe_model` found.
+    """The result of :func:`describe_model`.
 
     Attributes:
         size: of the model file itself, in bytes.
-        model: its graph as it was read.
+        model: its graph as read.
         tensors: all constants, the largest first.
         compatibility: what each execution provider left for its runtime to check, by its name.
-        warnings: what is surely wrong, as sentences.
+        warnings: definite errors, as sentences.
     """
 
     path: Path
@@ -78,7 +78,7 @@ class Description:
 
     @property
     def total_size(self) -> int:
-        """Bytes of the model and of all its files that are there."""
+        """Bytes of the model and of all its existing files."""
         return self.size + sum(sidecar.size or 0 for sidecar in self.sidecars)
 
     @property
@@ -88,10 +88,10 @@ class Description:
 
 
 def describe_model(path: Path, *, for_npu: bool = False) -> Description:
-    """Look at the model *path*, which is *for_npu* when that is known.
+    """Describe the model *path*; *for_npu* if it is known to be for one.
 
     Raises:
-        InputError: when it is not a readable ONNX model, or refers to a file outside of its folder. A missing file is a
+        InputError: it is not a readable ONNX model, or refers to a file outside of its folder. A missing file is a
             problem in the description.
     """
     model = read_model(path)
@@ -150,22 +150,22 @@ def _binaries(summary: ModelSummary) -> set[str]:
 
 
 def _binaries_of_others(path: Path) -> dict[str, set[str]]:
-    """Which files other models beside *path* are compiled into, by the model's name."""
+    """Return the files that other models next to *path* are compiled into, by the model's name."""
     found = {}
     for other in path.parent.glob("*.onnx"):
         if other.name != path.name:
-            with suppress(InputError):  # none of those that were asked about
+            with suppress(InputError):  # they are not the requested model
                 found[other.name] = _binaries(summarize(other, read_model(other)))
     return found
 
 
 def _end(tensor: Tensor, external: Mapping[str, str]) -> int:
-    """Where in its file the data of *tensor* ends."""
+    """Return where in its file the data of *tensor* ends."""
     try:
         length = int(external.get("length", "")) if "length" in external else byte_size(tensor.data_type, tensor.dims)
         return int(external.get("offset", "0")) + length
     except ValueError:
-        return 0  # onnx says in its own words what is wrong with such a number
+        return 0  # onnx reports such a number with its own message
 
 
 def _sidecar(model: Path, name: str, holds: str, needed: int) -> Sidecar:

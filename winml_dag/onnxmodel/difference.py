@@ -1,8 +1,7 @@
-"""The first place in which two ONNX files that should be the same differ, in words.
+"""Find the first difference between two ONNX files that should be the same, as a message.
 
-Weights are followed into the files that they lie in, so a person reads a tensor, an index and two values instead of an
-offset. Everything else is walked field by field, so whatever protobuf can tell apart is found. Weights are read a
-piece at a time.
+Weights are followed into their files, so the message has a tensor, an index and two values instead of an offset.
+Everything else is walked field by field, so any difference in protobuf is found. Weights are read in chunks.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from winml_dag.onnxmodel.facts import byte_size, dtype_name
 from winml_dag.onnxmodel.files import load_model, tensor_chunks
 
-# Longer texts would bury the sentence that they are in.
+# Longer texts would hide the message around them.
 _LONGEST = 60
-# Both sides are cut into pieces of one size, however they are stored; short, because Python looks for the byte.
+# Both sides are cut into chunks of one size, however they are stored; short, because Python looks for the byte.
 _PIECE = 4096
-# Fields that hold what one is looking at rather than a part of it: naming them would only lengthen the sentence.
+# Fields that contain the element itself rather than a part of it: naming them would only lengthen the message.
 _TRANSPARENT = frozenset({"graph", "g", "t", "f", "i", "s", "floats", "ints", "strings"})
 _NAMES = ("name", "key", "tensor_name")
 _ABSENT = "absent"
 
 
 def first_difference(recorded: Path, found: Path) -> str | None:
-    """Where the model *found* first differs from *recorded*: a tensor, an attribute or another field, with both values.
+    """Return where the model *found* first differs from *recorded*: a tensor, attribute or field, with both values.
 
-    None when they are the same model, however its bytes are arranged.
+    Returns None if they are the same model, however its bytes are arranged.
 
     Raises:
-        InputError: when either is not a readable model.
+        InputError: either is not a readable model.
     """
     before, now = load_model(recorded, weights=False), load_model(found, weights=False)
     return next(_Walk(recorded, found).message(before, now, ""), None)
 
 
 class _Walk:
-    """Goes through two models side by side and yields a sentence for every difference, in the order of the file."""
+    """Walks two models in parallel and yields a message for every difference, in the order of the file."""
 
     def __init__(self, recorded: Path, found: Path) -> None:
         self._recorded = recorded
@@ -79,7 +78,7 @@ class _Walk:
                     return
                 continue
             labels = [_ABSENT if item is None else _label(item, index) for item in (old, new)]
-            # Two that have other names are other things: what is inside has no use being compared.
+            # Elements with different names are different: comparing their contents is useless.
             if labels[0] != labels[1]:
                 yield _sentence(_join(where, f"{name} {index}"), *labels)
                 return
@@ -116,7 +115,7 @@ def _pieces(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _value_difference(tensor: TensorProto, where: str, offset: int, old: bytes, new: bytes) -> str:
-    """The first value that differs; *old* and *new* begin at byte *offset* of the tensor's data."""
+    """Describe the first value that differs; *old* and *new* begin at byte *offset* of the tensor's data."""
     place = _first_byte(old, new)
     bits = byte_size(tensor.data_type, [8])  # of one element: as many as eight of them have bytes
     size, count = max(bits // 8, 1), 8 // bits if 0 < bits < 8 else 1
@@ -126,20 +125,20 @@ def _value_difference(tensor: TensorProto, where: str, offset: int, old: bytes, 
         return f"{where} differs from byte {offset + place} on"
     values = [_decoded(tensor.data_type, piece, count) for piece in raw]
     inner = next((number for number in range(count) if values[0][number] != values[1][number]), None)
-    # NaNs read alike whatever their bits are, and so does what pads the last byte of a tensor of nibbles.
+    # NaNs read the same whatever their bits are, and so does padding in the last byte of a 4-bit tensor.
     texts = [value[inner] for value in values] if inner is not None else [f"0x{piece.hex()}" for piece in raw]
     index = min((offset + start) * 8 // bits + (inner or 0), prod(tensor.dims) - 1)
     return _sentence(f"{where}, element {_index(index, tensor.dims)}", *texts)
 
 
 def _decoded(data_type: int, raw: bytes, count: int) -> list[str]:
-    """*count* values in words: of a float, the shortest text that tells it from its neighbours."""
+    """Return *count* values as texts: for a float, the shortest one that distinguishes it from its neighbours."""
     values = numpy_helper.to_array(TensorProto(data_type=data_type, dims=[count], raw_data=raw))
     return [str(value) for value in values]
 
 
 def _index(flat: int, dims: Sequence[int]) -> str:
-    """Element *flat* as ``[row, column]``."""
+    """Return the index of element *flat* as ``[row, column]``."""
     index: list[int] = []
     for dim in reversed(dims):
         flat, rest = divmod(flat, dim)
@@ -148,13 +147,13 @@ def _index(flat: int, dims: Sequence[int]) -> str:
 
 
 def _bytes_difference(recorded: bytes, found: bytes) -> str:
-    """Which byte of two long texts differs first, and how long both are."""
+    """Return which byte of two long texts differs first, and both lengths."""
     sizes = "" if len(recorded) == len(found) else f" ({len(recorded)} -> {len(found)} bytes)"
     return f"differs from byte {_first_byte(recorded, found)} on{sizes}"
 
 
 def _first_byte(old: bytes, new: bytes) -> int:
-    """The first byte in which they differ, or the length of the shorter one. Halving, as comparing is quick in C."""
+    """Return the first byte that differs, or the shorter length. Bisection, because comparing is fast in C."""
     low, high = 0, min(len(old), len(new))
     while low < high:
         middle = (low + high) // 2
@@ -170,7 +169,7 @@ def _described(tensor: TensorProto, where: str) -> str:
 
 
 def _label(item: Message, index: int) -> str:
-    """``'conv1' (Conv)``: the name of an element where it has one, else its place."""
+    """Return ``'conv1' (Conv)``: the name of an element if it has one, else its index."""
     name = next((getattr(item, name) for name in _NAMES if getattr(item, name, "")), "")
     label = repr(name) if name else str(index)
     return f"{label} ({item.op_type})" if isinstance(item, NodeProto) else label
@@ -191,7 +190,7 @@ def _text(value: object) -> str:
     if value is None:
         return _ABSENT
     if isinstance(value, float):
-        return str(np.float32(value))  # all that ONNX has outside of tensors
+        return str(np.float32(value))  # ONNX has only float32 outside of tensors
     if isinstance(value, bytes):
         value = value.decode(errors="backslashreplace")
     text = repr(value)
@@ -199,7 +198,7 @@ def _text(value: object) -> str:
 
 
 def _equal(old: object, new: object) -> bool:
-    """Unlike ``==``, a NaN is itself, and 0 is not -0."""
+    """Compare like ``==``, except that a NaN equals itself, and 0 does not equal -0."""
     return repr(old) == repr(new) if isinstance(old, float) and isinstance(new, float) else old == new
 
 

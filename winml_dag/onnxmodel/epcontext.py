@@ -1,9 +1,8 @@
-"""What onnxruntime needs of models that are compiled ahead of time: EPContext nodes, and weights that it can write.
+"""Prepare models for ahead-of-time compilation with onnxruntime: EPContext nodes, and weights that it can write.
 
-:func:`wrap_context` makes an EPContext model around a binary that another tool has compiled.
-:func:`put_out_inner_weights` prepares a model with branches or loops: onnxruntime drops weights of the outermost graph
-from a compiled model when only a branch reads them, and refuses to write inner weights that it keeps in memory of its
-own. It keeps what is an output of the model.
+:func:`wrap_context` builds an EPContext model around a binary that another tool has compiled.
+:func:`put_out_inner_weights` prepares a model with branches or loops, of which onnxruntime drops the outermost graph's
+weights; it keeps outputs of the model.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from winml_dag.onnxmodel.protos import constant_tensors, distinct_names, graphs_
 
 _OPSET = 21
 _IR_VERSION = 10
-# onnxruntime keeps larger tensors in memory of its own. Smaller ones stay where shape inference sees them.
+# onnxruntime keeps larger tensors in its own memory. Smaller ones stay where shape inference sees them.
 _MOST_INLINE_BYTES = 127
 
 
 @dataclass(frozen=True)
 class Context:
-    """A binary, and what onnxruntime has to know of it.
+    """A binary and its description for onnxruntime.
 
     Attributes:
-        source: the execution provider that runs it, by its full name.
+        source: the full name of the execution provider that runs it.
         graph: the name of the graph in it.
-        sdk_version: of the tool that made it.
+        sdk_version: of the tool that compiled it.
     """
 
     binary: Path
@@ -42,11 +41,12 @@ class Context:
 
 
 def wrap_context(context: Context, model: Path, output: Path, *, embed: bool) -> None:
-    """Write to *output* a model with the inputs and outputs of *model*, of which *context* computes all. The binary is
-    inside (*embed*), or else has to lie beside *output*.
+    """Write to *output* a model with the inputs and outputs of *model*, all computed by *context*.
+
+    The binary is inside (*embed*), or must be next to *output*.
 
     Raises:
-        InputError: when *model* has an input or output that is no tensor of a fixed shape.
+        InputError: *model* has an input or output that is not a tensor of a fixed shape.
     """
     graph = read_model(model).graph
     constants = {tensor.name for tensor in graph.initializers}
@@ -80,8 +80,9 @@ def _value(model: Path, value: Value) -> ValueInfoProto:
 
 
 def put_out_inner_weights(model: ModelProto) -> bool:
-    """Move the weights inside If, Loop and Scan to the outermost graph of *model*, in place, and make outputs of all
-    that are read inside. Returns whether there are any; external data stays where it is.
+    """Move the weights inside If, Loop and Scan to the outermost graph of *model* and make them outputs.
+
+    Works in place; returns whether any were found. External data stays where it is.
     """
     if not any(graphs_inside(model.graph.node)):
         return False
@@ -97,7 +98,7 @@ def put_out_inner_weights(model: ModelProto) -> bool:
 
 
 def _move_weights(inner: GraphProto, outermost: GraphProto) -> None:
-    # What a branch puts out must be made in it.
+    # An output of a branch must be defined in it.
     put_out = {value.name for value in inner.output}
     for place, tensor in reversed(list(enumerate(inner.initializer))):
         if _is_large(tensor) and tensor.name not in put_out:
@@ -112,6 +113,6 @@ def _move_weights(inner: GraphProto, outermost: GraphProto) -> None:
 
 
 def _is_large(tensor: TensorProto) -> bool:
-    # Of a type with fewer than 8 bits, one too many is moved.
+    # For types with fewer than 8 bits, too many are moved.
     size = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     return bool(prod(tensor.dims) * size > _MOST_INLINE_BYTES)

@@ -1,6 +1,6 @@
 """Facts of the ONNX standard in one table: element types, quantizing operators, weights and their channels, masks.
 
-Light: plans read this, so nothing here imports onnx or numpy.
+This module must not import onnx or numpy, because planning reads it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ QDQ = ("QuantizeLinear", "DequantizeLinear")
 # Operators that multiply with a matrix of weights, their input 1, by the axis of the weights' output channels. For Gemm
 # it is that of an untransposed matrix (see :func:`channel_axis`).
 CHANNEL_AXES = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "Gemm": 1}
-# Attention masks hold -inf or the lowest float (-3.4e38) for "never choose this". No measured quantity is this large:
-# a constant of at least this magnitude stands for infinity.
+# Attention masks contain -inf or the lowest float (-3.4e38) for "never choose this". No measured quantity is this
+# large: a constant of at least this magnitude means infinity.
 MASK_MAGNITUDE = 1e30
 
 # By the number in the file: the name of an element type, which is numpy's or ml_dtypes' (``np.dtype(name)`` works for
-# those that numpy knows), the bits of one element, and the letter that ``struct`` has for it.
+# those that numpy has), the bits of one element, and its letter in ``struct``.
 _TYPES: dict[int, tuple[str, int, str]] = {
     1: ("float32", 32, "f"),
     2: ("uint8", 8, "B"),
@@ -55,33 +55,33 @@ _TYPES: dict[int, tuple[str, int, str]] = {
 
 
 def dtype_name(data_type: int) -> str:
-    """``"float32"`` for 1; ``"type 99"`` for a number that this version does not know."""
+    """Return ``"float32"`` for 1, and ``"type 99"`` for a number unknown to this version."""
     return _TYPES[data_type][0] if data_type in _TYPES else f"type {data_type}"
 
 
 def bit_width(name: str) -> int:
-    """Bits of one element of the type *name*; 0 for texts and for names that are no type."""
+    """Return the bits of one element of the type *name*; 0 for texts and for names that are not types."""
     return next((bits for known, bits, _ in _TYPES.values() if known == name), 0)
 
 
 def byte_size(data_type: int, dims: Iterable[int]) -> int:
-    """Bytes of a tensor's data, sub-byte types packed; 0 for texts and for types whose size is not known."""
+    """Return the bytes of a tensor's data, sub-byte types packed; 0 for texts and for types of unknown size."""
     bits = _TYPES[data_type][1] if data_type in _TYPES else 0
     return (prod(dims) * bits + 7) // 8
 
 
 def struct_letter(data_type: int) -> str:
-    """The letter by which ``struct`` reads one element; empty for a type that it cannot read."""
+    """Return the letter with which ``struct`` reads one element; empty for a type that it cannot read."""
     return _TYPES[data_type][2] if data_type in _TYPES else ""
 
 
 def channel_axis(node: NodeProto) -> int | None:
-    """The axis of the output channels in the weights (input 1) of *node*; None for an operator without such weights."""
+    """Return the axis of output channels in the weights (input 1) of *node*; None if it has no such weights."""
     if node.op_type == "Gemm" and any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
         return 0
     return CHANNEL_AXES.get(node.op_type)
 
 
 def standard_opset(model: ModelProto) -> int:
-    """The version of the ONNX standard that *model* imports; 0 when it imports none."""
+    """Return the version of the ONNX standard that *model* imports; 0 if it imports none."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", STANDARD_DOMAIN)), 0)

@@ -1,7 +1,7 @@
-"""Random inputs for a model: the same seed gives the same numbers, whatever the order of inputs, machine or process.
+"""Random inputs for a model: the same seed results in the same numbers for any input order, machine or process.
 
-Which values make sense (token ids below the vocabulary's size) is known when a model is exported; it is written into
-the model's metadata, ``winml.io.inputs``, and read from there.
+Which values are valid (token ids below the vocabulary's size) is known when a model is exported. It is stored in the
+model's metadata, ``winml.io.inputs``, and read from there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ORT_TYPES = {"float": "float32", "double": "float64"}
 
 @dataclass(frozen=True)
 class InputSpec(TensorSpec):
-    """An input and the range of values that make sense for it: from the first up to, not including, the second."""
+    """An input and its range of valid values: from the first up to the second, exclusive."""
 
     value_range: tuple[float, float] | None = None
 
@@ -54,7 +54,7 @@ class _Metadata(Protocol):
 
 @runtime_checkable
 class Session(Protocol):
-    """What we use of an ``onnxruntime.InferenceSession``."""
+    """The part of ``onnxruntime.InferenceSession`` that is used here."""
 
     def get_inputs(self) -> Sequence[_Argument]: ...
 
@@ -62,7 +62,7 @@ class Session(Protocol):
 
 
 def write_io_specs(model: ModelProto, inputs: Sequence[InputSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Write what is known of inputs and outputs into the model's metadata, replacing what was there."""
+    """Write the specs of inputs and outputs to the model's metadata, replacing existing ones."""
     texts = {
         INPUTS_KEY: canonical_json([_to_json(spec) for spec in inputs]),
         OUTPUTS_KEY: canonical_json([_to_json(spec) for spec in outputs]),
@@ -74,10 +74,10 @@ def write_io_specs(model: ModelProto, inputs: Sequence[InputSpec], outputs: Sequ
 
 
 def model_inputs(source: Path | Session) -> tuple[InputSpec, ...]:
-    """The inputs of a model file or of an ONNX Runtime session, with the value ranges that its metadata tells.
+    """Return the inputs of a model file or of an ONNX Runtime session, with the value ranges in its metadata.
 
     Raises:
-        InputError: when the file cannot be read, or its metadata is malformed.
+        InputError: the file cannot be read, or its metadata is malformed.
     """
     if isinstance(source, Session):
         specs = [
@@ -102,22 +102,22 @@ def model_inputs(source: Path | Session) -> tuple[InputSpec, ...]:
 
 
 def _within(spec: InputSpec, bounds: Bounds) -> InputSpec:
-    """*spec* with a range of values, where the usual ones do not keep *bounds*."""
+    """Return *spec* with a range of values if the usual ones exceed *bounds*."""
     first, end = (1.0, 2.0) if _is_mask(spec.name) else _usual_integers(spec.name)
     low, high = float(math.ceil(max(bounds.low, first))), float(math.floor(min(bounds.high, end - 1)))
     if (low, high) == (first, end - 1):
         return spec
     if low > high:
-        # Another range altogether, as of -1, or of ids that begin with 100.
+        # A different range altogether, such as -1, or ids from 100.
         low = bounds.low if math.isfinite(bounds.low) else bounds.high - (end - first) + 1
         high = max(low, min(bounds.high, low + (end - first) - 1))
     return replace(spec, value_range=(float(low), float(high + 1)))
 
 
 def inputs_of_both(reference: Path | Session, candidate: Path | Session) -> tuple[InputSpec, ...]:
-    """The inputs of *reference*, with sizes that it leaves open and *candidate* does not: what both can be run on.
+    """Return the inputs of *reference* with its open sizes taken from *candidate*, so that both can be run on them.
 
-    Types are those of the reference: float16 would spoil what it is given. Raises InputError as :func:`model_inputs`.
+    Types are those of the reference: float16 would degrade its inputs. Raises InputError as :func:`model_inputs`.
     """
     others = {spec.name: spec for spec in model_inputs(candidate)}
     return tuple(_narrowed(spec, others.get(spec.name, spec)) for spec in model_inputs(reference))
@@ -146,7 +146,7 @@ def random_feeds(
     """Yield *count* samples: an array for every input name. Dimensions that are not numbers become 1.
 
     Raises:
-        InputError: for an input whose type has no random values (texts, sequences).
+        InputError: an input's type has no random values (texts, sequences).
     """
     return (random_feed(specs, str(seed), index, distribution) for index in range(count))
 
@@ -154,7 +154,7 @@ def random_feeds(
 def random_feed(
     specs: Sequence[InputSpec], seed: str, index: int, distribution: Distribution = "uniform"
 ) -> dict[str, NDArray[np.generic]]:
-    """The sample of that *index* alone; texts as seeds, so that there are others than the numbers users choose.
+    """Return the sample of *index* alone; text seeds extend the numeric ones that users choose.
 
     Raises:
         InputError: as :func:`random_feeds`.
@@ -163,11 +163,11 @@ def random_feed(
 
 
 def _valid(spec: InputSpec, values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """*values* as a model can make sense of them.
+    """Return *values* adjusted so that a model can use them.
 
-    Boxes on a page (left, top, right, bottom) end right of and below where they begin: models look sizes up. A mask
-    does not hide the first token: where each token sees only those before it, as in CLIP's texts, the first would see
-    nothing, and what comes of that hangs on how the model writes infinity down.
+    Boxes on a page (left, top, right, bottom) end to the right of and below their start: models look up sizes. A mask
+    does not hide the first token: if each token sees only those before it, as in CLIP's texts, the first would see
+    nothing, and the result would depend on how the model represents infinity.
     """
     if spec.name == "bbox" and values.shape[-1:] == (4,):
         return np.sort(values.reshape(*values.shape[:-1], 2, 2), axis=-2).reshape(values.shape)
@@ -227,7 +227,7 @@ def _floats(
         centre, deviation = (0.0, 1.0) if standard else ((low + high) / 2, (high - low) / 6)
         values = centre + deviation * generator.standard_normal(shape)
         if standard:
-            return np.asarray(values, dtype)  # numpy makes a number of an array without axes
+            return np.asarray(values, dtype)  # numpy turns an array without axes into a number
     else:
         values = low + (high - low) * generator.random(shape)
     rounded = np.asarray(values, dtype)
@@ -255,7 +255,7 @@ def _integers(
 
 
 def _from_ort(text: str) -> str:
-    """``"tensor(float)"`` is ``float32``."""
+    """Return numpy's name of a type: ``float32`` for ``"tensor(float)"``."""
     if not (text.startswith("tensor(") and text.endswith(")")):
         return NO_TENSOR
     name = text.removeprefix("tensor(").removesuffix(")")

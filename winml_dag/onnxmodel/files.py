@@ -1,7 +1,7 @@
-"""Writes and reads ONNX files: the same model is the same bytes, its weights are in it or in one file beside it.
+"""Write and read ONNX files: the same model is the same bytes, with weights in it or in one file next to it.
 
-The cache compares content, so how weights are laid out depends on the model alone. What a model says of itself is
-written as it is; export takes out what differs between machines (:mod:`winml_dag.onnxmodel.metadata`).
+The cache compares content, so the layout of weights depends only on the model. The model's metadata is written
+unchanged; export removes what differs between machines (:mod:`winml_dag.onnxmodel.metadata`).
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from winml_dag.onnxmodel.sidecar import sidecar_path
 
 EXTERNAL_TENSOR_MINIMUM = 1024
 
-# So that a runtime can map a tensor into memory where it lies.
+# So that a runtime can map a tensor into memory in place.
 _ALIGNMENT = 4096
 _CHUNK = 8 * 2**20
-# An entry that ONNX allows among a tensor's external data: the folder that its location is relative to. It exists only
-# in memory, so that a model loaded without weights still knows where they are; it is never saved.
+# A key that ONNX allows in a tensor's external data: the folder that its location is relative to. It exists only in
+# memory, so that a model loaded without weights can still find them; it is never saved.
 _FOLDER = "basepath"
 
 
 def save_model(model: ModelProto, path: Path) -> None:
-    """Write *model* to *path*: the same model gives the same bytes, whatever the machine, process or folder.
+    """Write *model* to *path*: the same model results in the same bytes on any machine, process or folder.
 
-    Below :data:`EXTERNAL_DATA_THRESHOLD` bytes of tensor data everything is in the one file. From there on,
-    initializers of :data:`EXTERNAL_TENSOR_MINIMUM` bytes or more are in one other file, ``<path.name>.data``, beside
-    it. *model* is left as it is, but for constants in other files, which are fetched; it may come from
-    ``load_model(..., weights=False)``. Memory peaks at one tensor above what *model* itself holds.
+    Below :data:`EXTERNAL_DATA_THRESHOLD` bytes of tensor data everything is in one file. Above, initializers of
+    :data:`EXTERNAL_TENSOR_MINIMUM` bytes or more are in a second file next to it, ``<path.name>.data``. *model* is not
+    changed, except that constants in other files are loaded; it may come from ``load_model(..., weights=False)``.
+    Memory peaks at one tensor above what *model* itself holds.
 
     Raises:
-        InputError: when external data of *model* is missing or too short, or what remains of it is over 2 GiB.
+        InputError: external data of *model* is missing or too short, or what remains of it is over 2 GiB.
     """
     _embed_constants(model, path)
     data = path.with_name(path.name + ".data")
     if _weight_size(model) < EXTERNAL_DATA_THRESHOLD:
         content = _serialise(_embedded(model, path), path)
-        data.unlink(missing_ok=True)  # of an earlier, larger model under this name
+        data.unlink(missing_ok=True)  # of a previous, larger model with this name
     else:
-        # Not written in place: the model may be about to replace the very file that its weights are read from.
+        # Not written in place: the model may replace the file that its weights are read from.
         unfinished = data.with_name(data.name + ".part")
         try:
             with unfinished.open("wb") as file:
@@ -60,12 +60,12 @@ def save_model(model: ModelProto, path: Path) -> None:
 
 
 def load_model(path: Path, *, weights: bool = True) -> ModelProto:
-    """Read the model *path*; without *weights*, initializers that are stored in other files stay there.
+    """Read the model *path*; without *weights*, initializers that are stored in other files are not loaded.
 
     Raises:
-        InputError: when a file is missing, cut short, not an ONNX model, or outside the model's folder.
+        InputError: a file is missing, truncated, not an ONNX model, or outside the model's folder.
     """
-    # Our own reader first: it is quick and strict, where protobuf takes any text for a model with nothing in it.
+    # The built-in reader first: it is fast and strict, while protobuf accepts any text as an empty model.
     read_model(path)
     try:
         model: ModelProto = ModelProto.FromString(path.read_bytes())
@@ -82,13 +82,13 @@ def load_model(path: Path, *, weights: bool = True) -> ModelProto:
         if _is_external(tensor) and weights:
             _embed(tensor, path)
         elif _is_external(tensor):
-            _External.of(tensor, path)  # raises now what would only come up when the weights are needed
+            _External.of(tensor, path)  # raises now what would otherwise fail only when the weights are needed
     _embed_constants(model, path)
     return model
 
 
 def use_short_domain(model: ModelProto) -> None:
-    """Let *model* call the ONNX standard's domain ``""`` everywhere: most tools do not know its other name."""
+    """Change the ONNX standard's domain to ``""`` everywhere in *model*: most tools do not know its other name."""
     bodies = [graph.node for graph in graphs_of(model.graph)]
     for function in model.functions:
         bodies += [function.node, *(graph.node for graph in graphs_inside(function.node))]
@@ -99,10 +99,9 @@ def use_short_domain(model: ModelProto) -> None:
 
 
 def resave(source: Path, destination: Path) -> None:
-    """Write the model *source* again as *destination*, with its weights under the name that belongs to it.
+    """Write the model *source* to *destination*, with its weights under the matching name.
 
-    Large weights are never in memory at once, and their file has the bytes of *source*'s if :func:`save_model` wrote
-    that.
+    Large weights are never all in memory. Their file has the same bytes as *source*'s if :func:`save_model` wrote that.
 
     Raises:
         InputError: as :func:`load_model`.
@@ -122,13 +121,13 @@ def _serialise(model: ModelProto, path: Path) -> bytes:
 
 
 def _initializers(model: ModelProto) -> Iterator[TensorProto]:
-    """Dense initializers of the graph and its subgraphs: the tensors that we store in another file."""
+    """Yield dense initializers of the graph and its subgraphs: the tensors that may be stored in another file."""
     for graph in graphs_of(model.graph):
         yield from graph.initializer
 
 
 def _other_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor that :func:`_initializers` leaves out: in attributes, in functions, and sparse ones."""
+    """Yield every tensor that :func:`_initializers` omits: in attributes, in functions, and sparse ones."""
     inner = [graph for function in model.functions for graph in graphs_inside(function.node)]
     for graph in inner:
         yield from graph.initializer
@@ -155,7 +154,7 @@ def _weight_size(model: ModelProto) -> int:
 
 
 def _size(tensor: TensorProto) -> int:
-    """Bytes of the tensor's data, however it is stored, so that one model is always on one side of the threshold."""
+    """Return the bytes of the tensor's data, independent of storage, so a model's side of the threshold is fixed."""
     if tensor.data_type == TensorProto.STRING:
         return sum(len(text) for text in tensor.string_data)
     return byte_size(tensor.data_type, tensor.dims)
@@ -166,7 +165,7 @@ def _is_external(tensor: TensorProto) -> bool:
 
 
 def _set_folder(tensor: TensorProto, folder: Path) -> None:
-    """Also in place of a folder that the file itself brings: that could be anywhere."""
+    """Set the folder, replacing one from the file itself, which could be anywhere."""
     kept = [(entry.key, entry.value) for entry in tensor.external_data if entry.key != _FOLDER]
     del tensor.external_data[:]
     for key, value in (*kept, (_FOLDER, str(folder))):
@@ -175,7 +174,7 @@ def _set_folder(tensor: TensorProto, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _External:
-    """Where the data of a tensor lies: a file, the first byte, how many bytes."""
+    """Where the data of a tensor is: a file, the offset, the number of bytes."""
 
     path: Path
     offset: int
@@ -183,7 +182,7 @@ class _External:
 
     @classmethod
     def of(cls, tensor: TensorProto, model: Path) -> _External:
-        """Raises InputError unless the file has as many bytes there as the tensor's type and shape need."""
+        """Raises InputError unless the file has the bytes there that the tensor's type and shape need."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         name = Path(entries[_FOLDER], model.name) if _FOLDER in entries else model
         path = sidecar_path(name, entries.get("location", ""))
@@ -220,10 +219,10 @@ class _External:
 
 
 def tensor_chunks(tensor: TensorProto, model: Path) -> Iterator[bytes]:
-    """The data of *tensor*, as ``raw_data`` has it, in pieces of 8 MiB or, where it lies in the model itself, as one.
+    """Yield the data of *tensor* as in ``raw_data``, in chunks of 8 MiB or, if it is in the model itself, at once.
 
     Raises:
-        InputError: when it lies in a file that is missing or too short.
+        InputError: it is in a file that is missing or too short.
     """
     if _is_external(tensor):
         yield from _External.of(tensor, model).chunks()
@@ -238,14 +237,14 @@ def _embed(tensor: TensorProto, model: Path) -> None:
 
 
 def _embed_constants(model: ModelProto, path: Path) -> None:
-    """Fetch what is stored elsewhere and is no initializer: few runtimes take that."""
+    """Load external tensors that are not initializers: few runtimes accept those."""
     for tensor in _other_tensors(model):
         if _is_external(tensor):
             _embed(tensor, path)
 
 
 def _embedded(model: ModelProto, path: Path) -> ModelProto:
-    """The model with all its data in it: itself, or a copy when data had to be fetched."""
+    """Return the model with all its data embedded: itself, or a copy if data had to be loaded."""
     if not any(_is_external(tensor) for tensor in _initializers(model)):
         return model
     whole = ModelProto()
@@ -257,14 +256,14 @@ def _embedded(model: ModelProto, path: Path) -> ModelProto:
 
 
 class _DataFile:
-    """The file of weights as it is being written."""
+    """The file with weights while it is being written."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
         self._name = name
 
     def add(self, chunks: Iterable[bytes], tensor: TensorProto) -> None:
-        """Append the data and let *tensor* refer to it."""
+        """Append the data and make *tensor* refer to it."""
         self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
         offset = self._file.tell()
         for chunk in chunks:
@@ -275,10 +274,10 @@ class _DataFile:
 
 
 def _lean(model: ModelProto, path: Path, data: _DataFile) -> ModelProto:
-    """A copy of the model whose large initializers are in *data*.
+    """Return a copy of the model whose large initializers are in *data*.
 
-    A copy without them, rather than taking them out of the model: protobuf gives no memory back before the whole
-    message goes, and the caller may want to use its model.
+    They are not removed from the model itself: protobuf frees no memory before the whole message is deleted, and the
+    caller may still use its model.
     """
     copy = ModelProto()
     _copy_fields(model, copy, except_for={"graph"})
@@ -321,14 +320,14 @@ def _lean_tensor(tensor: TensorProto, copy: TensorProto, path: Path, data: _Data
 
 
 def _raw(tensor: TensorProto) -> bytes:
-    """The tensor's bytes as raw_data has them, from whichever field they are in."""
+    """Return the tensor's bytes as in raw_data, whichever field they are in."""
     if tensor.HasField("raw_data"):
         return tensor.raw_data
     return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
 
 
 def _copy_fields(source: Message, target: Message, *, except_for: set[str]) -> None:
-    """Shallow, in that the fields *except_for* are not even looked at: they may hold gigabytes."""
+    """Copy fields without touching those in *except_for*, which may hold gigabytes."""
     for field, value in source.ListFields():
         if field.name in except_for:
             continue

@@ -1,21 +1,21 @@
-"""The graph of an ONNX file as values: operators, inputs, outputs and what its tensors are, but not their data."""
+"""The graph of an ONNX file as values: operators, inputs, outputs, and tensors without their data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-# Of a node's metadata: the module of the PyTorch model that it computes a part of. The key is winml-cli's.
+# The key in a node's metadata for the PyTorch module that it computes a part of; it is winml-cli's.
 TAG_KEY = "winml.hierarchy.tag"
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A constant of the graph. ``stored_bytes`` lie in the file itself; ``external`` says where else, or is None.
+    """A constant of the graph.
 
-    ``values_at``: where in the file its numbers lie as plain little-endian bytes, from and to; None if nowhere.
-    ``integers``: its numbers, where they are written as integers and are few. ``plain``: their little-endian bytes,
-    where they are so written, in the file itself, and are few.
+    ``stored_bytes`` are in the file itself; ``external`` is its location otherwise, or None. ``values_at``: start and
+    end in the file if its numbers are plain little-endian bytes; else None. ``integers``: its numbers, if they are few
+    and written as integers. ``plain``: their little-endian bytes, if they are few and in the file itself in that form.
     """
 
     name: str
@@ -30,10 +30,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What we use of an attribute. ``content`` is None when there is no text, or one too long to be a name.
+    """The used parts of an attribute.
 
-    ``number``, ``integers``, ``numbers`` and ``texts``: the float, the list of integers, of floats, of short texts that
-    it is; a list with more members than any operator of the standard has is empty.
+    ``content`` is None if there is no text, or one too long to be a name. ``number``, ``integers``, ``numbers`` and
+    ``texts``: its float, or its list of integers, of floats, of short texts; a list with more members than any operator
+    of the standard has is empty.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator in a graph; ``domain`` is empty for the ONNX standard, ``tag`` for a node of no known module."""
+    """A node of a graph; ``domain`` is empty for the ONNX standard, ``tag`` if the module is unknown."""
 
     op_type: str
     domain: str
@@ -63,7 +64,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value and its type. ``data_type`` is 0 for what is no tensor; ``dims`` is None when the rank is unknown."""
+    """A value and its type. ``data_type`` is 0 for a non-tensor; ``dims`` is None if the rank is unknown."""
 
     name: str
     data_type: int
@@ -74,7 +75,7 @@ class Value:
 class Graph:
     """A graph or subgraph. A sparse initializer counts as two tensors, its values and its indices.
 
-    ``values``: what the file tells of values between its nodes; only where :func:`read_model` was asked for them.
+    ``values``: what the file has about values between its nodes; only if requested from :func:`read_model`.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of the model: an operator made of others."""
+    """A function of the model: an operator composed of others."""
 
     name: str
     domain: str
@@ -96,7 +97,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """An ONNX file without its tensor data; ``domain``, ``version`` and ``description`` are its maker's words."""
+    """An ONNX file without its tensor data; ``domain``, ``version`` and ``description`` are set by its producer."""
 
     ir_version: int
     producer_name: str
@@ -111,25 +112,25 @@ class Model:
 
     @property
     def producer(self) -> str:
-        """Name and version, as far as they are told."""
+        """Name and version, if known."""
         return f"{self.producer_name} {self.producer_version}".strip()
 
 
 def all_nodes(model: Model) -> list[Node]:
-    """The nodes of the graph, of the graphs inside its nodes, and of function bodies."""
+    """Return the nodes of the graph, of its subgraphs, and of function bodies."""
     bodies = [graph.nodes for graph in _graphs(model)] + [function.nodes for function in model.functions]
     return [node for body in bodies for node in body]
 
 
 def all_tensors(model: Model, nodes: Iterable[Node]) -> list[Tensor]:
-    """The constants of all graphs and of *nodes*, which are all of the model's."""
+    """Return the constants of all graphs and of *nodes*, which are all of the model's."""
     tensors = [tensor for graph in _graphs(model) for tensor in graph.initializers]
     tensors.extend(tensor for node in nodes for attribute in node.attributes for tensor in attribute.tensors)
     return tensors
 
 
 def constants_of(model: Model, nodes: Iterable[Node]) -> dict[str, Tensor]:
-    """All constants by the name under which *nodes*, all of the model's, read them: a Constant by its output."""
+    """Return all constants by the name under which *nodes*, all of the model's, read them: a Constant by its output."""
     found = {tensor.name: tensor for tensor in all_tensors(model, nodes)}
     for node in nodes:
         if node.op_type == "Constant" and node.outputs:
@@ -158,7 +159,7 @@ def _graphs(model: Model) -> Iterator[Graph]:
 
 
 def _subgraphs(nodes: Iterable[Node]) -> Iterator[Graph]:
-    """All graphs inside the nodes, and inside those graphs' nodes."""
+    """Yield all subgraphs of the nodes, recursively."""
     for node in nodes:
         for attribute in node.attributes:
             for graph in attribute.graphs:
@@ -166,11 +167,11 @@ def _subgraphs(nodes: Iterable[Node]) -> Iterator[Graph]:
                 yield from _subgraphs(graph.nodes)
 
 
-HIGH_RANK = 5  # providers take no Transpose of so many axes
+HIGH_RANK = 5  # providers do not support a Transpose of this many axes
 
 
 def merged_axes(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and order of a Transpose of *shape* by *order* with as few axes as it can be done with."""
+    """Return shape and order of a Transpose of *shape* by *order* with as few axes as possible."""
     kept = [axis for axis in order if shape[axis] != 1] or [order[0]]
     groups: list[list[int]] = []
     place = {axis: number for number, axis in enumerate(sorted(kept))}

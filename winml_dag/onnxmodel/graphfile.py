@@ -1,7 +1,6 @@
-"""Reading the graph of an ONNX file.
+"""Read the graph of an ONNX file.
 
-Tensor data is skipped, not read, so the size of the weights does not matter. Whatever the bytes are, the outcome is a
-model or an InputError.
+Tensor data is skipped, so the size of the weights does not matter. Any bytes result in either a model or an InputError.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from winml_dag.onnxmodel.wire import BYTES, FIXED32, VARINT, File, MalformedErro
 
 T = TypeVar("T")
 
-# protobuf itself gives up at 100 nested messages, and one nested graph takes three (node, attribute, graph).
+# protobuf itself stops at 100 nested messages, and one nested graph takes three (node, attribute, graph).
 _DEEPEST_GRAPH = 33
-# A longer text attribute is a payload (an embedded EPContext binary has megabytes): nothing needs more than its size.
+# A longer text attribute is a payload (an embedded EPContext binary has megabytes), of which only the size matters.
 _LONGEST_CONTENT = 4096
 _PLAIN_VALUES = (4, 9, 10)  # packed float_data and double_data are the bytes that raw_data would be
 _INTEGER_DATA = (5, 7, 11)  # int32_data, int64_data and uint64_data
 _FEW_BYTES = 64
 _LONGEST_LIST = 1024  # members of an attribute
 _MOST_DIMENSIONS = 64  # numpy's limit; the product of a hundred thousand would take minutes
-_MOST_ELEMENTS = 2**60  # more than any machine has, and few enough to be counted in floats
+_MOST_ELEMENTS = 2**60  # more than any machine has, and few enough to count in floats
 
 
 def read_model(path: Path, *, values: bool = False) -> Model:
-    """Read the graph of *path*; with *values* also what it tells of values between nodes, which takes a third longer.
+    """Read the graph of *path*; *values* adds the values between nodes, which takes a third longer.
 
     Raises:
-        InputError: when the file is missing, unreadable, cut short or not an ONNX model.
+        InputError: the file is missing, unreadable, truncated or not an ONNX model.
     """
     try:
         with path.open("rb") as handle:
@@ -46,7 +45,7 @@ def read_model(path: Path, *, values: bool = False) -> Model:
     except OSError as error:
         raise InputError(f"The model {path} cannot be read: {error.strerror or error}.") from error
     except (MalformedError, UnicodeDecodeError, IndexError) as error:
-        # IndexError: a number that runs past the end of the file.
+        # IndexError: a number that extends past the end of the file.
         raise InputError(
             f"{path} is not an ONNX model, or is cut short or damaged.", advice="Fetch or export it again."
         ) from error
@@ -111,7 +110,7 @@ def _model(file: File, values: bool) -> Model:
 
 
 def _plain(domain: str) -> str:
-    """The ONNX standard's own domain has two names."""
+    """Normalize the ONNX standard's domain, which has two names."""
     return "" if domain == STANDARD_DOMAIN else domain
 
 
@@ -128,7 +127,7 @@ def _opset(file: File, start: int, end: int) -> tuple[str, int]:
 
 
 def _entry(file: File, start: int, end: int) -> tuple[str, str]:
-    """A StringStringEntryProto."""
+    """Read a StringStringEntryProto."""
     pair = ["", ""]
     for number, wire, first, last in fields(file, start, end):
         if number in (1, 2):
@@ -273,7 +272,7 @@ def _short(members: list[T]) -> tuple[T, ...]:
 
 
 def _floats(file: File, start: int, end: int) -> tuple[float, ...]:
-    """Repeated floats may be written one by one or packed together: plain bytes in both cases."""
+    """Unpack repeated floats, which are written one by one or packed: plain bytes in both cases."""
     if (end - start) % 4:
         raise MalformedError
     return struct.unpack(f"<{(end - start) // 4}f", file.read(start, end))
@@ -318,7 +317,7 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
 
 
 def _integers(file: File, wire: int, start: int, end: int) -> Iterator[int]:
-    """A repeated integer field may be written one by one or packed together."""
+    """Yield a repeated integer field, which is written one by one or packed."""
     if wire == VARINT:
         yield signed(start)
         return

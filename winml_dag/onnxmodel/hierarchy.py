@@ -1,7 +1,7 @@
-"""Which module of the PyTorch model each node computes a part of: a tag in the node, and the tree that the tags make.
+"""The PyTorch module that each node computes a part of: a tag in the node, and the tree that the tags form.
 
 A tag is a path of classes, ``/BertModel/BertEncoder/BertLayer.0``; its depth is their number. onnxruntime's optimizer
-drops the metadata of nodes, so :func:`carry_tags` tags what it returns.
+drops the metadata of nodes, so :func:`carry_tags` tags its result.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ DEPTH_KEY = "winml.hierarchy.depth"
 
 
 def set_tags(model: ModelProto, tags: Mapping[str, str]) -> None:
-    """Give each node of the outermost graph the tag that *tags* has under the node's name; others have none."""
+    """Set the tags of nodes in the outermost graph by node name; nodes without one in *tags* get none."""
     for node in model.graph.node:
         _set_tag(node, tags.get(node.name, ""))
 
 
 def carry_tags(before: ModelProto, after: ModelProto) -> int:
-    """Tag the nodes of *after*, which was made from *before*; returns how many of its nodes are tagged.
+    """Tag the nodes of *after*, which was made from *before*; return how many of its nodes are tagged.
 
-    A node that computes a tensor of *before* has the tag of the node that did it there: a fused node that of the last
-    one which it replaces. A node with a new tensor has the tag of whose weights it reads, else it is there for what
-    reads it, and belongs to the innermost module that holds all that do.
+    A node that computes a tensor of *before* has the tag of the node that computed it there: a fused node that of the
+    last one which it replaces. A node with a new tensor has the tag of the module whose weights it reads. Otherwise it
+    gets the innermost module that contains all its readers.
     """
     computed = {name: tag for node in before.graph.node if (tag := tag_of(node)) for name in node.output if name}
     owners = _owners(before)
@@ -50,7 +50,7 @@ def carry_tags(before: ModelProto, after: ModelProto) -> int:
 
 
 def _owners(model: ModelProto) -> dict[str, str]:
-    """Tags of constants, by name, that the nodes of one module alone read."""
+    """Return the tags of constants, by name, that only the nodes of one module read."""
     found = defaultdict(set)
     constants = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
@@ -60,12 +60,12 @@ def _owners(model: ModelProto) -> dict[str, str]:
 
 
 def tag_of(node: NodeProto) -> str:
-    """The tag of *node*; empty when it has none."""
+    """Return the tag of *node*; empty if it has none."""
     return next((entry.value for entry in node.metadata_props if entry.key == TAG_KEY), "")
 
 
 def _innermost(tags: set[str]) -> str:
-    """The path that all *tags* begin with, in whole parts; empty for none."""
+    """Return the common path prefix of all *tags*, in whole components; empty for none."""
     paths = [tag.split("/") for tag in tags]
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
     return "/".join(level[0] for level in levels)
@@ -86,11 +86,11 @@ def _entries(tag: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Module:
-    """A module of the PyTorch model, as far as nodes come from it.
+    """A module of the PyTorch model, limited to what nodes come from.
 
     Attributes:
-        name: of its class, numbered where it is one of a list: ``BertLayer.0``.
-        operators: how many nodes of each operator are its own, and not of a module inside.
+        name: of its class, numbered if it is in a list: ``BertLayer.0``.
+        operators: how many nodes of each operator belong to it directly, not to a module inside.
         children: in the order of their first nodes.
     """
 
@@ -104,7 +104,7 @@ class Module:
         return sum(self.operators.values()) + sum(child.nodes for child in self.children)
 
     def is_like(self, other: Module) -> bool:
-        """Whether both are one of the same list and have the same inside."""
+        """Return whether both are in the same list and have the same contents."""
         return (
             _kind(self.name) == _kind(other.name) != self.name
             and self.operators == other.operators
@@ -113,7 +113,7 @@ class Module:
 
 
 def module_tree(tagged: Iterable[tuple[str, str]]) -> tuple[Module, ...]:
-    """The outermost modules; *tagged* has the operator and the tag of every node that has one, in graph order."""
+    """Return the outermost modules; *tagged* has operator and tag of every tagged node, in graph order."""
     root = _Growing()
     for operator, tag in tagged:
         place = root
@@ -124,7 +124,7 @@ def module_tree(tagged: Iterable[tuple[str, str]]) -> tuple[Module, ...]:
 
 
 def alike(modules: Iterable[Module]) -> Iterator[list[Module]]:
-    """*modules* in runs of those that are the same but for their number: all layers of a stack at once."""
+    """Group *modules* into runs that differ only in their number: all layers of a stack at once."""
     run: list[Module] = []
     for module in modules:
         if run and not run[0].is_like(module):

@@ -1,4 +1,4 @@
-"""What an ONNX file is, told from its graph alone: its operators, inputs, outputs and files; quantized or compiled.
+"""Summarize an ONNX file from its graph: operators, inputs, outputs and files; whether it is quantized or compiled.
 
 ``plan`` calls this for every model, so it imports nothing heavy and opens no weights.
 """
@@ -16,7 +16,7 @@ from winml_dag.onnxmodel.graph import Model, Node, Value, all_nodes, all_tensors
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
 
-# Here rather than with the writing of files, because it is read where onnx must not be imported.
+# Here instead of in files.py, because it is read where onnx must not be imported.
 EXTERNAL_DATA_THRESHOLD = 100 * 2**20
 
 UNKNOWN_DIMENSION = "?"
@@ -46,7 +46,7 @@ class TensorSpec:
     """An input or output of a model.
 
     ``dtype`` is numpy's name (``"float32"``), or ``"not a tensor"``. In ``shape`` a text is a symbolic dimension,
-    ``"?"`` an unnamed one; ``("...",)`` means that the model does not even tell the rank.
+    ``"?"`` an unnamed one; ``("...",)`` means that even the rank is unknown.
     """
 
     name: str
@@ -59,9 +59,9 @@ class EpContext:
     """An EPContext node.
 
     Attributes:
-        source: the execution provider that made it.
-        sidecar: the file with its binary; None when that is embedded, or in another node.
-        embedded_bytes: of the binary in the node itself.
+        source: the execution provider that created it.
+        sidecar: the file with its binary; None if that is embedded, or in another node.
+        embedded_bytes: size of the binary in the node itself.
         is_main: whether it has a binary; others refer to one that has.
     """
 
@@ -76,15 +76,15 @@ class EpContext:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What :func:`inspect_model` found.
+    """The result of :func:`inspect_model`.
 
     Attributes:
-        op_counts: nodes by ``op`` or ``domain/op``, in subgraphs and function bodies too; a body counts once, however
-            often it is called.
-        inputs: what a caller must feed; initializers that older models list as inputs are left out.
+        op_counts: nodes by ``op`` or ``domain/op``, including subgraphs and function bodies; a body counts once,
+            however often it is called.
+        inputs: what a caller must feed; initializers that older models list as inputs are omitted.
         tensor_bytes: bytes of initializers and constants by dtype, wherever they are stored.
         external_data: the distinct files with tensor data, relative to the model, sorted.
-        files: all that must travel together: the model's own name, its external data, its EPContext binaries.
+        files: all that must be copied together: the model's own name, its external data, its EPContext binaries.
         listed_initializers: how many of the graph's inputs are initializers.
     """
 
@@ -120,10 +120,10 @@ class ModelSummary:
 
 
 def inspect_model(path: Path) -> ModelSummary:
-    """Look at the model *path*.
+    """Summarize the model *path*.
 
     Raises:
-        InputError: when it is not a readable ONNX model, or a file that it refers to is missing, a link, or outside its
+        InputError: it is not a readable ONNX model, or a file that it refers to is missing, a link, or outside its
             folder.
     """
     summary = summarize(path, read_model(path))
@@ -133,10 +133,10 @@ def inspect_model(path: Path) -> ModelSummary:
 
 
 def summarize(path: Path, model: Model) -> ModelSummary:
-    """The same of *model*, as read from *path*, without a look at the files that it refers to.
+    """Summarize *model*, as read from *path*, without checking the files that it refers to.
 
     Raises:
-        InputError: when one of them is outside of its folder.
+        InputError: one of them is outside of its folder.
     """
     nodes = all_nodes(model)
     tensors = all_tensors(model, nodes)
@@ -184,7 +184,7 @@ def _ep_context(path: Path, node: Node) -> EpContext:
 
     context = attribute_of(node, "ep_cache_context")
     size = 0 if context is None else context.content_bytes
-    embed_mode = integer_of(node, "embed_mode", 1)  # the operator's default, as that of main_context
+    embed_mode = integer_of(node, "embed_mode", 1)  # the operator's default, as is that of main_context
     sidecar = None
     if embed_mode == 0 and context is not None and size:
         if context.content is None:

@@ -1,7 +1,7 @@
-"""What a model says of itself: class names, who made it, descriptions. Tools that rewrite a model lose it.
+"""A model's metadata: class names, producer, descriptions. Tools that rewrite a model lose it.
 
-Our own export is the only source of noise that we answer for (torch notes source paths), so that is where
-:func:`canonicalise` belongs. Everything else is the user's and goes from stage to stage with :func:`carry_metadata`.
+Only the built-in export adds noise (torch records source paths), so only export calls :func:`canonicalise`. Everything
+else belongs to the user and is copied from stage to stage with :func:`carry_metadata`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _Described: TypeAlias = ModelProto | GraphProto | ValueInfoProto
 
 
 def carry_metadata(source: ModelProto, result: ModelProto, *, kept: str = "") -> None:
-    """Make *result*, which a tool made from *source*, say of itself what *source* does.
+    """Copy the metadata of *source* to *result*, which a tool made from it.
 
     That is producer, domain, version, metadata and descriptions of the model, of its graph, and of the inputs and
-    outputs that both have by name. Of the tool's own entries only those stay whose keys begin with *kept*, if given.
+    outputs that both have by name. Of the tool's own entries only those whose keys start with *kept* are preserved, if
+    given.
     """
     added = {entry.key: entry.value for entry in result.metadata_props if kept and entry.key.startswith(kept)}
     _carry(source, result, ("producer_name", "producer_version", "domain", "model_version"))
@@ -39,14 +40,14 @@ def carry_metadata(source: ModelProto, result: ModelProto, *, kept: str = "") ->
 
 
 def restore_metadata(source: Path, made: Path, *, kept: str = "") -> None:
-    """:func:`carry_metadata` of the model *source* to the file *made*, whose external data stays where it is."""
+    """Apply :func:`carry_metadata` from the model *source* to the file *made*, without touching external data."""
     model = onnx.load(made, load_external_data=False)
     carry_metadata(onnx.load(source, load_external_data=False), model, kept=kept)
     made.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _carry(source: _Described, result: _Described, fields: tuple[str, ...] = ()) -> None:
-    """Copy description, metadata and the text or number *fields*; what *source* does not have, *result* loses."""
+    """Copy description, metadata and the text or number *fields*; clear in *result* what *source* does not have."""
     for name in ("doc_string", *fields):
         if source.HasField(name):
             setattr(result, name, getattr(source, name))
@@ -57,13 +58,13 @@ def _carry(source: _Described, result: _Described, fields: tuple[str, ...] = ())
 
 
 def canonicalise(model: ModelProto) -> None:
-    """Take out, in place, what varies between machines and runs without changing the model.
+    """Remove, in place, what varies between machines and runs without changing the model.
 
-    These are doc strings, metadata of elements (torch notes source paths of the exporting script there), and for which
-    hardware the producer was built. Of the metadata of the model and of nodes, our own ``winml.*`` stays.
+    These are doc strings, metadata of elements (torch records source paths of the exporting script there), and the
+    hardware for which the producer was built. Of the metadata of the model and of nodes, ``winml.*`` is preserved.
     """
     model.ClearField("doc_string")
-    model.producer_version = model.producer_version.partition("+")[0]  # of 2.13.0+cpu
+    model.producer_version = model.producer_version.partition("+")[0]  # such as 2.13.0+cpu
     _keep_own(model)
     _clean_graph(model.graph)
     for function in model.functions:

@@ -1,7 +1,7 @@
-"""The precision that a model really has, told from the types of its numbers and not from what somebody asked for.
+"""The actual precision of a model, determined from the types of its numbers and not from the request.
 
-A recipe says w8a8, and 36 activations are kept at 16 bits; a file is called ``model_int8.onnx``, and only its MatMuls
-are. What counts is at the Q/DQ nodes and in the operators on integers, so these are counted.
+A recipe has w8a8, but 36 activations stay at 16 bits; a file is called ``model_int8.onnx``, but only its MatMuls are
+int8. The types at the Q/DQ nodes and in the integer operators count.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from math import prod
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, bit_width, dtype_name
 from winml_dag.onnxmodel.graph import Model, Node, Tensor, all_nodes, constants_of, integer_of
 
-_QUANTIZE_DEFAULT = 2  # QuantizeLinear makes uint8 unless told otherwise
+_QUANTIZE_DEFAULT = 2  # QuantizeLinear's default is uint8
 _BIAS = "int32"
 
 _MATRIX_OPS = frozenset({*CHANNEL_AXES, "FusedMatMul", "FusedGemm", "FusedConv"})
-# Operators on integers by what they are, with the places of their constants among their inputs.
+# Operators on integers by kind, with the indices of their constant inputs.
 _DYNAMIC = {
     "MatMulInteger": (1,),
     "MatMulIntegerToFloat": (1,),
@@ -40,15 +40,15 @@ class FoundPrecision:
     """The types of a model's numbers.
 
     Attributes:
-        name: as a recipe would have it: ``w8a16``, ``w4a32``, ``dynamic``, ``fp16``; empty for a compiled model, whose
-            numbers are in its binary, and for one without any weights.
-        scheme: qdq, operators (QLinearConv and its like), dynamic, weights (only these), float or compiled.
-        weights: elements of what MatMul, Gemm and Conv multiply with, by integer type.
-        others: the same of other constants, such as embeddings and what Add adds; int32 biases are left out.
+        name: as in a recipe: ``w8a16``, ``w4a32``, ``dynamic``, ``fp16``; empty for a compiled model, whose numbers are
+            in its binary, and for one without any weights.
+        scheme: qdq, operators (QLinearConv and similar), dynamic, weights (only these), float or compiled.
+        weights: elements of the weights of MatMul, Gemm and Conv, by integer type.
+        others: the same of other constants, such as embeddings and operands of Add; without int32 biases.
         activations: quantized activations by integer type; of a compiled model, those at its edges.
-        floats: elements of constants by floating-point type, scales left out.
+        floats: elements of constants by floating-point type, without scales.
         matrix_nodes: MatMul, Gemm, Conv and ConvTranspose nodes that compute with integers, and all of them.
-        accuracy_level: how MatMulNBits computes, where it says so: 4 is 8-bit activations inside the operator.
+        accuracy_level: how MatMulNBits computes, if set: 4 is 8-bit activations inside the operator.
     """
 
     name: str
@@ -62,7 +62,7 @@ class FoundPrecision:
 
     @property
     def text(self) -> str:
-        """All of it for people: ``w8a8, 36 of 205 activations are uint16``."""
+        """A human-readable summary: ``w8a8, 36 of 205 activations are uint16``."""
         return ", ".join(filter(None, (self._title(), *self._shares())))
 
     def _title(self) -> str:
@@ -91,7 +91,7 @@ class FoundPrecision:
             yield f"{quantized} of {all_of_them} MatMul, Gemm and Conv nodes"
 
     def _other_types(self) -> Iterable[str]:
-        """Large constants of another width than the weights: an embedding table may be half of a model."""
+        """Yield large constants of another width than the weights: an embedding table may be half of a model."""
         total = sum(self.weights.values()) + sum(self.others.values())
         widths = {bit_width(name) for name in self.weights}
         for name, count in self.others.items():
@@ -100,14 +100,14 @@ class FoundPrecision:
 
 
 def _share(counts: Mapping[str, int], noun: str) -> str:
-    """What is not of the most frequent type: ``36 of 205 activations are uint16``."""
+    """Return what is not of the most frequent type: ``36 of 205 activations are uint16``."""
     total = sum(counts.values())
     others = list(counts.items())[1:]
     return ", ".join(f"{count} of {total} {noun} are {name}" for name, count in others)
 
 
 def precision_of(model: Model) -> FoundPrecision:
-    """Look at all numbers of *model*."""
+    """Determine the precision from all numbers of *model*."""
     nodes = all_nodes(model)
     constants = constants_of(model, nodes)
     op_types = {node.op_type for node in nodes}
@@ -145,13 +145,13 @@ def _name(scheme: str, weight: str, activation: str, real: str) -> str:
         return "dynamic" if scheme == "dynamic" else ""
     if scheme == "float":
         return _SHORT.get(real, "")
-    # Without an integer type of their own, activations are what is left of the floats.
+    # Activations without an integer type are in the remaining float type.
     width = bit_width(activation or real or "float32")
     return f"w{bit_width(weight) if weight else bit_width(real or 'float32')}a{width}"
 
 
 class _Counts:
-    """Integers of a model by type: elements of weights and other constants, and how many activations."""
+    """Integers of a model by type: elements of weights and other constants, and the number of activations."""
 
     def __init__(self) -> None:
         self.weights: Counter[str] = Counter()
@@ -162,7 +162,7 @@ class _Counts:
         inputs = {value.name: dtype_name(value.data_type) for value in model.graph.inputs}
         quantized = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.outputs}
         multiplied = {name for node in nodes if node.op_type in _MATRIX_OPS for name in node.inputs[:2]}
-        # What quantizes a constant while the model runs: its dequantized output is what is multiplied.
+        # For a constant that is quantized at run time, the dequantized output is multiplied.
         multiplied |= {
             _input(node, 0) for node in nodes if node.op_type == "DequantizeLinear" and _output(node) in multiplied
         }
@@ -200,7 +200,7 @@ class _Counts:
             name = dtype_name(source.data_type)
             if name != _BIAS:
                 (self.weights if first in multiplied else self.others)[name] += prod(source.dims)
-        elif first not in quantized:  # made elsewhere: fed to the model, or by a compiled part of it
+        elif first not in quantized:  # its source is outside: a model input, or a compiled partition
             self.activations[inputs.get(first) or _zero_point_type(node, constants)] += 1
 
     def _add_blocks(self, node: Node, constants: Mapping[str, Tensor]) -> None:
@@ -228,7 +228,7 @@ def _output(node: Node) -> str:
 
 
 def _float_types(model: Model, nodes: Iterable[Node], constants: Mapping[str, Tensor]) -> Mapping[str, int]:
-    """Elements of constants by floating-point type; without any, the types of what goes in and out."""
+    """Count elements of constants by floating-point type; without any, the types of inputs and outputs."""
     scales = {
         name for node in nodes if node.op_type in (*QDQ, *_BLOCKS, *_OPERATORS, *_DYNAMIC) for name in node.inputs[1:]
     }

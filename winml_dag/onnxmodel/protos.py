@@ -1,7 +1,7 @@
-"""Graphs in onnx's own classes: the graphs inside them, their constants, the names of values, the order of nodes.
+"""Graphs in onnx's own classes: their subgraphs, their constants, the names of values, the order of nodes.
 
-A branch of If or a body of Loop may give its values names that the graphs around it or beside it use as well, and it
-reads values of the graphs around it that no node lists among its inputs.
+A branch of If or a body of Loop may use names of values that outer or sibling graphs also use, and it reads values of
+outer graphs that no node lists among its inputs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def subgraphs(attribute: AttributeProto) -> Iterator[GraphProto]:
-    """The graphs that *attribute* holds itself."""
+    """Yield the direct subgraphs of *attribute*."""
     if attribute.HasField("g"):
         yield attribute.g
     yield from attribute.graphs
 
 
 def graphs_inside(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
-    """All graphs inside the nodes, and inside those graphs' nodes."""
+    """Yield all subgraphs of the nodes, recursively."""
     for node in nodes:
         for attribute in node.attribute:
             for graph in subgraphs(attribute):
@@ -29,20 +29,20 @@ def graphs_inside(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
 
 
 def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
-    """*graph*, and all graphs inside it."""
+    """Yield *graph* and all its subgraphs, recursively."""
     yield graph
     yield from graphs_inside(graph.node)
 
 
 def read_inside(nodes: Iterable[NodeProto]) -> set[str]:
-    """Names that the graphs inside *nodes* read; names of values of their own are among them."""
+    """Return names that the subgraphs of *nodes* read, including names of their own values."""
     inner = list(graphs_inside(nodes))
     read = {name for graph in inner for node in graph.node for name in node.input}
     return read | {value.name for graph in inner for value in graph.output}
 
 
 def constant_tensors(graph: GraphProto) -> dict[str, TensorProto]:
-    """Initializers, and what Constant nodes have in full, by the name that nodes read."""
+    """Return initializers and dense values of Constant nodes, by the name that nodes read."""
     found = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
@@ -51,18 +51,18 @@ def constant_tensors(graph: GraphProto) -> dict[str, TensorProto]:
 
 
 class Naming:
-    """Hands out names that are not *taken*, each once; the same requests get the same names."""
+    """Generates unique names that are not *taken*; the same requests get the same names."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
 
     @classmethod
     def of(cls, graph: GraphProto) -> Naming:
-        """Avoids the names of all values and nodes of *graph* and its subgraphs."""
+        """Avoid the names of all values and nodes of *graph* and its subgraphs."""
         return cls(name for inner in graphs_of(graph) for name in _names(inner))
 
     def new(self, wanted: str) -> str:
-        """*wanted*, with a number behind it where that is taken."""
+        """Return *wanted*, with a number appended if it is taken."""
         name, count = wanted, 1
         while name in self._taken:
             name, count = f"{wanted}.{count}", count + 1
@@ -81,7 +81,7 @@ def _names(graph: GraphProto) -> Iterator[str]:
 
 
 def rename_values(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Rename values of *graph* wherever it or its subgraphs make, read or describe them, in place."""
+    """Rename values of *graph* and its subgraphs in place, wherever they are computed, read or described."""
     for inner in graphs_of(graph):
         for group in (inner.input, inner.initializer, inner.value_info, inner.output):
             for element in group:
@@ -94,15 +94,15 @@ def rename_values(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def distinct_names(model: ModelProto) -> None:
-    """Rename, in place, the values of inner graphs whose names another graph of *model* uses for values of its own.
+    """Rename, in place, values of subgraphs whose names another graph of *model* uses for its own values.
 
-    The names of the outermost graph stay, and so do all that are unique.
+    The names of the outermost graph do not change, nor do unique names.
     """
     _distinguish(model.graph, {}, set(), Naming.of(model.graph))
 
 
 def _distinguish(graph: GraphProto, around: Mapping[str, str], used: set[str], naming: Naming) -> None:
-    """*around*: new names of values of the graphs around; *used*: names that graphs before this one define."""
+    """*around*: new names of values of the outer graphs; *used*: names that previous graphs define."""
     renamed = dict(around)
     own = dict.fromkeys(_defined(graph))
     for name in own:
@@ -131,7 +131,7 @@ def _defined(graph: GraphProto) -> Iterator[str]:
 
 
 def sort_nodes(graph: GraphProto) -> None:
-    """Put each node of *graph* behind those whose values it, or a graph inside of it, reads; what can stay, stays."""
+    """Sort nodes topologically, including what subgraphs read; keep the order where possible."""
     makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
     needs = [
         sorted({makers[name] for name in (*node.input, *read_inside([node])) if name in makers} - {place})
@@ -152,7 +152,7 @@ def sort_nodes(graph: GraphProto) -> None:
                 waiting.append(missing)
     if list(order) == sorted(order):
         return
-    # Copies: what is deleted from a message is gone, whoever holds it.
+    # Copies: deleting from a message invalidates its elements, whatever refers to them.
     copies = [type(node).FromString(node.SerializeToString()) for node in map(graph.node.__getitem__, order)]
     del graph.node[:]
     graph.node.extend(copies)

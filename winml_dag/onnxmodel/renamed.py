@@ -1,7 +1,7 @@
-"""A model written anew with other names for the files that it refers to, and not one other byte changed.
+"""Rewrite a model with other names for the files that it refers to, without changing any other byte.
 
-A compiled model and its binary know each other by name alone, so a pair that gets another name needs this. The bytes
-between the names are copied: onnx would write all fields anew, and read all weights for that.
+A compiled model and its binary refer to each other only by name, so a renamed pair needs this. The bytes between the
+names are copied: onnx would rewrite all fields, and read all weights.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A field with a name inside: its content lies from *start* to *end*, its length right before. *text*: what takes
-    the place of the content; None for a message that is rewritten because of the *parts* in it.
+    """A field that contains a name: its content is from *start* to *end*, preceded by its length.
+
+    *text*: the new content; None for a message that is rewritten because of the *parts* in it.
     """
 
     start: int
@@ -31,23 +32,23 @@ class _Part:
 
     @property
     def size(self) -> int:
-        """Of the content that is written."""
+        """The size of the content that is written."""
         if self.text is not None:
             return len(self.text)
         return self.end - self.start + sum(part.growth for part in self.parts)
 
     @property
     def growth(self) -> int:
-        """By how many bytes what holds this becomes longer."""
+        """By how many bytes the enclosing message grows."""
         before = self.end - self.start
         return self.size - before + len(_varint(self.size)) - len(_varint(before))
 
 
 def write_renamed(source: Path, destination: Path, names: Mapping[str, str]) -> None:
-    """Write the model *source* to *destination*, where it refers to each file of *names* by its new name.
+    """Write the model *source* to *destination* with references to each file of *names* under its new name.
 
     Raises:
-        InputError: when *source* is no ONNX model, or refers to a file by an unsafe name.
+        InputError: *source* is not an ONNX model, or refers to a file by an unsafe name.
     """
     try:
         with source.open("rb") as handle:
@@ -127,7 +128,7 @@ class _Finder:
                 yield from _holder(first, last, self._in_entry(first, last))
 
     def _in_entry(self, start: int, end: int) -> Iterator[_Part]:
-        """Of a StringStringEntryProto that says where a tensor's data lies."""
+        """Find the location in a StringStringEntryProto of a tensor's external data."""
         found = {number: (first, last) for number, wire, first, last in fields(self.file, start, end) if wire == BYTES}
         if 1 in found and 2 in found and self.file.text(*found[1]) == "location":
             yield from self._text(*found[2])
@@ -155,7 +156,7 @@ def _holder(start: int, end: int, inside: Iterator[_Part]) -> Iterator[_Part]:
 
 
 def _check_lengths(file: File, part: _Part) -> None:
-    """Refuse a length with more bytes than it needs, which nobody writes: where it begins would not be known."""
+    """Refuse a length with more bytes than necessary, which no tool writes: its start would be unknown."""
     length = _varint(part.end - part.start)
     if file.read(part.start - len(length), part.start) != length:
         raise MalformedError

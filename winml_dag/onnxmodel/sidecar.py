@@ -1,7 +1,6 @@
-"""The files that a model names: its external data and the binaries of its EPContext nodes.
+"""The files that a model refers to: its external data and the binaries of its EPContext nodes.
 
-The names come out of a file that anybody may have written, so a name that leaves the model's folder is refused before
-anything is opened.
+The names come from an untrusted file, so a name that leaves the model's folder is refused before anything is opened.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _LONGEST_NAME = 256
 
 
 def sidecar_name(model: Path, location: str) -> str:
-    """*location* in its shortest form (``./a.data`` is ``a.data``), safe on every system.
+    """Return *location* in its shortest form (``./a.data`` is ``a.data``), safe on every system.
 
     Raises:
-        InputError: when it is absolute, leaves the model's folder or means a device.
+        InputError: it is absolute, leaves the model's folder or means a device.
     """
     parts = PurePosixPath(location).parts
     if not parts or not all(map(is_safe_part, parts)):
@@ -39,10 +38,10 @@ def sidecar_name(model: Path, location: str) -> str:
 
 
 def sidecar_path(model: Path, location: str) -> Path:
-    """Where the file lies that *model* refers to as *location*.
+    """Return the path of the file that *model* refers to as *location*.
 
     Raises:
-        InputError: when the name is unsafe (see :func:`sidecar_name`), the file is missing, or a link leads to it.
+        InputError: the name is unsafe (see :func:`sidecar_name`), the file is missing, or a link leads to it.
     """
     path = model.parent
     for part in PurePosixPath(sidecar_name(model, location)).parts:
@@ -61,13 +60,13 @@ def sidecar_path(model: Path, location: str) -> Path:
 
 
 def shares_binary(model: Path, summary: ModelSummary) -> bool:
-    """Whether the binary of *model* has graphs that are none of *summary*'s, going by the names of its own.
+    """Return whether the binary of *model* has graphs that *summary* does not have, going by their names.
 
     QNN's emulator crashes when it loads such a model.
     """
     own = {context.partition for context in summary.ep_context}
     binaries = {context.sidecar for context in summary.ep_context if context.sidecar and SHARED in context.sidecar}
-    # Names of graphs differ in their numbers only.
+    # Names of graphs differ only in their numbers.
     pattern = re.compile(
         b"|".join(re.sub(rb"\d+", rb"\\d+", re.escape(name.encode())) for name in own if name) or b"$^"
     )
@@ -79,7 +78,7 @@ def _found(path: Path, pattern: re.Pattern[bytes]) -> set[bytes]:
     with path.open("rb") as handle:
         rest = b""
         while chunk := handle.read(_CHUNK):
-            # A name may lie on the border of two chunks; cut short there it would look like another one.
+            # A name may span two chunks; truncated it would look like another one.
             text = rest + chunk
             whole = len(text) - _LONGEST_NAME if len(chunk) == _CHUNK else len(text)
             found.update(match[0] for match in pattern.finditer(text) if match.start() < whole)

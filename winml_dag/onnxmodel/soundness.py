@@ -1,6 +1,6 @@
-"""What is surely wrong with a model: each finding is a reason why some runtime will refuse it or compute nonsense.
+"""Definite errors in a model: each finding is a reason why some runtime refuses it or computes nonsense.
 
-Nothing is here that only might be a mistake; a warning that is wrong once is not read the second time.
+Possible mistakes are not reported: a warning that is wrong once is not read the second time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from winml_dag.onnxmodel.wire import File
 
 # Conversions between integers that QNN loses: those at additions of zero.
 #
-# QNN 2.51 drops an Add whose second operand is zero and takes the integers before it for those behind it. Where these
-# have another scale or zero point, the result is another one than the model says: with the one of a Relu behind it, the
-# cosine to it is 0.72.
+# QNN 2.51 drops an Add whose second operand is zero and uses the integers before it as those after it. If these have
+# another scale or zero point, the result is wrong: with the scale of a Relu after it, the cosine is 0.72.
 
 
 _Read = Callable[[str], bytes | None]
 
 
 def lost_conversions(path: Path, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> list[str]:
-    """The names of additions of zero, in a QDQ model as read from *path*, whose result has a scale of its own."""
+    """Return the names of additions of zero, in a QDQ model read from *path*, whose result has its own scale."""
     makers = {name: node for node in nodes for name in node.outputs}
     quantizers = {name: node for node in nodes if node.op_type == "QuantizeLinear" for name in node.inputs[:1]}
     with path.open("rb") as handle:
@@ -51,7 +50,7 @@ def _is_lost(node: Node, makers: Mapping[str, Node], quantizers: Mapping[str, No
 
 
 def _is_zero(node: Node, read: _Read) -> bool:
-    """Whether *node* gives zeros only: all its integers are the zero point."""
+    """Return whether *node* outputs only zeros: all its integers are the zero point."""
     values = read(node.inputs[0]) if node.inputs else None
     point = read(node.inputs[2]) if len(node.inputs) > 2 else b"\0"
     if not values or not point:
@@ -60,7 +59,7 @@ def _is_zero(node: Node, read: _Read) -> bool:
 
 
 def _encoding(node: Node, read: _Read) -> Iterator[bytes | str]:
-    """Scale and zero point; by name where their numbers lie elsewhere."""
+    """Yield scale and zero point; by name if their numbers are in another file."""
     for position in (1, 2):
         name = node.inputs[position] if len(node.inputs) > position else ""
         yield (read(name) or name) if name else b"\0"
@@ -78,12 +77,12 @@ def _bytes(file: File, tensor: Tensor) -> bytes | None:
 
 
 _LARGEST_PROTOBUF = 2**31 - 1
-_WIDE_TYPES_OPSET = 21  # before it, Q and DQ of the standard are for 8 bits only
+_WIDE_TYPES_OPSET = 21  # before it, the standard's Q and DQ support only 8 bits
 _MOST_NAMES = 3
 
 
 def findings(path: Path, model: Model) -> Iterator[str]:
-    """Sentences about *model*, as read from *path*; none for a sound one."""
+    """Yield messages about *model*, as read from *path*; none if it is intact."""
     nodes = all_nodes(model)
     constants = constants_of(model, nodes)
     yield from _undeclared_domains(model, nodes)
@@ -100,7 +99,7 @@ def findings(path: Path, model: Model) -> Iterator[str]:
 
 
 def dynamic_inputs(model: Model) -> Iterator[str]:
-    """A sentence when the shape of an input is open, which no compiler for an NPU takes."""
+    """Yield a message if the shape of an input is open, which no compiler for an NPU supports."""
     constants = {tensor.name for tensor in model.graph.initializers}
     names = [
         value.name
@@ -114,7 +113,7 @@ def dynamic_inputs(model: Model) -> Iterator[str]:
 
 
 def _is_fixed(dim: int | str | None) -> bool:
-    return isinstance(dim, int) and dim >= 0  # some exporters write -1 for a free one
+    return isinstance(dim, int) and dim >= 0  # some exporters write -1 for an open one
 
 
 def _undeclared_domains(model: Model, nodes: Sequence[Node]) -> Iterator[str]:
@@ -162,7 +161,7 @@ def _is_scale(value: float) -> bool:
 
 
 def _values(file: File, tensor: Tensor) -> tuple[float, ...]:
-    """The numbers of a small tensor; none when they lie elsewhere or are of another type."""
+    """Return the numbers of a small tensor; none if they are in another file or of another type."""
     letter = struct_letter(tensor.data_type)
     size = byte_size(tensor.data_type, tensor.dims)
     if letter not in ("f", "e", "d") or tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:

@@ -1,6 +1,6 @@
-"""Protobuf's wire format, read without protobuf: fields one after the other, each skipped or entered.
+"""Protobuf's wire format, read without protobuf: a sequence of fields, each skipped or entered.
 
-Importing protobuf and onnx costs more time than looking at ten models here, and they read the weights with the graph.
+Importing protobuf and onnx takes longer than inspecting ten models here, and they read the weights with the graph.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
-# Bounded reads rather than a memory map: a mapped file that shrinks meanwhile ends the process with SIGBUS. The window
-# is small, since after every skipped tensor one is read that may be used for a few bytes only.
+# Bounded reads instead of mmap: a mapped file that shrinks meanwhile ends the process with SIGBUS. The window is small,
+# because after every skipped tensor one is read that may be used for only a few bytes.
 _WINDOW = 64 * 1024
 _LONGEST_HEADER = 20  # two varints: tag and length
 
@@ -17,7 +17,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class MalformedError(Exception):
-    """The bytes are not what the format allows."""
+    """The bytes violate the format."""
 
 
 class File:
@@ -30,7 +30,7 @@ class File:
         self._base = 0
 
     def window(self, position: int) -> tuple[bytes, int]:
-        """Bytes around *position* and where they begin: a whole field header at least, unless the file ends before."""
+        """Return bytes around *position* and their start: at least a whole field header, except at the end."""
         end = self._base + len(self._data)
         if not (self._base <= position and (position + _LONGEST_HEADER <= end or end == self.size)):
             self._handle.seek(position)
@@ -64,7 +64,7 @@ def varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """Negative numbers are written in two's complement of 64 bits."""
+    """Decode a negative number, which is written in two's complement of 64 bits."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 

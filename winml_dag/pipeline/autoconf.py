@@ -1,10 +1,10 @@
-"""The search for capabilities of optimize that help on the target, as a line of stages that is known beforehand.
+"""The search for optimize capabilities that help on the target, as a fixed line of stages.
 
     optimize.0 -> analyze.0 -> optimize.1 -> analyze.1 -> ... -> optimize.N -> analyze.N
 
-Every optimize reads the same model, and from the analyze before it all that has been discovered so far. Where that is
-no more than before, it has the key of the optimize before, and so has everything up to the end of the line: to have
-come to an end is a hit. The last optimize is what the rest of the build reads, and the last analyze judges it.
+Every optimize reads the same model and, from the analyze before it, all capabilities discovered so far. If there are no
+new ones, it has the same key as the previous optimize, and so do all later stages: a search that has converged is a
+cache hit. The rest of the build reads the last optimize, and the last analyze judges it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, 
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 
-# Named as it is because reasons name sources.
+# The name appears in reasons.
 BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(discovered.FILE, discovered.NOTHING),))
-# Each is two nodes of the graph, whether it adds something or not.
+# Each round adds two nodes to the graph, even if it discovers nothing.
 MOST_ROUNDS = 20
 
 
 def search_of(context: ResolveContext, target: Target, analyze: AnalyzeConfig | Skip) -> Search:
-    """Raises UsageError when the folder that is named for the user's own tables is none."""
+    """Return the search for *target*.
+
+    Raises:
+        UsageError: when the folder for the user's own tables is not a folder.
+    """
     if isinstance(analyze, Skip):
         return Search(BEGIN)
     places = table_places(target)
     for path in places:
         before_reading(path)
     there = tuple(path for path in places if path.is_file())
-    # The names in it say which tables there are.
+    # The file names in it decide which tables exist.
     folder = rule_folder(target)
     if folder is not None:
         before_reading(folder)
@@ -63,13 +67,13 @@ def analyze_config(
     *,
     standard_only: bool,
 ) -> AnalyzeConfig | Skip:
-    """What analyze is told; *standard_only* as for the config of optimize."""
+    """Return the config of analyze; *standard_only* as for the config of optimize."""
     wanted = context.overrides.analyze
     if wanted is False:
         return Skip("--no-analyze was given")
     if wanted is None and not context.recipe.auto:
         return Skip("auto is false in the recipe")
-    # Of a model that a stage of the recipe's own has changed on the way, optimize cannot be told anything.
+    # If a stage of the recipe changes the model in between, discoveries do not apply to the model that optimize reads.
     proposes = not isinstance(optimize, Skip) and _rounds(context) > 0 and "analyze" not in context.recipe.stages
     return AnalyzeConfig(
         analyze=AnalyzeFields(propose=proposes),
@@ -82,7 +86,7 @@ def analyze_config(
 
 
 def notices(target: Target, analyze: AnalyzeConfig | Skip, search: Search) -> Iterator[str]:
-    """What to know of a search beforehand."""
+    """Yield what the user should know about the search before it runs."""
     if not isinstance(analyze, Skip) and search.tables is None:
         yield (
             f"There is no table of what {target.ep.name} ({target.device}) takes, so nothing can be said of the "
@@ -102,14 +106,14 @@ def _allows_unsupported(context: ResolveContext) -> bool:
 
 
 def support_of(paths: tuple[Path, ...]) -> Source | None:
-    """The tables in *paths* as one source; None without any."""
-    # The place is in the name: the first one that knows an operator counts.
+    """Return the tables in *paths* as one source; None without any."""
+    # The index is in the name because the first table that lists an operator wins.
     files = tuple(SourceFile(f"{place:03}_{path.name}", path) for place, path in enumerate(paths))
     return Source("operator support", kinds.SUPPORT, files) if files else None
 
 
 def _quantized_to(quantize: QuantizeConfig) -> QuantizedTo | None:
-    """What the last quantization leaves. Without activations in other types, nodes stay what they are."""
+    """Return the types after the last quantization; None if activation types, and so the nodes, do not change."""
     fields = quantize.quant
     if fields.mode == "fp16":
         return QuantizedTo("float16", "float16", excluded=fields.nodes_to_exclude or ())

@@ -1,7 +1,6 @@
-"""Builds carried out: their stages run, and what came of each is put into its output folder, and noted.
+"""Run builds: run their stages, write the results to the output folders, and record them.
 
-Several are carried out as one graph. Each keeps what it has alone, so that one that is asked for alone later finds all
-up to date.
+Several builds run as one graph. Each keeps its own records, so a later build of only one of them is up to date.
 """
 
 from __future__ import annotations
@@ -43,8 +42,9 @@ if TYPE_CHECKING:
 
 
 def plan(planned: BuildGraph, store: Store, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
-    """What :func:`build` would do; nothing is run and nothing written. *explain* adds to reasons what a build leaves
-    out of them, because it takes looking through records.
+    """Return what :func:`build` would do, without running or writing anything.
+
+    *explain* adds details to reasons that a build skips, because they need a search through records.
     """
     started = time.monotonic()
     results = plan_graph(
@@ -54,21 +54,21 @@ def plan(planned: BuildGraph, store: Store, *, rebuild: bool = False, explain: b
 
 
 def build(planned: BuildGraph, driver: Driver) -> BuildResult:
-    """Bring the output folder of a build up to date, running only what is not already known.
+    """Bring the output folder of a build up to date, running only stages that are not cached.
 
-    A stage that fails is in the result, not raised; then the output folder is as it was, and what stages of the
-    recipe's own had finished is in its place.
+    A stage that fails is in the result, not raised. The output folder is then unchanged, but outputs of the recipe's
+    own stages that finished are published.
 
     Raises:
-        UsageError: when a file of somebody else's is in the way, before anything has run.
+        UsageError: when a file that is not owned is in the way, before anything runs.
         StoreError: when the cache or the output folder cannot be used.
-        KeyboardInterrupt: after children have been ended.
+        KeyboardInterrupt: after child processes have been stopped.
     """
     return driver.run_one(_BuildJob("", planned, driver))
 
 
 class _BuildJob(GraphJob[BuildResult]):
-    """A build, or the part of one that an edit can have reached."""
+    """A build, or the part of one that an edit can affect."""
 
     def __init__(self, label: str, planned: BuildGraph, driver: Driver) -> None:
         super().__init__(label, planned.graph, {**planned.sources, **planned.given}, planned.summary.scope)
@@ -84,7 +84,7 @@ class _BuildJob(GraphJob[BuildResult]):
     def refuse(self) -> None:
         folder = self._planned.summary.output_dir
         refuse_file(folder)
-        # Where another build is at the folder, who owns what is asked again at the end.
+        # If another build is changing the folder, ownership is checked again at the end.
         if not is_changing(folder):
             refuse_foreign(self._planned, self._store, overwrite=self._driver.options.overwrite)
         self._own = user_folder(self._planned, self._store)
@@ -106,7 +106,7 @@ class _BuildJob(GraphJob[BuildResult]):
         return needed_files(self._planned, {result.node.id: result for result in results})
 
     def finish(self, results: tuple[StageResult, ...], began: float) -> BuildResult:
-        """Put the files where their user finds them and note that, unless a stage failed."""
+        """Publish the files and record that, unless a stage failed."""
         planned, store, own, options = self._planned, self._store, self._own, self._driver.options
         finished = result_of(planned, results, time.monotonic() - began, others=planned.others)
         if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
@@ -128,19 +128,19 @@ class _BuildJob(GraphJob[BuildResult]):
         return _BuildJob(self.label, whole(self._planned, self._store), self._driver)
 
 
-# What a stage put out whose result a build refused: laid where its reader finds it, as the output folder stays what it
-# was.
+# The output of a stage whose result the build rejected is kept next to the failure logs, since the output folder does
+# not change.
 
 
 def _with_refused(results: Iterable[StageResult], store: Store) -> Iterator[StageResult]:
-    """*results*, those that were refused with the file that says why."""
+    """Yield *results*; rejected ones get the path of the file that explains why."""
     for result in results:
         kept = _kept(result, store) if result.status is Status.FAILED and result.record is not None else None
         yield result if kept is None else replace(result, kept=kept)
 
 
 def _kept(result: StageResult, store: Store) -> Path | None:
-    """Beside the logs of failures. None where there is no such file, or no room for it."""
+    """Copy the explaining file next to the failure logs. None if there is no such file, or no disk space for it."""
     assert result.record is not None
     name = STAGE_FILE.get(result.node.stage.name)
     entry = next((file for file in result.record.files() if file.name == name), None)
@@ -157,8 +157,10 @@ def _kept(result: StageResult, store: Store) -> Path | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a build among others. ``error``: why it was not carried out, or not put in place; a stage that
-    failed is in ``result``. Neither is there of one that was not begun because another had failed.
+    """The outcome of one build among others.
+
+    ``error``: why it could not run or be published; a stage that failed is in ``result``. Both are None for a build
+    that was not started because another had failed.
     """
 
     label: str
@@ -171,17 +173,17 @@ class Outcome:
 
     @property
     def stopped(self) -> bool:
-        """Whether stages of it were kept from running because another build had failed."""
+        """Whether some of its stages did not run because another build had failed."""
         if self.result is None:
             return self.error is None
         if self.result.failed:
             return False
-        # One that nobody wanted has no result.
+        # A step that is skipped by the recipe has no result.
         return any(view.status is Status.SKIPPED and view.result is not None for view in self.result.stages)
 
     @property
     def changed(self) -> bool:
-        """Whether anything ran or was put in place."""
+        """Whether anything ran or was published."""
         result = self.result
         return result is not None and (
             result.materialised.changed or any(view.status is Status.RAN for view in result.stages)
@@ -190,7 +192,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Census:
-    """How many stages several builds have: one by one, and as one graph, there also by the name of the stage."""
+    """How many stages several builds have: summed over separate builds, and by stage name in the merged graph."""
 
     builds: int
     apart: int
@@ -202,7 +204,7 @@ class Census:
 
 
 def merged(planned: Sequence[Planned]) -> Merged:
-    """The graph of all builds that have one; the ids in it are those of each build behind its label."""
+    """Return the merged graph of all builds that have one; node ids are prefixed with the build's label."""
     from winml_dag.engine.merge import Part, merge
 
     graphs = [(each.label, each.graph) for each in planned if isinstance(each.graph, BuildGraph)]
@@ -210,13 +212,15 @@ def merged(planned: Sequence[Planned]) -> Merged:
 
 
 def census(planned: Sequence[Planned]) -> Census:
-    """How much work *planned* are together."""
+    """Return the total number of stages of *planned*."""
     return census_of(merged(planned))
 
 
 def census_of(together: Merged) -> Census:
-    """How much work *together* is. Which stages turn out to have the same inputs is not known before; of the rounds of
-    optimize and analyze only the first is counted, since most are like it.
+    """Return the number of stages of *together*.
+
+    Which stages turn out to have equal inputs is not known in advance. Only the first round of optimize and analyze
+    counts, since most rounds repeat it.
     """
     firsts = {node.id: node.stage.name for node in first_rounds(together)}
     by_stage = Counter(firsts.values())
@@ -225,19 +229,19 @@ def census_of(together: Merged) -> Census:
 
 
 def first_rounds(together: Merged) -> Iterator[Node]:
-    """The nodes of *together* without further rounds of optimize and analyze."""
+    """Yield the nodes of *together* without later rounds of optimize and analyze."""
     return (node for node in together.graph.nodes if (round_of(node) or ("", 0))[1] == 0)
 
 
 def build_all(
     planned: Sequence[Planned], driver: Driver, done: Callable[[Outcome], None] = lambda _: None
 ) -> tuple[Outcome, ...]:
-    """Bring the output folders of all *planned*, whose labels differ, up to date; *done* is told of each at its end.
+    """Bring the output folders of all *planned* up to date; *done* is called with each outcome.
 
-    A build that fails keeps no other from going on, as long as the options of *driver* say so.
+    Labels must be unique. One failure does not affect the others if the options of *driver* say so.
 
     Raises:
-        KeyboardInterrupt: after children have been ended; what was put in place by then stays.
+        KeyboardInterrupt: after child processes have been stopped; results published by then stay.
     """
     jobs = [
         _BuildJob(each.label, each.graph, driver)
@@ -250,7 +254,7 @@ def build_all(
 
 
 class _RefusedJob(GraphJob[BuildResult]):
-    """A build that could not be planned: it fails like one that could not be placed."""
+    """A build that could not be planned: it fails like one that could not be published."""
 
     def __init__(self, label: str, error: WinmlDagError) -> None:
         super().__init__(label, Graph.of([], []), {}, "")

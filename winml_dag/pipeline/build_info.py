@@ -1,8 +1,7 @@
-"""How a build came to be, for its manifest: what was asked for, where its sources lay and which revision of the hub
-they are, what is installed, and the CI run.
+"""How a build was made, for its manifest: the request, its sources and their hub revisions, installed packages, CI run.
 
-None of this is in a key, and none of it is what was built: a manifest is not written anew because of it. It is what
-others want to know who get the result (:mod:`winml_dag.report.provenance`).
+None of this is in a key or describes the result, so a change does not rewrite a manifest. It is for people who receive
+the result (:mod:`winml_dag.report.provenance`).
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ if TYPE_CHECKING:
     from winml_dag.recipe.load import LoadedRecipe
 
 
-# What is installed of a distribution, as one digest: over those lines of its wheel's RECORD that are the same wherever
-# this wheel is installed.
+# The installed content of a distribution as one digest: over those lines of the wheel's RECORD that are the same
+# wherever the wheel is installed.
 #
-# The digest of the wheel itself is not known any more once it is installed. Its RECORD is, with the SHA-256 of every
-# file that the wheel had; an installer adds lines of its own, and none of these count: byte code, scripts outside of
-# the folder, and what it notes about itself. See
-# https://packaging.python.org/en/latest/specifications/recording-installed-packages/.
+# After installation the digest of the wheel itself is unknown. Its RECORD remains, with the SHA-256 of every file in
+# the wheel. Lines that the installer adds are skipped: byte code, scripts outside of the folder, and its own metadata.
+# See https://packaging.python.org/en/latest/specifications/recording-installed-packages/.
 
 
 _DIST_INFO = ".dist-info"
-# Below the folder dist-info: what an installer writes there of itself.
+# Files that an installer writes to the dist-info folder.
 _OF_INSTALLERS = frozenset({"INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_build.json", "uv_cache.json"})
 
 
 def wheel_records(versions: Mapping[str, str]) -> dict[str, str]:
-    """By distribution, 64 hex digits over what is installed here of it; those that are not, or in another version than
-    *versions* says, are left out.
+    """Return a digest (64 hex digits) of each installed distribution by its name.
+
+    Distributions that are not installed, or not in the version in *versions*, are skipped.
     """
     places = _installed(tuple(sys.path))
     found = {
@@ -61,7 +60,7 @@ def wheel_records(versions: Mapping[str, str]) -> dict[str, str]:
     return {name: digest for name, digest in found.items() if digest is not None}
 
 
-# Once in a process: a sweep has hundreds of builds, and torch has 10,000 lines.
+# Once per process: a sweep has hundreds of builds, and torch has 10,000 lines.
 @cache
 def _digest_of(record: Path) -> str | None:
     try:
@@ -71,13 +70,13 @@ def _digest_of(record: Path) -> str | None:
 
 
 def record_digest(text: str) -> str:
-    """64 hex digits over the lines of the RECORD *text* that its wheel had, sorted, each with its end."""
+    """Return 64 hex digits over the lines of the RECORD *text* that come from the wheel, sorted, with line ends."""
     lines = sorted(f"{line}\n" for line in text.replace("\\", "/").splitlines() if _is_of_the_wheel(line))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _is_of_the_wheel(line: str) -> bool:
-    # Taken apart by hand: there are 10,000 lines for torch, and a name with a comma is quoted and stays as it is.
+    # Split without the csv module for speed: torch has 10,000 lines. A quoted name with a comma stays intact.
     path, _, rest = line.rpartition(",")[0].rpartition(",")
     folder, _, name = path.rpartition("/")
     if not rest or "__pycache__/" in path or path.startswith(("../", "/")):
@@ -87,7 +86,7 @@ def _is_of_the_wheel(line: str) -> bool:
 
 @cache
 def _installed(path: tuple[str, ...]) -> dict[tuple[str, str], Path]:
-    """The RECORD of each distribution in the folders *path*, by normalised name and version; the first one wins."""
+    """Return the RECORD of each distribution in the folders *path*, by normalised name and version; the first wins."""
     found: dict[tuple[str, str], Path] = {}
     for name, version, folder in distributions_in(path):
         if folder.endswith(_DIST_INFO):
@@ -96,7 +95,7 @@ def _installed(path: tuple[str, ...]) -> dict[tuple[str, str], Path]:
 
 
 _PACKAGE = Path(__file__).parent.parent
-# In the cache of the hub: models--org--name/snapshots/<commit>.
+# In the hub's cache: models--org--name/snapshots/<commit>.
 _SNAPSHOT = re.compile(r"(?P<kind>models|datasets)--(?P<name>[^/\\]+)[/\\]snapshots[/\\](?P<revision>[0-9a-f]{40})")
 _CARD = "README.md"
 _CARD_BYTES = 64 << 10
@@ -105,9 +104,9 @@ _LICENSE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9][A-Za-z0-9.+-]*)['\"]?[
 
 
 def asked_for(loaded: LoadedRecipe | None, overrides: Overrides) -> JsonObject:
-    """The recipe as somebody wrote it, with what its file is, and the options of this run.
+    """Return the recipe as written, with the name and digest of its file, and the options of this run.
 
-    Stages of the recipe's own are left out, since each tells in the manifest what it was told: there may be thousands.
+    Stages of the recipe are skipped: there may be thousands, and the manifest records each one's config.
     """
     return {"recipe": None if loaded is None else _recipe(loaded), "options": _options(overrides)}
 
@@ -137,7 +136,7 @@ def _plain(value: object) -> JsonValue:
 
 
 def build_info(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
-    """What the manifest of a build that has just ended has under ``run``."""
+    """Return the value of ``run`` in the manifest of a build that has just ended."""
     tools = {
         name: version
         for result in results.values()
@@ -158,7 +157,7 @@ def build_info(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonO
 
 
 def told_of_source(source: Source, output_dir: Path) -> JsonObject:
-    """What *source* is and where it lay, as seen from *output_dir*."""
+    """Return the kind of *source* and its path relative to *output_dir*."""
     if not source.files:
         return {"kind": source.kind}
     first = source.files[0]
@@ -177,7 +176,7 @@ def told_of_source(source: Source, output_dir: Path) -> JsonObject:
 
 
 def _place(folder: Path, output_dir: Path) -> JsonObject:
-    """Where *folder* is to be found: by its revision on the hub, in our own package, or as seen from *output_dir*."""
+    """Return the location of *folder*: a hub revision, a path in this package, or a path relative to *output_dir*."""
     if (found := _SNAPSHOT.search(str(folder))) is not None:
         hub = {"kind": found["kind"], "name": found["name"].replace("--", "/"), "revision": found["revision"]}
         below = str(folder)[found.end() :].strip("/\\").replace("\\", "/")
@@ -188,7 +187,7 @@ def _place(folder: Path, output_dir: Path) -> JsonObject:
 
 
 def _license(folder: Path) -> JsonObject:
-    """What the card in *folder* says its license is: one word, as the hub has them."""
+    """Return the license that the model card in *folder* names: one identifier, in the hub's format."""
     try:
         with (folder / _CARD).open(encoding="utf-8", errors="replace") as file:
             front = _FRONT_MATTER.match(file.read(_CARD_BYTES))

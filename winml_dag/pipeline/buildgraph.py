@@ -1,7 +1,7 @@
-"""A build as a graph: what everything after planning works with, and all that reports say of a build.
+"""A build as a graph: the input of everything after planning, and everything that reports say about a build.
 
-Light on purpose: a build whose plan still stands is recalled as this value, without recipe, schema or stage
-declarations being imported.
+This module is light on purpose: a build whose plan is current is loaded as this value, without importing recipe, schema
+or stage declarations.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildSummary:
-    """What reports and manifests say of a build.
+    """What reports and manifests say about a build.
 
     Attributes:
         model_id: the model as the user named it.
-        origin: ``hf`` for a PyTorch model, ``onnx`` for one that is ONNX already, ``stages`` for a build without a
-            model, of a recipe's own stages; what tells of a model is None then.
-        execution_provider: the full name, as onnxruntime has it; ``ep`` is the one that users write.
-        output_dir: where the manifest goes, and all files of a model; a recipe's own stages put theirs where they say.
-        settings: the recipe with everything decided, as ``winml_build_config.json`` shows it.
-        declared: how many stages of its own the recipe has.
-        output_file: the one file in ``output_dir`` that the build is for, with its weights beside it; None when the
-            whole folder is.
-        also: further models beside ``output_file``, with which it shares a binary.
+        origin: ``hf`` for a PyTorch model, ``onnx`` for an ONNX model, ``stages`` for a build of a recipe's own stages
+            without a model; fields about the model are then None.
+        execution_provider: the full name in onnxruntime; ``ep`` is the one that users write.
+        output_dir: the folder for the manifest and all files of a model; a recipe's stages choose their own output
+            paths.
+        settings: the frozen recipe, as in ``winml_build_config.json``.
+        declared: how many stages the recipe declares.
+        output_file: the only file in ``output_dir`` that the build makes, with its weights next to it; None if it owns
+            the whole folder.
+        also: further models next to ``output_file`` that share a binary with it.
         notices: what the user should know before relying on the result, one sentence each.
-        components: of a composite model, ``task`` and ``precision`` of each component by its name.
-        asked: the recipe and the options that led here, for the manifest; empty where nobody noted them.
-        final_only: whether of the models only the finished one lies in ``output_dir``.
+        components: ``task`` and ``precision`` of each component of a composite model, by name.
+        asked: the recipe and the options of this build, for the manifest; empty if not recorded.
+        final_only: whether ``output_dir`` gets only the final model, no intermediate ones.
     """
 
     model_id: str | None
@@ -61,22 +62,22 @@ class BuildSummary:
 
     @property
     def scope(self) -> str:
-        """What a build is remembered under: its output folder or file, which is what its user knows it by."""
+        """The name that a build is recorded under: its output folder or file, by which the user identifies it."""
         return str(self.output_dir.resolve() / (self.output_file or ""))
 
     @property
     def place(self) -> Path:
-        """What is as it was when a build has failed: the folder, or the one file."""
+        """The path that a failed build leaves unchanged: the folder, or the one file."""
         return self.output_dir / (self.output_file or "")
 
     @property
     def model(self) -> Path:
-        """Where the model to ship lies in the end; of a composite model, that of the first component."""
+        """The final path of the model to ship; that of the first component in a composite model."""
         return self.models[0]
 
     @property
     def models(self) -> tuple[Path, ...]:
-        """Where all models to ship lie: one for each component, or that share a binary."""
+        """The final paths of all models to ship: one for each component, or those that share a binary."""
         if self.output_file is not None:
             names: Iterable[str] = (self.output_file, *self.also)
         else:
@@ -85,11 +86,11 @@ class BuildSummary:
 
     @property
     def models_by_component(self) -> Mapping[str, Path]:
-        """The same, of a composite model; empty of any other."""
+        """:attr:`models` by component for a composite model, else empty."""
         return dict(zip(self.components, self.models, strict=True)) if self.components else {}
 
     def part(self, component: str) -> BuildSummary:
-        """What there is to say of *component* alone."""
+        """Return the summary of *component* alone."""
         own = self.components[component]
         file = None if self.output_file is None else self.models_by_component[component].name
         return replace(
@@ -103,7 +104,7 @@ class BuildSummary:
 
     @property
     def headline(self) -> str:
-        """What is built, for the line that sums up a run."""
+        """What is built, for the summary line of a run."""
         if self.origin == "stages":
             return "1 stage" if self.declared == 1 else f"{self.declared} stages"
         where = self.ep if self.ep == self.device else f"{self.ep} {self.device}"
@@ -112,13 +113,13 @@ class BuildSummary:
 
     @property
     def up_to_date(self) -> str:
-        """What that line begins with when there is nothing to do."""
+        """The start of that line when there is nothing to do."""
         return f"Up to date: {self.headline}"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One place in the line of a build: the id of a node of the graph, or the reason why there is none."""
+    """One step in the line of a build: the id of a graph node, or the reason why it is skipped."""
 
     id: str
     stage: str
@@ -127,19 +128,19 @@ class Step:
 
 @dataclass(frozen=True)
 class BuildGraph:
-    """A build, ready to be run, or the part of one that an edit can have reached.
+    """A build ready to run, or the part of one that an edit can affect.
 
     Attributes:
-        steps: the line as people see it, stages that are left out included.
+        steps: the line that users see, including skipped stages.
         sources: the user's files by content, by the name of the source.
-        final: id of the node that puts out the model to ship; None in a build without a model.
-        looked_at: files and folders outside of the sources that had a say in this plan.
-        absent: paths where nothing was, and where a file would have had a say.
-        programs: of those that had a say, files that are programs, or are none yet: whether they may be run counts too.
-        given: artifacts that stages outside of this part have put out, by name.
-        placed: of a part, by stage, what the build before has put into the recipe's folder.
-        others: how many stages there are outside of this part, all of them up to date.
-        current_plan: the note that it was recalled from, or noted in; None when it cannot be noted.
+        final: the id of the node that outputs the model to ship; None in a build without a model.
+        looked_at: files and folders other than sources that influenced this plan.
+        absent: paths that did not exist, where a file would have influenced this plan.
+        programs: those of these paths that are executables or may become one: their execute permission matters, too.
+        given: artifacts that stages outside of this part have output, by name.
+        placed: for a part, the files that the previous build wrote to the recipe's folder, by stage.
+        others: how many stages are outside of this part, all of them up to date.
+        current_plan: the plan cache entry that it was loaded from or saved in; None when it cannot be saved.
     """
 
     summary: BuildSummary
@@ -157,17 +158,17 @@ class BuildGraph:
 
     @property
     def finals(self) -> tuple[str, ...]:
-        """The ids of all nodes that put out a model to ship: one for each component."""
+        """The ids of all nodes that output a model to ship: one for each component."""
         if self.final is None:
             return ()
         _, _, name = self.final.rpartition(".")
         return tuple(f"{component}.{name}" for component in self.summary.components) or (self.final,)
 
     def shows(self, node: Node, slot: str) -> bool:
-        """Whether what *node* puts out in *slot*, which users may see, lies in the output folder of this build."""
+        """Whether the output of *node* in *slot*, a published slot, is in the output folder of this build."""
         return not (self.summary.final_only and slot.endswith("model") and node.id not in self.finals)
 
     @property
     def folder(self) -> Path | None:
-        """The recipe's folder, in which stages of its own work; None when it has none."""
+        """The recipe's folder, in which its own stages work; None if there is none."""
         return next((node.folder for node in self.graph.nodes if node.folder is not None), None)

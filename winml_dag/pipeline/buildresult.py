@@ -1,4 +1,4 @@
-"""What became of a build: its line of stages, and what was put into its folder."""
+"""The result of a build: its line of stages, and the files written to its folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What became of a build. ``stages`` has one entry for every place in the line, those left out included;
-    ``like_before`` are rounds of optimize and analyze that came to what an earlier one did, or may follow;
-    ``cache_note`` is a sentence when the cache was kept to its limit, ``others`` the number of stages that were seen to
-    be up to date at a glance: they have no entry; ``traffic``: what went between here and remotes, if there are any.
+    """The result of a build.
+
+    Attributes:
+        stages: one entry for each step of the line, including skipped ones.
+        like_before: rounds of optimize and analyze that repeated an earlier result, or that may follow.
+        cache_note: a sentence if the cache was trimmed to its limit.
+        others: the number of stages that a quick check found up to date; they have no entry.
+        traffic: the transfers from and to remotes, if there are any.
     """
 
     build: BuildSummary
@@ -37,23 +41,21 @@ class BuildResult:
 
     @property
     def final_artifact(self) -> Path | None:
-        """The model to ship; None when the build did not get that far, is of stages without a model, or has a model
-        for each of several components.
-        """
+        """The model to ship; None if the build failed, has no model, or has one model per component."""
         several = self.build.output_file is None and len(self.build.models) > 1
         return None if self.failed or self.build.origin == "stages" or several else self.build.model
 
     @property
     def quantization(self) -> QuantizeResult | None:
-        """What quantization did; None when nothing is quantized, and of several components: each has its own."""
-        # Imported here: a build that is up to date tells nothing of it.
+        """The result of quantization; None if nothing is quantized, and for several components, which have one each."""
+        # Imported here: an up-to-date build does not report it.
         from winml_dag.pipeline.quantized import quantize_result
 
         return None if len(self.build.components) > 1 else quantize_result(self)
 
     @property
     def components(self) -> Mapping[str, BuildResult]:
-        """What became of each component of a composite model, by its name; empty for any other model."""
+        """The result of each component of a composite model, by its name; empty for any other model."""
         return {name: self._component(name) for name in self.build.components}
 
     def _component(self, name: str) -> BuildResult:
@@ -73,7 +75,7 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class StageView:
-    """One place in the line of a build as reports show it; ``result`` is None for a stage that is left out."""
+    """One step in the line of a build as reports show it; ``result`` is None for a skipped stage."""
 
     id: str
     stage: str
@@ -97,7 +99,7 @@ class StageView:
 def result_of(
     planned: BuildGraph, results: tuple[StageResult, ...], elapsed_seconds: float, *, others: int = 0
 ) -> BuildResult:
-    """What *results* say of the line of a build."""
+    """Return the result of a build from *results* of its nodes."""
     parted = folded(results)
     line = tuple(_views(planned, parted.told))
     like_before = tuple(map(StageView.of, parted.like_before))
@@ -105,7 +107,7 @@ def result_of(
 
 
 def _views(planned: BuildGraph, told: Sequence[StageResult]) -> Iterator[StageView]:
-    """The line of a build with what became of each place that is *told* of."""
+    """Yield the line of a build: each skipped step, and each step with a result in *told*."""
     by_id = {result.node.id: result for result in told}
     for step in planned.steps:
         if step.skipped is not None:
@@ -115,7 +117,7 @@ def _views(planned: BuildGraph, told: Sequence[StageResult]) -> Iterator[StageVi
 
 
 def views_named(result: BuildResult, name: str) -> list[StageView]:
-    """The places in the line that *name* means: an id, the name of a stage, or that of a component.
+    """Return the steps that *name* selects: an id, the name of a stage, or that of a component.
 
     Raises:
         UsageError: if there is none.

@@ -1,4 +1,4 @@
-"""Where the activation ranges of a build come from: data of the user's, random data, or a file of ranges."""
+"""The source of a build's activation ranges: the user's data, random data, or a file of ranges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.samples import IMAGE_COLUMN, TABLES, TEXT_COLUMNS, kind_of
 
-# Which packages read what, and what brings them.
+# Packages that read each kind of data, and the extra that installs them.
 _PACKAGES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "text": (("transformers", "tokenizers", "sentencepiece"), "hf"),
     "images": (("transformers", "pillow"), "hf"),
@@ -33,16 +33,16 @@ _PACKAGES: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 _OPTIONAL = ("sentencepiece",)
 
-# How the columns of data sets for a task are usually called, where they are not called text and image.
+# Usual column names of data sets for a task, where they are not text and image.
 _COLUMNS_OF_TASKS: Mapping[str, Mapping[str, str]] = {
     "question-answering": {"text": "question", "text_pair": "context"},
 }
 
-# With ranges from a file there is nothing that these could be about. Data is there to validate on.
+# These need calibration, so they conflict with ranges from a file. Data does not: it is used for validation.
 _OF_CALIBRATION = ("save_calibration", "calibration_save_path")
 
 
-# What names data, or says how it is read.
+# Fields that name data or describe how to read it.
 _OF_DATA = {
     "calibration_data",
     "dataset_name",
@@ -56,14 +56,14 @@ _OF_DATA = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a build is calibrated with, and validated on; all None for random data.
+    """The data that a build is calibrated with and validated on; all None for random data.
 
     Attributes:
-        data: arrays, texts, images or tables; ``processor`` turns all but arrays into inputs.
-        columns: of tables, which is what; None for other data.
-        ranges: a file of ranges, in whose place nothing is calibrated; data is validated on all the same.
-        save_path: where the ranges are put, as a path in the recipe's folder; None for nowhere.
-        looked_at: files and folders that decided which files these are.
+        data: arrays, texts, images or tables; ``processor`` converts all except arrays to inputs.
+        columns: for tables, the meaning of each column; None for other data.
+        ranges: a file of ranges that replaces calibration; data is still used for validation.
+        save_path: where to write the ranges, relative to the recipe's folder; None for nowhere.
+        looked_at: files and folders that decided the choice of these files.
     """
 
     data: Source | None = None
@@ -77,11 +77,12 @@ class Calibration:
 def find_calibration(
     context: ResolveContext, model: Model, quant: Quant, task: str | None, *, download: bool
 ) -> Calibration:
-    """What *quant* names, none of it read yet but a data set's card and the head of a file of ranges.
+    """Find the files that *quant* names, reading only a data set's card and the head of a file of ranges.
 
     Raises:
         RecipeError: for settings that contradict each other.
-        InputError: for what is missing; UsageError: for a package that is.
+        InputError: for a missing file.
+        UsageError: for a missing package.
     """
     static = quant.mode == "static"
     ranges = _ranges(context, quant) if static and quant.calibration_load_path is not None else None
@@ -100,14 +101,14 @@ def find_calibration(
 
 
 def data_of(section: Quant | None) -> Quant | None:
-    """What *section* says of data, for a build that quantizes nothing and is validated on that; None without data."""
+    """Return the data fields of *section*, for a build that validates but does not quantize; None without data."""
     if section is None or (section.calibration_data is None and section.dataset_name is None):
         return None
     return Quant.from_dict(section.model_dump(mode="json", include=_OF_DATA, exclude_unset=True))
 
 
 def packages_of(data: Source | None, processor: Source | None) -> Iterator[str]:
-    """What turns *data* into numbers, besides what every calibration needs."""
+    """Yield the packages that convert *data* to numbers, other than those that every calibration needs."""
     if data is None:
         return
     kind = str(kind_of(data.files[0].name))
@@ -117,7 +118,7 @@ def packages_of(data: Source | None, processor: Source | None) -> Iterator[str]:
 
 
 def require_packages(kind: str) -> None:
-    """Raise UsageError when what reads data of *kind* is not installed."""
+    """Raise UsageError when a package that reads data of *kind* is not installed."""
     packages, extra = _PACKAGES.get(kind, ((), ""))
     for name in packages:
         if name not in _OPTIONAL and distribution_version(name) is None:
@@ -151,13 +152,13 @@ def _ranges(context: ResolveContext, quant: Quant) -> Source:
 
 
 def _found_with(path: Path) -> Mapping[str, object]:
-    """By field of ``quant``, what the ranges in the file *path* were found with."""
+    """Return the settings, by field of ``quant``, that the ranges in the file *path* were made with."""
     before_reading(path)
     try:
         ranges = read_json(path)
         came = ranges["from"]
         found = {"calibration_method": str(ranges["method"]), "seed": came["seed"]}
-        # Data has no distribution, and settings that are written out in full say one all the same.
+        # Real data has no distribution, but a fully written recipe still names one.
         return found if came["distribution"] is None else {**found, "distribution": came["distribution"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -168,7 +169,7 @@ def _found_with(path: Path) -> Mapping[str, object]:
 
 
 def _save_path(text: str) -> str:
-    """The path as it is used: in the recipe's folder, so that what belongs to a recipe lies with it."""
+    """Return the normalized path; it must be in the recipe's folder, so that a recipe's files stay together."""
     name = posixpath.normpath(text.replace("\\", "/"))
     problem = None
     if name.startswith(("/", "~", "../")) or name in ("..", ".") or text.endswith("/"):
@@ -198,17 +199,18 @@ def _data(context: ResolveContext, quant: Quant, *, download: bool) -> tuple[Sou
 
 
 def columns_of(quant: Quant, task: str | None) -> Mapping[str, str]:
-    """Of tables, which column is what: as *quant* says, else as data sets for *task* usually have it."""
+    """Return the meaning of a table's columns: from *quant*, else the usual names of data sets for *task*."""
     return dict(quant.columns_mapping) or dict(_COLUMNS_OF_TASKS.get(quant.task or task or "", {}))
 
 
 def processor_of(
     context: ResolveContext, model: Model, quant: Quant, kind: str, columns: Mapping[str, str] | None, *, download: bool
 ) -> ModelFolder | None:
-    """The folder whose tokenizer and image processor are used for data of *kind*; None where none are.
+    """Return the folder whose tokenizer and image processor are used for data of *kind*; None if none is needed.
 
     Raises:
-        UsageError: when there has to be one, and there is none; InputError: when it is missing.
+        UsageError: when one is required and the model has none.
+        InputError: when it is missing.
     """
     needed = kind in ("text", "images") or bool({*TEXT_COLUMNS, IMAGE_COLUMN} & (columns or {}).keys())
     if not needed and kind not in TABLES:

@@ -1,7 +1,6 @@
-"""The run of a CI system that we are in, as the system's own variables tell it: who built something, for whom it may
-concern later.
+"""The current CI run, according to the CI system's environment variables: who built something.
 
-Only addresses and a commit, and no secret: what a person has put before the ``@`` of an address is left out.
+It has only URLs and a commit, no secrets: credentials before the ``@`` of a URL are removed.
 """
 
 from __future__ import annotations
@@ -14,10 +13,13 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 @dataclass(frozen=True)
 class CiRun:
-    """Attributes:
-    builder: the address of what carries out such runs: a workflow, a pipeline, a runner.
-    run: the address of this run.
-    repository: the address of what is built; ``revision``: its commit. Both are empty where the system does not say.
+    """A run of a CI system.
+
+    Attributes:
+        builder: the URL of what executes the run: a workflow, a pipeline, a runner.
+        run: the URL of this run.
+        repository: the URL of the repository; ``revision``: its commit. Both are empty if the system does not report
+            them.
     """
 
     builder: str
@@ -27,7 +29,7 @@ class CiRun:
 
 
 def ci_run(environment: Mapping[str, str] | None = None) -> CiRun | None:
-    """The run of GitHub Actions (and those that are like it), Azure Pipelines or GitLab; None outside of these."""
+    """Return the run of GitHub Actions (and compatible systems), Azure Pipelines or GitLab; None outside of these."""
     told = os.environ if environment is None else environment
     for find in (_github, _azure, _gitlab):
         if (found := find(told)) is not None:
@@ -75,11 +77,11 @@ def _gitlab(told: Mapping[str, str]) -> CiRun | None:
 
 
 def _below(address: str, path: str) -> str:
-    """*path* below *address*; empty unless both are there."""
+    """Return *path* below *address*; empty if either is empty."""
     return f"{_plain(address).rstrip('/')}/{quote(path, safe='/@')}" if address and path else ""
 
 
 def _plain(address: str) -> str:
-    """*address* without a name and a password."""
+    """Return *address* without credentials."""
     parts = urlsplit(address)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,7 +1,7 @@
-"""Take a build's results away again: exactly the files that its manifest says are ours and that nobody has edited.
+"""Remove a build's results: exactly the files that its manifest lists and that nobody has edited.
 
-The manifest goes last: stopped half-way, the rest is still known to be ours, and cleaning again removes it. What was
-edited stays and belongs to whoever edited it; without a manifest no build will replace it.
+The manifest is removed last: if cleaning is interrupted, running it again removes the rest. Edited files stay and are
+no longer owned; without a manifest no build replaces them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from winml_dag.store.store import Store
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What was done, or would be.
+    """What was removed, or would be.
 
     Attributes:
-        removed: files, in the order in which they went.
-        edited: files of ours that somebody has changed since; they stay.
+        removed: files, in the order of removal.
+        edited: owned files that have been changed since; they stay.
         found: whether there was a manifest at all.
     """
 
@@ -43,20 +43,20 @@ class Cleaned:
 
 
 def clean(folder: Path, store: Store, *, recipe: Path | None = None, dry_run: bool = False) -> Cleaned:
-    """Remove what the last build left in *folder*, and what the own stages of *recipe* put into its folder.
+    """Remove what the last build wrote to *folder*, and what the stages of *recipe* wrote to its folder.
 
-    Waits for a build that is writing there. The cache stays as it is.
+    Waits for a build that is writing there. The cache does not change.
 
     Raises:
-        UsageError: when stages of a recipe put files elsewhere, and it is not given.
-        StoreError: when a file cannot be removed; the manifest is still there then.
+        UsageError: when stages of a recipe wrote files elsewhere, and *recipe* is None.
+        StoreError: when a file cannot be removed; the manifest is then still there.
     """
     if dry_run:
         return _clean(folder, store, recipe, dry_run=True)
     if not folder.is_dir():
         return Cleaned(found=False)
     with store.claim(folder_key(folder)):
-        # A killed build may have put some files, and no manifest yet.
+        # A killed build may have written some files but no manifest.
         finish_change(folder, store.changes)
         return _clean(folder, store, recipe, dry_run=False)
 
@@ -74,7 +74,7 @@ def _clean(folder: Path, store: Store, recipe: Path | None, *, dry_run: bool) ->
             ours.append((at, entry.name))
         elif os.path.lexists(path):
             edited.append(path)
-    # The settings are written together with the manifest, which has their hash in place of an entry.
+    # The settings are written together with the manifest, which has their hash instead of an entry.
     settings = folder / BUILD_CONFIG
     if below.is_file(BUILD_CONFIG) and _is_settings_of(settings, manifest):
         ours.append((below, BUILD_CONFIG))
@@ -95,12 +95,12 @@ def _clean(folder: Path, store: Store, recipe: Path | None, *, dry_run: bool) ->
 
 
 def _listed(below: Below, manifest: Manifest, recipe: Path | None) -> Iterator[tuple[Below, FileEntry]]:
-    """What *manifest* says a build has put, each with the folder that it lies in."""
+    """Yield the files that *manifest* lists, each with its folder."""
     yield from ((below, entry) for entry in manifest.files)
     if not manifest.placed:
         return
     if recipe is None:
-        # The manifest may come from others: it names no folder for us to remove files from.
+        # The manifest may be untrusted: a folder that it names is not used for removal.
         raise UsageError(
             f"Stages of a recipe's own have put files into its folder, and {below.folder / MANIFEST} alone is not "
             "believed where that is.",
@@ -123,7 +123,7 @@ def _is_settings_of(path: Path, manifest: Manifest) -> bool:
 
 
 def _remove_empty_folders(removed: Iterable[tuple[Below, str]]) -> None:
-    """Remove the folders that *removed* have left empty."""
+    """Remove the folders that are empty after removing *removed*."""
     for at, name in removed:
         for parent in parents(name):
             try:

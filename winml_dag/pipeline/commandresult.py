@@ -1,4 +1,4 @@
-"""What became of a command for one stage, put together from the records of its stages; quantize says more of itself."""
+"""The result of a command for one stage, assembled from the records of its stages; quantize has a result of its own."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _NO_METRICS: JsonObject = {}
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What became of a command.
+    """The result of a command.
 
     Attributes:
-        success: whether it ended well.
-        output_path: the file that it made; None when it failed, and of validate, which makes none.
+        success: whether it succeeded.
+        output_path: the file that it made; None when it failed, and for validate, which makes none.
         also_paths: further models that share a binary with it.
-        total_time_seconds: of this call as a whole.
-        elapsed_seconds: of the command's stage, when its work was done.
-        cached: whether its stage did not run, because its result was known.
-        metrics: what its stage measured.
-        validation: what validate measured of the result; None when that was not asked for.
+        total_time_seconds: the duration of this whole call.
+        elapsed_seconds: the duration of the command's stage when it ran.
+        cached: whether the result of its stage comes from the cache.
+        metrics: the metrics of its stage.
+        validation: what validate measured on the result; None when that was not requested.
         errors: why it failed, one sentence each.
         warnings: what to know before relying on the result, one sentence each.
     """
@@ -47,7 +47,7 @@ class CommandResult:
 
     @property
     def quality(self) -> Quality | None:
-        """How far the result is from what it was made from; None where nothing was measured against something."""
+        """How far the result is from its source model; None if nothing was compared."""
         return None if self.validation is None else Quality.from_json(self.validation.get("quality"))
 
     def to_json(self) -> JsonObject:
@@ -58,7 +58,7 @@ class CommandResult:
 
 
 def command_result(result: BuildResult, command: str) -> CommandResult:
-    """What became of *command*, whose stage has its name, in *result*."""
+    """Return the result of *command*, whose stage has the same name, from *result*."""
     main = main_view(result, command)
     validation = next((view for view in result.stages if view.stage == "validate"), None)
     done = [view.result for view in result.stages if view.result is not None]
@@ -79,13 +79,13 @@ def command_result(result: BuildResult, command: str) -> CommandResult:
 
 
 def main_view(result: BuildResult, command: str) -> StageView:
-    """The stage that *command* is about; what is optimized in place of being compiled is told as such."""
+    """Return the main stage of *command*; if the model was optimized instead of compiled, that is optimize."""
     names = (command, "optimize", "finalize")
     return next(view for name in names for view in result.stages if view.stage == name and view.result is not None)
 
 
 def validation_result(done: Measurement) -> CommandResult:
-    """What became of a validation, which makes no file: what it measured is its result."""
+    """Return the result of a validation, which makes no file: its measurements are the result."""
     report = done.report
     record, warnings = done.results[0].record, report.get("warnings")
     return CommandResult(

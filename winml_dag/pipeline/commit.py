@@ -1,17 +1,17 @@
-"""Change a folder as a whole or not at all, leaving alone every file that is not ours.
+"""Change a folder as a whole or not at all, leaving every file that is not owned untouched.
 
-The folder may hold files of the user's, so it cannot simply be replaced by another. Instead the new files are
-prepared in a hidden folder beside their places; writing a journal is the moment from which the change counts. Before
-it, nothing has happened. After it, the change is carried out file by file, and a process that finds the journal of one
-that was killed carries it out to the end. A failure on the way (a file that another program keeps open) has everything
-taken back, which the journal says by another name, so that this too can be finished by another.
+The folder may hold files of the user, so it cannot simply be replaced by another. Instead the new files are prepared in
+a hidden folder inside it, and writing a journal commits the change. Before that, nothing has changed. After it, the
+change is applied file by file, and a process that finds the journal of a killed one completes it. If a step fails (for
+example because another program keeps a file open), all steps are undone; the journal is renamed first, so that another
+process can complete the undo, too.
 
-Every step moves a file between its place, ``new`` and ``old``, and where files lie tells which steps are done. So any
-step may be tried again, in either direction, and nothing is lost before the change is complete.
+Every step moves a file between its path, ``new`` and ``old``, and the location of files shows which steps are done. So
+any step can be repeated, in either direction, and nothing is lost before the change is complete.
 
-The journal lies in the cache: whatever somebody else put into the folder, or packed into an archive with it, tells us
-nothing to do. It names the part of the hidden folder that is its own by a random token, so it is not taken for that of
-another folder that lies there later. What no journal of this cache speaks of is rubbish.
+The journal is in the cache: nothing that others put into the folder, or that comes with it in an archive, is trusted.
+The journal names its part of the hidden folder by a random token, so it never applies to another folder that is later
+at the same path. Prepared files without a journal in this cache are garbage.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PREPARED = ".winml-dag-new"
 
 @dataclass(frozen=True)
 class Change:
-    """Names to put in place (prepared under the same names) and names to take away."""
+    """Names to write (prepared under the same names) and names to remove."""
 
     put: tuple[str, ...]
     remove: tuple[str, ...]
@@ -45,8 +45,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Materialised:
-    """What had to be done: names written for the first time, put back after somebody changed or deleted them, taken
-    away; and among those written or put back, the names of copies where links were asked for and could not be made.
+    """What changed: names written for the first time, restored after an edit or deletion, and removed.
+
+    ``not_linked``: those of the written or restored names that are copies, because links were requested but could not
+    be made.
     """
 
     written: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class Materialised:
         return bool(self.written or self.restored or self.removed)
 
     def and_then(self, other: Materialised) -> Materialised:
-        """What both did."""
+        """Return both changes as one."""
         return Materialised(
             self.written + other.written,
             self.restored + other.restored,
@@ -69,19 +71,20 @@ class Materialised:
 
 
 def folder_key(folder: Path) -> str:
-    """What all who write to one output folder hold against each other while they do."""
+    """Return the lock key that all writers of one output folder share."""
     return hashlib.sha256(f"output folder\n{folder.resolve()}".encode()).hexdigest()
 
 
 def change_folder(
     folder: Path, journals: Path, prepare: Callable[[Path], Iterable[str]], remove: Iterable[str] = ()
 ) -> Change:
-    """Let *prepare* fill a folder with new files, then put them into *folder* and take *remove* away, as one change.
-    *journals*: where the cache keeps those of all folders.
+    """Let *prepare* fill a folder with new files, then move them into *folder* and remove *remove*, as one change.
+
+    *journals*: the folder in the cache for the journals of all folders.
 
     Raises:
-        StoreError: with *folder* as it was, when it cannot be written, a link is on the way to one of the files, the
-            disk is full or a file is in use.
+        StoreError: with *folder* unchanged, when it cannot be written, a link is in the path of a file, the disk is
+            full or a file is in use.
     """
     token = secrets.token_hex(8)
     new = f"{_PREPARED}/{token}/new"
@@ -97,7 +100,7 @@ def change_folder(
         changing.begin()
     except BaseException as error:
         _discard(folder)
-        # Fetching from the store speaks of the store; here it is the output folder that has to be named.
+        # Errors while fetching name the store; here the output folder is the cause.
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, OSError):
             raise _cannot_write(folder, cause) from error
@@ -107,16 +110,15 @@ def change_folder(
 
 
 def is_changing(folder: Path) -> bool:
-    """Whether a change of *folder* has begun and not ended: another process is at it, or one was killed."""
+    """Whether a change of *folder* is unfinished: another process is applying it, or one was killed."""
     return os.path.lexists(folder / _PREPARED)
 
 
 def finish_change(folder: Path, journals: Path) -> None:
-    """Carry out to the end a change that a killed process had begun; throw away one that it had only prepared, and all
-    that others have left under the name of one.
+    """Complete a change that a killed process had committed; discard one that was only prepared, and other leftovers.
 
     Raises:
-        StoreError: when that cannot be done.
+        StoreError: when that fails.
     """
     if not is_changing(folder):
         return
@@ -130,7 +132,7 @@ def finish_change(folder: Path, journals: Path) -> None:
 
 
 class _Changing:
-    """*change* of *folder*, whose files are prepared under *token*."""
+    """A *change* of *folder*, whose files are prepared under *token*."""
 
     def __init__(self, folder: Path, journals: Path, token: str, change: Change) -> None:
         self._folder = folder
@@ -141,7 +143,7 @@ class _Changing:
 
     @property
     def is_there(self) -> bool:
-        """Whether what was prepared for it is."""
+        """Whether the prepared files exist."""
         try:
             status = self._below.status(f"{_PREPARED}/{self._token}")
         except OSError:
@@ -149,7 +151,7 @@ class _Changing:
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def begin(self) -> None:
-        """From here on it counts."""
+        """Commit the change by writing its journal."""
         value = {"token": self._token, "put": self._change.put, "remove": self._change.remove}
         write_whole(self._journal, json.dumps(value).encode())
 
@@ -161,7 +163,7 @@ class _Changing:
                     self._below.move(self._new(name), name)
             for name in self._change.remove:
                 self._set_aside(name)
-            # The journal goes first: from here on the change is complete and only rubbish is left.
+            # Remove the journal first: now the change is complete and only garbage remains.
             self._journal.unlink()
         except OSError as error:
             self.take_back()
@@ -169,10 +171,10 @@ class _Changing:
         _discard(self._folder)
 
     def take_back(self) -> None:
-        """Bring the folder back to what it was before the change.
+        """Restore the folder to its state before the change.
 
         Raises:
-            StoreError: when that fails too; whoever looks at the folder next tries again.
+            StoreError: when that fails too; the next process that uses the folder tries again.
         """
         change = self._change
         try:
@@ -193,30 +195,32 @@ class _Changing:
         _discard(self._folder)
 
     def _set_aside(self, name: str, *, stays: bool = False) -> None:
-        """Keep the old file until the change is complete. One that *stays* is in its place too until another takes it,
-        where links can be made: whoever looks there meanwhile, or after a kill, finds a file.
+        """Keep the old file until the change is complete.
+
+        If it *stays*, it also keeps its name until another file replaces it, where links are supported: a reader always
+        finds a file, even after a kill.
         """
         status = self._below.status(name)
         if status is None or self._below.status(self._old(name)) is not None:
             return
         if stat.S_ISDIR(status.st_mode):
-            # Not ours, whatever its name; setting it aside would end in removing all that is in it.
+            # A folder is never owned, whatever its name; setting it aside would end in removing all its contents.
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._folder / name))
         if not (stays and self._link(name)):
             self._below.move(name, self._old(name))
 
     def _link(self, name: str) -> bool:
-        """Whether the file in place has another name now, under which it stays."""
+        """Link the current file to its ``old`` name; returns whether that worked."""
         try:
             self._below.link(name, self._old(name))
-        except (OSError, NotImplementedError):  # the file system or the system has no such links, or not to this file
+        except (OSError, NotImplementedError):  # hard links are not supported, or not for this file
             return False
         return True
 
     def _is_there(self, name: str) -> bool:
         try:
             return self._below.status(name) is not None
-        except OSError:  # the way to it is what the change failed at
+        except OSError:  # the same error that made the change fail
             return False
 
     def _new(self, name: str) -> str:
@@ -227,19 +231,19 @@ class _Changing:
 
 
 def _discard(folder: Path) -> None:
-    # What another program keeps open on Windows stays, and is thrown away by the next build.
+    # On Windows, files that another program keeps open stay; the next build removes them.
     with suppress(OSError):
         Below(folder).remove_all(_PREPARED)
 
 
 def _journals(folder: Path, journals: Path) -> tuple[Path, Path]:
-    """Where the journal of *folder* is: while a change is carried out, and while it is taken back."""
+    """Return the paths of the journal of *folder*: while a change is applied, and while it is undone."""
     key = folder_key(folder)
     return journals / f"{key}.json", journals / f"{key}.back.json"
 
 
 def _begun(folder: Path, journals: Path, journal: Path) -> _Changing | None:
-    """The change that *journal* speaks of; None where there is none, or the folder has gone that it spoke of."""
+    """Return the change that *journal* describes; None if there is none, or the folder it describes is gone."""
     try:
         value = read_json(journal)
         changing = _Changing(folder, journals, value["token"], Change(tuple(value["put"]), tuple(value["remove"])))

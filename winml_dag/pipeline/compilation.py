@@ -1,4 +1,4 @@
-"""What compile is told: the section of a recipe with the options of a run in it, checked against the target."""
+"""The config of compile: the recipe section with the options of a run, checked against the target."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _CHIP = {"soc_model", "htp_arch"}
 
 
 def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue], target: Target) -> Recipe:
-    """*recipe* with the fields of ``compile`` that this run asks for otherwise.
+    """Return *recipe* with the fields of ``compile`` overridden by *settings*.
 
-    Provider options are added to those of the recipe, one by one. What this run says of the chip holds, in whichever of
-    the two forms the recipe says it. Paths in *settings* are relative to the current folder.
+    Provider options are merged one by one. This run's choice of chip overrides both forms in which the recipe can give
+    it. Paths in *settings* are relative to the current folder.
 
     Raises:
-        RecipeError: for a field or value that is none.
+        RecipeError: for an unknown field or invalid value.
     """
     if not settings:
         return recipe
     section = recipe.compile
     if section is None:
-        # Null leaves compiling out, whatever sessions are told; a section that is not there says nothing.
+        # Null disables compiling, whatever the session options; a missing section does not.
         section = Compile(enable_ep_context=False) if "compile" in recipe.model_fields_set else Compile()
     asked = Compile.from_dict(settings)
     said = _said(asked)
@@ -53,16 +53,16 @@ def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue], tar
 
 
 def _said(asked: Compile) -> frozenset[str]:
-    """The options of the NPU that *asked* names in either form; who names a chip or its architecture names both."""
+    """Return the NPU options that *asked* sets in either form; a chip and its architecture count as both."""
     fields = {option_of(name) for name in NPU_SETTINGS if getattr(asked, name) is not None}
     said = fields | asked.provider_options.keys()
     return frozenset(said | _CHIP if said & _CHIP else said)
 
 
 def compile_config(context: ResolveContext, target: Target) -> CompileConfig | Skip:
-    """The config of compile, or why it is left out.
+    """Return the config of compile, or why it is skipped.
 
-    It runs for a target that compiles, unless the command line or the recipe says otherwise.
+    It runs for a target that compiles, unless an argument or the recipe disables it.
     """
     recipe, overrides = context.recipe, context.overrides
     section = recipe.compile
@@ -83,7 +83,7 @@ def compile_config(context: ResolveContext, target: Target) -> CompileConfig | S
         CompileFields(
             execution_provider=target.ep.name,
             device=target.device,
-            # Files are an input, by content: what they are called and where they lie is no part of a key.
+            # Files are inputs, by content: their names and paths are not part of a key.
             provider_options={name: value for name, value in options.items() if name not in named},
             embed_context=section.embed_context,
             compiler=section.compiler,
@@ -92,11 +92,11 @@ def compile_config(context: ResolveContext, target: Target) -> CompileConfig | S
 
 
 def sdk_of(context: ResolveContext, compiled: CompileConfig | Skip) -> QairtSdk | None:
-    """The SDK that compiles, for the compiler qairt.
+    """Return the SDK of the compiler qairt.
 
     Raises:
-        UsageError: when none is named, the folder is none, or the SDK cannot be told what is asked for.
-        InputError: when the folder is not there.
+        UsageError: when none is named, the path is not a folder, or the SDK does not support a setting.
+        InputError: when the folder does not exist.
     """
     section = context.recipe.compile
     if isinstance(compiled, Skip) or compiled.compile.compiler != "qairt" or section is None:
@@ -121,11 +121,12 @@ def sdk_of(context: ResolveContext, compiled: CompileConfig | Skip) -> QairtSdk 
 
 
 def finalize_config(context: ResolveContext, compiled: CompileConfig | Skip) -> FinalizeConfig:
-    """The config of finalize, which holds a compiled model against ``compile.require_full_offload``: so that turning
-    that on compiles nothing again.
+    """Return the config of finalize, which checks a compiled model for ``compile.require_full_offload``.
+
+    The check is in finalize, so enabling it does not compile again.
 
     Raises:
-        UsageError: when nothing is compiled, though it was not this run that said so.
+        UsageError: when a field needs a compiled model, but nothing is compiled and this run did not disable compiling.
     """
     section = context.recipe.compile
     required = section is not None and section.require_full_offload
@@ -139,7 +140,7 @@ def finalize_config(context: ResolveContext, compiled: CompileConfig | Skip) -> 
 
 
 def provider_options(context: ResolveContext, target: Target) -> Mapping[str, str]:
-    """All options for the provider, the target's defaults among them."""
+    """Return all provider options, including the target's defaults."""
     section = context.recipe.compile
     if section is None:
         return complete_options(target, {})
@@ -150,7 +151,7 @@ def provider_options(context: ResolveContext, target: Target) -> Mapping[str, st
 
 
 def file_option_names(context: ResolveContext, target: Target) -> frozenset[str]:
-    """The options given in the recipe whose value names a file: those known to, and those that the recipe says do."""
+    """Return the recipe's options whose value is a file path: the built-in ones, and those that the recipe declares."""
     section = context.recipe.compile
     if section is None:
         return frozenset()
@@ -158,11 +159,11 @@ def file_option_names(context: ResolveContext, target: Target) -> frozenset[str]
 
 
 def option_files(context: ResolveContext, target: Target) -> Source | None:
-    """The files that provider options name, each under its option's name: they are inputs like any other.
+    """Return the files that provider options name, each under its option's name: they are ordinary inputs.
 
     Raises:
-        InputError: for one that is not there.
-        UsageError: for a key in ``provider_option_file_keys`` that is no option.
+        InputError: for a missing file.
+        UsageError: for a key in ``provider_option_file_keys`` that is not an option.
     """
     section = context.recipe.compile
     if section is None:

@@ -1,6 +1,6 @@
-"""What compilation did in a build, from the record of its stage: parts, what stayed on the CPU, the binary.
+"""The result of compilation in a build, from the record of its stage: partitions, nodes left on the CPU, the binary.
 
-Times are those of the work when it was done; ``cached`` says that this build took it from the cache.
+Times are those of the original run; ``cached`` means that this build took the result from the cache.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileResult:
-    """A compilation that ended well.
+    """A successful compilation.
 
     Attributes:
-        ep_context_partitions: parts that the provider runs, one EPContext node each.
-        nodes_on_cpu: operators that it did not take, counted by type.
-        cpu_nodes: the same by name: ``name`` and ``op_type`` of each.
-        edge_quantization_nodes: conversions of the model's inputs and outputs, left to the CPU on purpose.
-        ep_sdk_version, ep_compatibility_info: as the provider wrote them; empty when it did not.
-        binary_size_bytes: of all binaries, in the model or beside it.
-        elapsed_seconds: of the stage as a whole, reading and checking included.
+        ep_context_partitions: partitions that the provider runs, one EPContext node each.
+        nodes_on_cpu: the number of operators left on the CPU, by type.
+        cpu_nodes: these nodes, with ``name`` and ``op_type`` of each.
+        edge_quantization_nodes: conversions of the model's inputs and outputs, left on the CPU on purpose.
+        ep_sdk_version, ep_compatibility_info: as written by the provider; empty if it writes none.
+        binary_size_bytes: the size of all binaries, embedded in the model or next to it.
+        elapsed_seconds: the duration of the whole stage, including reading and checking.
     """
 
     execution_provider: str
@@ -49,12 +49,12 @@ class CompileResult:
 
 
 def compile_result(result: BuildResult) -> CompileResult | None:
-    """What compilation did in *result*; None for a build that compiles nothing, or did not get that far."""
+    """Return the result of compilation in *result*; None if the build compiles nothing or failed earlier."""
     return compile_step([view.result for view in result.stages if view.result is not None])
 
 
 def compile_step(results: Sequence[StageResult]) -> CompileResult | None:
-    """The use of compile among *results*, if there is one that ended well."""
+    """Return the result of the successful built-in compile stage among *results*, if there is one."""
     stage = next((each for each in results if each.node.stage.name == "compile" and is_ours(each.node)), None)
     if stage is None or stage.record is None:
         return None
@@ -70,7 +70,7 @@ def compile_step(results: Sequence[StageResult]) -> CompileResult | None:
         ep_sdk_version=str(metrics.get("ep_sdk_version", "")),
         ep_compatibility_info=str(metrics.get("ep_compatibility_info", "")),
         binary_size_bytes=int(_number(metrics, "binary_size_bytes")),
-        # Records of before this was measured tell only how long the stage took.
+        # Old records only have the duration of the stage.
         compile_time_seconds=_number(metrics, "compile_time_seconds") or stage.record.elapsed_seconds,
         elapsed_seconds=stage.record.elapsed_seconds,
         cached=stage.status is not Status.RAN,

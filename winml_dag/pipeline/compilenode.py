@@ -1,6 +1,4 @@
-"""The nodes of compile, and of finalize behind it, where it is not one model and onnxruntime: several models, or the
-QAIRT SDK.
-"""
+"""The nodes of compile and finalize for special cases: several models, or the QAIRT SDK."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from winml_dag.store.fingerprints import Fingerprints
 
 
 def of_models(node: Node, also: Sequence[Source]) -> Node:
-    """*node*, which compiles one model, for the models *also* too."""
+    """Extend *node*, which compiles one model, to also compile the models *also*."""
     inputs = dict(node.inputs)
     names = (inputs.pop("model"), *(source.name for source in also))
     inputs |= {f"model_{number}": name for number, name in enumerate(names)}
@@ -26,12 +24,12 @@ def of_models(node: Node, also: Sequence[Source]) -> Node:
 
 
 def final_of_models(node: Node) -> Node:
-    """*node*, which gives one model its final name, for all that compile has put out."""
+    """Extend *node*, which gives one model its final name, to all models that compile outputs."""
     return replace(node, stage=FINALIZE_SHARED, kinds={})
 
 
 def of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
-    """*node* with the tools of *sdk* in place of onnxruntime. Where they lie is in no key; what they are, is."""
+    """Return *node* with the tools of *sdk* instead of onnxruntime. The key has the tools' contents, not the paths."""
     python = versions(("numpy", "onnx"), sdk.site_packages or None)
     tools = {f"QAIRT SDK {path.name}": path for path in sdk.files}
     entries = fingerprints.entries([(path, name) for name, path in tools.items()])
@@ -58,6 +56,6 @@ def of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
 
 
 def looked_at(sdk: QairtSdk) -> tuple[Path, ...]:
-    """What of *sdk* decides a plan."""
+    """Return the paths of *sdk* that influence a plan."""
     folders = dict.fromkeys(path.parent for path in sdk.files)
     return (*sdk.files, *folders, *sdk.site_packages, *sdk.said_in, sdk.root)

@@ -1,5 +1,7 @@
-"""A model in several components (an encoder and a decoder, two towers) as one build: every component is resolved as a
-build of its own, with what the recipe says of it, and then they share one export and one output folder.
+"""A model of several components (an encoder and a decoder, two towers) as one build.
+
+Each component is resolved as a build of its own, with the recipe's settings for it. All components then share one
+export and one output folder.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportCon
 from winml_dag.stages.export.components import Component, chosen_components, component_named, composite_of
 from winml_dag.stages.finalize import MODEL_FILE, FinalizeConfig
 
-# What of ``export`` is about tensors by their names: what one component does not take is for another.
+# Fields of ``export`` that name tensors: names that one component lacks belong to another.
 _OF_TENSORS = ("input_tensors", "dynamic_axes")
-# What decides the types of a quantized model; a component that says it is not for the recipe's precision.
+# Fields that decide the types of a quantized model; a component that sets one does not use the recipe's precision.
 _OF_PRECISION = ("mode", "weight_type", "activation_type")
-# Sources that the common export reads.
+# Sources that the shared export reads.
 _OF_EXPORT = ("model", "script")
 _NOTHING = Recipe()
-# By field of the schema, the name in a recipe and the class of sections that a component has, too.
+# The sections that a component has, too: name in a recipe and class, by field of the schema.
 _MERGED: Mapping[str, tuple[str, type[Section]]] = {
     "export": ("export", Export),
     "quant": ("quant", Quant),
@@ -41,7 +43,7 @@ _SECTIONS = ("export", "optim", "quant", "compile", "validate", "skip_optimize")
 
 
 def components_for(context: ResolveContext, model: Model) -> tuple[Component, ...]:
-    """The components that *context* means of *model*; none where it is exported in one piece, or is ONNX already.
+    """Return the components of *model* to build; none if it is exported in one piece, or is already ONNX.
 
     Raises:
         RecipeError: for a component that the model does not have.
@@ -61,7 +63,7 @@ def components_for(context: ResolveContext, model: Model) -> tuple[Component, ..
             raise RecipeError("loader.module_path names one module, so there are no components.", advice=_LEAVE_OUT)
         return ()
     loader = context.recipe.loader
-    # What a user's script makes is a model in one piece.
+    # A model from a user's script is exported in one piece.
     composite = None if loader.user_script else composite_of(model.model_type)
     if composite is None:
         if named is not None or context.recipe.components:
@@ -79,10 +81,10 @@ _LEAVE_OUT = "Leave out `components` and --submodel."
 
 
 def recipe_of(recipe: Recipe, component: Component) -> Recipe:
-    """*recipe* as it is for *component* alone.
+    """Return *recipe* as it applies to *component* alone.
 
     Raises:
-        RecipeError: for sections that do not go together.
+        RecipeError: for sections that conflict.
     """
     own = recipe.components.get(component.name, Own())
     wrote = own.model_fields_set
@@ -91,7 +93,7 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
     left = {"components"}
     for field, (name, kind) in _MERGED.items():
         if field in wrote:
-            # null leaves the stage out, whatever holds for all.
+            # null skips the stage, whatever the recipe sets for all components.
             given = getattr(own, field)
             at = f"components.{component.name}.{name}"
             update[field] = None if given is None else merged(kind, getattr(recipe, field), given.to_dict(), at)
@@ -110,10 +112,10 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
 
 
 def composite_build(context: ResolveContext, model: Model, parts: Mapping[Component, Build]) -> CompositeBuild:
-    """One build of *parts*, of which each is that of one component of *model* alone.
+    """Combine *parts*, the builds of single components of *model*, into one build.
 
     Raises:
-        RecipeError: for what the components cannot have in common.
+        RecipeError: for settings that the components cannot share.
     """
     composite = composite_of(model.model_type)
     assert composite is not None
@@ -172,7 +174,7 @@ def _refuse_in_common(context: ResolveContext, parts: Mapping[Component, Build])
 
 
 def _with_own_outputs(context: ResolveContext, component: Component, build: Build) -> Build:
-    """*build* without names of outputs that the recipe has for all components: each puts out all that it has."""
+    """Return *build* without output names that the recipe sets for all components: each outputs all its tensors."""
     if _writes_outputs(context.recipe.components.get(component.name)):
         return build
     assert isinstance(build.export, ExportConfig)
@@ -190,8 +192,9 @@ def _writes_outputs(own: Own | None) -> bool:
 
 
 def _shared_tensors(context: ResolveContext, component: Component) -> tuple[str, ...]:
-    """The fields of ``export`` about tensors that *component* has in common with the others: not its own ones, unless
-    this run asks otherwise.
+    """Return the tensor fields of ``export`` that *component* shares with the others: those that it does not set.
+
+    Fields that this run overrides are always shared.
     """
     own = context.recipe.components.get(component.name, Own()).export.model_fields_set
     asked_now = context.overrides.section("export")
@@ -207,7 +210,7 @@ def _component_fields(component: Component, build: Build, shared: tuple[str, ...
 
 
 def _part(name: str, build: Build) -> Build:
-    """*build* as a part: its model comes from the common export, and its data has a name of its own."""
+    """Return *build* as a part: its model comes from the shared export, and its sources are prefixed with *name*."""
     inputs = build.inputs
     sources: dict[str, Any] = {
         field.name: replace(source, name=f"{name} {source.name}")
@@ -225,14 +228,14 @@ def _part(name: str, build: Build) -> Build:
 
 
 def _precision(precisions: Mapping[str, str]) -> str:
-    """``w8a16``, or ``w8a16 encoder, fp16 decoder`` where they differ."""
+    """Return ``w8a16``, or ``w8a16 encoder, fp16 decoder`` if they differ."""
     if len(set(precisions.values())) == 1:
         return next(iter(precisions.values()))
     return ", ".join(f"{precision} {name}" for name, precision in precisions.items())
 
 
 def _notices(parts: Mapping[str, Build]) -> Iterator[str]:
-    """What is to be known of all components once, of one with its name."""
+    """Yield notices that all components share once, others with the component's name."""
     in_all = set.intersection(*(set(build.summary.notices) for build in parts.values()))
     told: set[str] = set()
     for name, build in parts.items():
@@ -261,7 +264,7 @@ def _outputs_notice(context: ResolveContext, parts: Mapping[Component, Build]) -
 
 
 def _settings(parts: Mapping[str, Build], shared: Mapping[str, tuple[str, ...]], task: str) -> JsonObject:
-    """The recipe that gives this build again: what each component has is decided in its own section."""
+    """Return the frozen recipe of this build, with each component's settings in its own section."""
     settings = {name: build.summary.settings for name, build in parts.items()}
     first = next(iter(settings.values()))
     in_common = {name: value for name, value in first.items() if name not in _SECTIONS}

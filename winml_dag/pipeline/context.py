@@ -1,4 +1,4 @@
-"""What a build is resolved from: a recipe, the options of one run, and the model that the two name."""
+"""The input of resolving: a recipe, the options of a run, and the model that they name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class ResolveContext:
-    """A recipe together with the options of this run: what all decisions are made from. ``base``: its folder."""
+    """A recipe with the options of this run: the input of all decisions. ``base``: the recipe's folder."""
 
     recipe: Recipe
     base: Path
@@ -35,12 +35,12 @@ class ResolveContext:
     overrides: Overrides
 
     def wrote(self, section: str) -> bool:
-        """Whether the recipe has *section*, if only as null."""
+        """Whether the recipe has *section*, even as null."""
         return section in self.recipe.model_fields_set
 
     @property
     def random_weights(self) -> RandomWeights | None:
-        """None where this run names a model: its weights take the place of those that the recipe makes up."""
+        """None if this run names a model: its weights replace the recipe's random weights."""
         if self.overrides.model is not None or self.overrides.onnx is not None:
             return None
         written = self.recipe.loader.random_weights
@@ -56,10 +56,10 @@ class ResolveContext:
 
 
 def merged(kind: type[S], written: S | None, given: Mapping[str, JsonValue], name: str = "") -> S:
-    """The section *written*, which a recipe has as *name*, with the fields *given* in place of its own.
+    """Return the section *written*, called *name* in a recipe, with its fields overridden by *given*.
 
     Raises:
-        RecipeError: for a field or value that is none.
+        RecipeError: for an unknown field or invalid value.
     """
     if written is not None and not given:
         return written
@@ -67,8 +67,12 @@ def merged(kind: type[S], written: S | None, given: Mapping[str, JsonValue], nam
 
 
 def with_settings(recipe: Recipe, overrides: Overrides) -> Recipe:
-    """*recipe* with the fields of its sections that this run asks for otherwise; those of ``quant`` and ``compile``
-    wait for the target. Raises as :func:`merged` does.
+    """Return *recipe* with its sections overridden by this run, except ``quant`` and ``compile``.
+
+    Those two need the target.
+
+    Raises:
+        RecipeError: as :func:`merged`.
     """
     update: dict[str, object] = {}
     if given := overrides.section("loader"):
@@ -88,16 +92,16 @@ def _flags(given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     return given
 
 
-# The fields of ``export`` that also make sense of a model that is ONNX already.
+# Fields of ``export`` that also apply to an ONNX model.
 OF_ONNX = ("batch_size", "shape_config", "input_tensors")
 
-# The task of a model without a head: all that it needs to have the modules of an architecture.
+# The task of a model without a head: enough to find the modules of an architecture.
 _BARE = "feature-extraction"
 
 
 @dataclass(frozen=True)
 class Model:
-    """The model that a build starts from: a folder, an ONNX file, or (neither) random weights."""
+    """The model that a build starts from: a folder, an ONNX file, or (if neither) random weights."""
 
     name: str
     folder: ModelFolder | None = None
@@ -106,20 +110,20 @@ class Model:
 
     @property
     def task(self) -> str | None:
-        """What it was trained for, as its folder says."""
+        """The task that it was trained for, according to its folder."""
         return None if self.folder is None else task_of(self.folder.config)
 
     @property
     def looked_at(self) -> tuple[Path, ...]:
-        """Paths outside of its own files that decided which model this is."""
+        """Paths other than its own files that influenced which model this is."""
         return () if self.folder is None else self.folder.looked_at
 
 
 def find_model(context: ResolveContext, *, download: bool) -> Model:
-    """The model that *context* names; *download* allows fetching it from the hub.
+    """Find the model that *context* names; *download* allows fetching it from the hub.
 
     Raises:
-        UsageError, RecipeError: when none is named, or what is named contradicts itself.
+        UsageError, RecipeError: when none is named, or the names contradict each other.
         InputError: for a model that is missing or damaged.
     """
     overrides, loader = context.overrides, context.recipe.loader
@@ -129,7 +133,7 @@ def find_model(context: ResolveContext, *, download: bool) -> Model:
         if overrides.model is not None:
             raise UsageError("--model and --onnx name two models.", advice="Give one of them.")
         return _onnx_model(context, str(overrides.onnx), overrides.onnx)
-    # A path on the command line is relative to where the user stands, one in a recipe to the recipe.
+    # An argument's path is relative to the current folder, a path in a recipe to the recipe.
     base = Path.cwd() if overrides.model is not None else context.base
     name = overrides.model or loader.path or context.recipe.model
     if context.random_weights is not None:
@@ -158,7 +162,7 @@ def _onnx_model(context: ResolveContext, name: str, path: Path) -> Model:
 
 
 def _random_model(context: ResolveContext, named: str | None) -> Model:
-    """*named*: the model that the recipe names, which is not read and gives the result no name."""
+    """Return a model with random weights; *named*, the recipe's model, is neither read nor used as a name."""
     is_onnx = named is not None and named.casefold().endswith(".onnx")
     if context.recipe.export is None or is_onnx:
         why = f"{named} is ONNX" if is_onnx else "export is null, which means that the model is ONNX"
@@ -173,11 +177,11 @@ def _random_model(context: ResolveContext, named: str | None) -> Model:
 
 
 def user_script(context: ResolveContext, model: Model) -> Source | None:
-    """The Python file that makes the model, if the recipe names one.
+    """Return the Python file that makes the model, if the recipe names one.
 
     Raises:
-        InputError: when it is not there.
-        RecipeError: when there is nothing for it to make.
+        InputError: when it does not exist.
+        RecipeError: when the model is already ONNX.
     """
     written = context.recipe.loader.user_script
     if written is None:
@@ -195,16 +199,16 @@ def user_script(context: ResolveContext, model: Model) -> Source | None:
 
 
 def task_for(context: ResolveContext, model: Model) -> str | None:
-    """What *model* is for, as it was asked for, else as it says itself; None for one that is ONNX already.
+    """Return the task of *model*, as requested, else as the model declares; None for an ONNX model.
 
     Raises:
-        RecipeError: when nobody says.
+        RecipeError: when neither names a task.
     """
     task = context.task or model.task
     if task is None and context.recipe.loader.model_class is not None and model.onnx is None:
         task = task_of({"architectures": [context.recipe.loader.model_class]})
     if task is None and context.recipe.loader.module_path is not None:
-        return _BARE  # which class has the module around it says no more than this
+        return _BARE  # enough to load the class that contains the module
     if task is None and model.onnx is None:
         raise RecipeError(
             f"What is {model.name!r} for? Neither the recipe nor the model says.",

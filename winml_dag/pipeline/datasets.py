@@ -1,8 +1,7 @@
-"""Data sets as the Hugging Face hub has them: which files of a folder make up a subset and a split.
+"""Data sets of the Hugging Face hub: which files of a folder form a subset and a split.
 
-The choice is made here from names and the data set's card alone. So a data set is known by the content of the files
-that are read, is had from the hub's cache without a connection, and nothing of it is run: what only a script of its own
-could read is refused.
+The choice depends only on file names and the data set's card. So the key has the content of the files that are read,
+the hub's cache works offline, and no code of a data set runs: one that needs its own script is rejected.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from winml_dag.stages.samples import kind_of
 
 CARD = "README.md"
 
-# What lies beside the data and has its suffixes.
+# Files next to the data that have the same suffixes.
 _NO_DATA = re.compile(r"(.*/)?(dataset_infos?|dataset_dict|state|config|metadata)\.(json|jsonl|csv)|(.*/)?\..*")
-# How files and folders are called by the split that they are of, when no card says it: the hub's own rules.
+# Words in file and folder names that identify a split if the card does not: the hub's own rules.
 _WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -36,7 +35,7 @@ _SHARD = re.compile(r"(?:.*/)?(?P<split>[\w.]+?)-(?P<number>\d{5})-of-(?P<count>
 
 @dataclass(frozen=True)
 class Asker:
-    """The fields in which a data set is asked for, as complaints call them; ``of_files`` is that for files."""
+    """The fields that request a data set, for error messages; ``of_files`` is the field for files."""
 
     name: str = "quant.dataset_name"
     subset: str = "quant.dataset_subset"
@@ -49,7 +48,7 @@ CALIBRATION = Asker()
 
 @dataclass(frozen=True)
 class Dataset:
-    """The files to read, and the paths that decided which these are."""
+    """The files to read, and the paths that influenced the choice."""
 
     files: tuple[SourceFile, ...]
     looked_at: tuple[Path, ...]
@@ -65,10 +64,10 @@ def find_dataset(
     asker: Asker = CALIBRATION,
     download: bool,
 ) -> Dataset:
-    """What *name* means: a folder (relative to *base*), else a hub id, of which *revision* is a branch, tag or commit.
+    """Find the data set *name*: a folder (relative to *base*), else a hub id; *revision* is a branch, tag or commit.
 
     Raises:
-        InputError: when it is neither here nor to be had, or has no such subset or split.
+        InputError: when it is neither local nor available on the hub, or lacks the subset or split.
     """
     path = resolve_path(base, name)
     before_reading(path)
@@ -80,7 +79,8 @@ def find_dataset(
         raise InputError(
             f"{asker.name}: {path} does not exist.", advice="Check the path, or give a hub id such as org/name."
         )
-    # A folder of that name here would come before the hub, and the hub cache's reference may move to another commit.
+    # A local folder of this name would take precedence over the hub, and the cached reference may move to another
+    # commit.
     before = (path, hub.reference(name, revision, hub.DATASETS))
     found = hub.cached_snapshot(name, revision or "main", hub.DATASETS)
     if found is not None:
@@ -100,7 +100,7 @@ def find_dataset(
 
 
 def tells_splits(folder: Path) -> bool:
-    """Whether *folder* is divided into splits, by its card or the names of its files."""
+    """Whether *folder* has splits, according to its card or the names of its files."""
     names, card = _content(folder)
     return bool(_subsets(folder.name, card, CALIBRATION)) or len(_by_name(_data(names))) > 1
 
@@ -116,7 +116,7 @@ def _in_folder(
 
 
 def _content(folder: Path) -> tuple[list[str], str]:
-    """The names of all files in *folder*, and the text of its card."""
+    """Return the names of all files in *folder*, and the text of its card."""
     names = [entry.relative_to(folder).as_posix() for entry in sorted(folder.rglob("*")) if entry.is_file()]
     card = folder / CARD
     before_reading(card)
@@ -126,10 +126,12 @@ def _content(folder: Path) -> tuple[list[str], str]:
 def choose_files(
     name: str, names: Iterable[str], card: str, subset: str | None, split: str, asker: Asker = CALIBRATION
 ) -> list[str]:
-    """Of the files *names* of the data set *name* those of a subset and split, as its *card* or their names say.
+    """Return those of the files *names* that belong to a subset and split of data set *name*.
+
+    The *card* decides, or else the file names.
 
     Raises:
-        InputError: when there are none, or not all of them.
+        InputError: when there are none, or some are missing.
     """
     every = sorted(names)
     data = _data(every)
@@ -160,7 +162,7 @@ def _data(names: Iterable[str]) -> list[str]:
 
 
 def _subsets(name: str, card: str, asker: Asker) -> Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]]:
-    """By name of the subset: whether it is the default one, and patterns of file names by split."""
+    """Return each subset by name: whether it is the default, and the patterns of file names by split."""
     match = re.match(r"---\s*\n(.*?\n)---\s*(\n|$)", card, re.DOTALL)
     if match is None:
         return {}
@@ -192,7 +194,7 @@ def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 def _subset(
     name: str, subsets: Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]], wanted: str | None, asker: Asker
 ) -> Mapping[str, Sequence[str]] | None:
-    """The patterns of the subset *wanted*; None when the card tells of none."""
+    """Return the patterns of the subset *wanted*; None if the card lists no subsets."""
     if not subsets:
         return None
     defaults = [at for at, (is_default, _) in subsets.items() if is_default or at == "default" or len(subsets) == 1]
@@ -222,14 +224,14 @@ def _matching(data: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 
 def _regular(pattern: str) -> str:
-    """A glob as the hub writes it, where only ``**`` goes into folders."""
+    """Return the regular expression of a hub glob, where only ``**`` matches folders."""
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     tokens = re.split(r"(\*\*/|\*\*|\*|\?)", pattern.removeprefix("./"))
     return "".join(parts.get(token, re.escape(token)) for token in tokens)
 
 
 def _by_name(data: Sequence[str]) -> Mapping[str, list[str]]:
-    """Files by split, as their names tell it; where none does, all are for training."""
+    """Return files by split, identified by their names; without any such name, all are for training."""
     found: dict[str, list[str]] = {}
     for file in data:
         found.setdefault(_split_of(file) or "", []).append(file)
@@ -240,7 +242,7 @@ def _by_name(data: Sequence[str]) -> Mapping[str, list[str]]:
 
 def _split_of(file: str) -> str | None:
     shard = _SHARD.fullmatch(file)
-    if shard and shard["split"] != "data":  # which is what `datasets` calls the parts of any split, in a folder each
+    if shard and shard["split"] != "data":  # the name that `datasets` gives the shards of any split, one folder each
         return _split_called(shard["split"].casefold()) or shard["split"]
     words = re.split(r"[-._ 0-9/]+", file.casefold())
     return next((split for word in words if (split := _split_called(word))), None)
@@ -251,7 +253,7 @@ def _split_called(word: str) -> str | None:
 
 
 def _require_all_shards(name: str, files: Sequence[str], asker: Asker) -> None:
-    """Raise InputError when one of several parts is not there: a half-downloaded split is no split."""
+    """Raise InputError when a shard is missing: a half-downloaded split is not used."""
     groups: dict[tuple[str, str], set[str]] = {}
     for file in files:
         if shard := _SHARD.fullmatch(file):

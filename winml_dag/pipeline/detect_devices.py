@@ -1,6 +1,6 @@
-"""What this machine has: for each execution provider where it is installed, in which version, and what it finds.
+"""What this machine has: for each execution provider, where it is installed, its version, and the devices it finds.
 
-Each is asked in a process of its own, so that one whose driver crashes tells just that of itself.
+Each provider is queried in its own process, so a crashing driver only affects its own result.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from winml_dag.ep.registry import CPU, ExecutionProvider, execution_providers, r
 from winml_dag.errors import UsageError
 from winml_dag.stages.devices import DEVICES
 
-# Processes at once: each loads libraries of hundreds of megabytes.
+# Processes at once: each loads hundreds of megabytes of libraries.
 _AT_ONCE = 4
 _LONGEST_WORDS = 200
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device as onnxruntime knows it. ``type`` is cpu, gpu or npu; ids are those of the bus, 0 without one."""
+    """A device as onnxruntime reports it. ``type`` is cpu, gpu or npu; ids are those of the bus, 0 without one."""
 
     type: str
     vendor: str = ""
@@ -40,19 +40,19 @@ class Device:
 
 @dataclass(frozen=True)
 class ProviderFound:
-    """What was found of one execution provider.
+    """What was found for one execution provider.
 
     Attributes:
-        installed: whether a package that brings it is there.
-        why_not: why it cannot be used, as a sentence; empty when it can.
-        how: what to do about it; empty when it can be used.
-        package: the distribution that brings it, and its version.
+        installed: whether a package with it is installed.
+        why_not: why it cannot be used, as a sentence; empty if it can.
+        how: how to fix that; empty if it can be used.
+        package: the distribution that provides it, and its version.
         runtime: the distribution of onnxruntime that loads it, and its version.
         environment: the other Python environment that has it; None for this one.
-        sdk_version: of the hardware vendor's SDK; empty where nothing tells.
-        devices: what it finds; of a provider that is part of its build of onnxruntime, what a session could be made
+        sdk_version: that of the hardware vendor's SDK; empty if unknown.
+        devices: the devices it finds; for a provider that is built into onnxruntime, those that a session could be made
             for.
-        refused: devices that it should drive, with why it does not.
+        refused: devices that it should drive but does not, with the reason.
     """
 
     ep: ExecutionProvider
@@ -72,22 +72,22 @@ class ProviderFound:
 
     @property
     def emulates_npu(self) -> bool:
-        """Emulators call themselves a CPU."""
+        """Whether it emulates the NPU: emulators report themselves as a CPU."""
         types = {device.type for device in self.devices}
         return "npu" in self.ep.emulates and bool(types) and "npu" not in types
 
 
 @dataclass(frozen=True)
 class DetectedDevices:
-    """All providers, and what is wrong with the configuration that says where they are; empty when nothing is."""
+    """All providers, and what is wrong with the configuration of their environments; empty if nothing is."""
 
     providers: tuple[ProviderFound, ...]
     problem: str = ""
 
     def drivers(self) -> dict[Device, list[ProviderFound]]:
-        """Every device that a provider finds, with all that drive it.
+        """Return every device that a provider finds, with all providers that drive it.
 
-        One of which no more is known than its type is taken for the only one of that type, if there is such.
+        A device with only a type counts as the only known device of that type, if there is exactly one.
         """
         known = {device for provider in self.providers for device in provider.devices if device.vendor}
         found: dict[Device, list[ProviderFound]] = {}
@@ -100,7 +100,7 @@ class DetectedDevices:
 
 
 def detect_devices(providers: Iterable[ExecutionProvider] | None = None) -> DetectedDevices:
-    """Look for *providers*, by default all, and ask those that are installed."""
+    """Look for *providers*, by default all, and query those that are installed."""
     problems: dict[str, None] = {}
     executor = LocalExecutor()
 
@@ -156,7 +156,7 @@ def _found(ep: ExecutionProvider, environment: Environment | None, executor: Loc
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the process of a provider told; ``error`` is empty when all went well."""
+    """The output of a provider's process; ``error`` is empty if it succeeded."""
 
     told: JsonObject
     error: str
@@ -171,13 +171,13 @@ def _ask(ep: ExecutionProvider, environment: Environment | None, executor: Local
         inputs={},
         interpreter=None if environment is None else environment.python,
     )
-    # What Windows still holds open when its process was ended is left to the system.
+    # Windows may still hold files open after the process ends; the system removes them later.
     with tempfile.TemporaryDirectory(prefix="winml-dag-sys-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         outcome = executor.run(Job(node, folder, DEVICES.timeout_seconds))
         if not outcome.error or (folder / RESULT_FILE).exists():
             return _Answer(outcome.metrics, outcome.error, outcome.advice)
-        # It crashed or hung. Its log goes with the folder.
+        # It crashed or hung. Its log is removed with the folder.
         words = outcome.log.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line.strip() for line in reversed(words) if line.strip()), "")
         return _Answer({}, outcome.error, f"Its last words: {last[:_LONGEST_WORDS]}" if last else "")

@@ -1,7 +1,7 @@
 """``build_manifest.json`` and the reports of perf and eval as typed values.
 
-Others may have written these files, and other versions of ours: a value that is not of the expected kind counts as
-missing, and costs nothing but itself.
+These files may come from elsewhere, or from other versions of this program: a value of an unexpected type counts as
+missing, and affects nothing else.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Files: TypeAlias = Annotated[tuple[FileEntry, ...], PlainValidator(_files)]
 
 
 class _Lenient(BaseModel):
-    """Takes any object: a field that is missing or is of another kind has its default, and others are ignored."""
+    """Accepts any object: a missing field or one of another type gets its default, and unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
@@ -62,7 +62,7 @@ class Output(_Lenient):
 
 
 class Input(_Lenient):
-    """``maker``: the id of the stage that put it out, or ``source``."""
+    """``maker``: the id of the stage that output it, or ``source``."""
 
     maker: str = Field(default="", validation_alias="from")
     name: str = ""
@@ -96,7 +96,7 @@ class _Compile(_Lenient):
 
 
 class Config(_Lenient):
-    """What of the config of a stage reports look at."""
+    """The part of a stage's config that reports read."""
 
     loader: _Loader = _Loader()
     compile: _Compile = _Compile()
@@ -108,7 +108,7 @@ class _Log(_Lenient):
 
 
 class Stage(_Lenient):
-    """A stage of a build. ``settings`` is what reports look at in ``config``."""
+    """A stage of a build. ``settings`` is the part of ``config`` that reports read."""
 
     id: str = ""
     name: str = ""
@@ -155,7 +155,7 @@ class Hub(_Lenient):
 
 
 class Origin(_Lenient):
-    """Where a source lay. ``package``: set for what came with this program."""
+    """The location of a source. ``package``: set if it is part of this program."""
 
     kind: str = ""
     folder: str = ""
@@ -171,7 +171,7 @@ class RecipeFile(_Lenient):
 
 
 class Asked(_Lenient):
-    """What was asked for; ``recipe_file`` is what tells which file ``recipe`` is."""
+    """What was requested; ``recipe_file`` identifies the file of ``recipe``."""
 
     recipe: JsonValue = None
     recipe_file: RecipeFile = Field(default=RecipeFile(), validation_alias="recipe")
@@ -195,7 +195,7 @@ class Run(_Lenient):
 
 
 class OneModel(_Lenient):
-    """A model to ship: the one of a build, or that of one of its components."""
+    """A model to ship: that of a build, or of one of its components."""
 
     model_id: str = ""
     task: str | None = None
@@ -224,16 +224,16 @@ class BuildManifest(OneModel):
         return tuple(name for name in found if name is not None)
 
     def component_of_file(self, name: str) -> str:
-        """The component that the file *name* beside the manifest is of; empty where it is of none."""
+        """Return the component of the file *name* next to the manifest; empty if it belongs to none."""
         return next((each for each in self.components if name.startswith(prefixed("", each))), "")
 
     def component_of(self, stage: Stage) -> str:
-        """The component that *stage* is about; empty where it is about all, or there are none."""
+        """Return the component of *stage*; empty if it belongs to all, or there are none."""
         first = stage.id.partition(".")[0]
         return first if first in self.components else ""
 
     def of(self, file: str) -> OneModel:
-        """What is told of *file*: of that of a component, what is told of this component first."""
+        """Return what the manifest says about *file*: fields of its component override those of the build."""
         own = self.components.get(self.component_of_file(file))
         if own is None:
             return self

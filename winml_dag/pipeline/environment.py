@@ -1,5 +1,6 @@
-"""The environment of a build: all outside of its files that its plan depends on. That is this program's code, what is
-installed, where home is, and the variables that say where to look.
+"""The environment of a build: everything other than its files that its plan depends on.
+
+That is this program's code, installed distributions, the home folder, and the variables that configure search paths.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.ep.configuration import CONFIGURATION_VARIABLES
 from winml_dag.store import changetime
 
-# Where the hub cache is and whether the hub may be asked; where the programs of the user's own stages are; which
-# environments there are for execution providers.
+# Variables for the location of the hub cache and offline mode, for the programs of the user's own stages, and for
+# environments of execution providers.
 _VARIABLES = (
     "HF_HUB_CACHE",
     "HUGGINGFACE_HUB_CACHE",
@@ -32,7 +33,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Environment:
-    """One look at the environment. Who compares many entries with it looks once: it takes longer than all else."""
+    """A snapshot of the environment. Take it once to compare many entries: it takes longer than all other checks."""
 
     told: Mapping[str, JsonValue]
     folders: list[JsonValue]
@@ -50,12 +51,13 @@ class Environment:
         return cls(told, [_time_of(path or ".") for path in sys.path])
 
     def is_as(self, fingerprint: Mapping[str, JsonValue]) -> bool:
-        """Whether it is what *fingerprint* was made of."""
+        """Whether it matches *fingerprint*."""
         if any(fingerprint.get(name) != value for name, value in self.told.items()):
             return False
         at_ns = fingerprint.get("at_ns")
-        # A folder's time says that no distribution came or went since; one that was just changed may change again
-        # without showing it, and one that did change may have got anything: then their names are read.
+        # Unchanged folder times mean that no distribution was installed or removed since. A folder that changed
+        # recently may change again without a new time, and a changed folder may have any new content: then compare the
+        # names of distributions.
         if self.folders == fingerprint.get("folders") and isinstance(at_ns, int):
             latest = max((int(folder[0]) for folder in self.folders if isinstance(folder, list)), default=0)
             if latest <= at_ns - changetime.SETTLED_NS:
@@ -64,14 +66,16 @@ class Environment:
 
 
 def environment_fingerprint(now_ns: int) -> dict[str, JsonValue]:
-    """What :meth:`Environment.is_as` compares; *now_ns* is the time of day."""
+    """Return the fingerprint that :meth:`Environment.is_as` compares; *now_ns* is the current time."""
     now = Environment.now()
     return {**now.told, "installed": _installed(), "folders": now.folders, "at_ns": now_ns}
 
 
 def _machine() -> str:
-    """Another one where the machine may be another, because some models are compiled for the one that we run on. What
-    it is takes longer to ask: a cache that is carried to another machine meets another start, or another name.
+    """Return an id that changes when the machine may be another one, because some models are compiled for the host.
+
+    The boot id or host name stands in for the hardware, which takes longer to query: a cache that moves to another
+    machine sees another boot or host name.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -81,7 +85,7 @@ def _machine() -> str:
 
 
 def _code_state() -> str:
-    """Size and time of each file of this package: a plan does not outlive the code that made it."""
+    """Return a hash over size and time of each file of this package: a plan is only valid for the code that made it."""
     state: list[JsonValue] = []
     folders = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     while folders:
@@ -96,14 +100,14 @@ def _code_state() -> str:
 
 
 def _installed() -> str:
-    # Imported here: it takes 3 ms, and is only asked when a folder of packages has changed.
+    # Imported here: it takes 3 ms, and is only needed when a package folder has changed.
     from winml_dag.engine.toolchain import installed_distributions
 
     return short_hash(installed_distributions())
 
 
 def _time_of(path: str) -> JsonValue:
-    """Time and inode of a folder that packages are found in."""
+    """Return time and inode of a folder on the module search path."""
     try:
         status = os.stat(path)
     except OSError:
@@ -112,5 +116,5 @@ def _time_of(path: str) -> JsonValue:
 
 
 def short_hash(value: JsonValue) -> str:
-    """32 hex digits over *value*: to notice a change, not to withstand anybody."""
+    """Return 32 hex digits over *value*: detects changes, but is not cryptographic."""
     return xxhash.xxh3_128_hexdigest(canonical_json(value).encode("utf-8", "surrogatepass"))

@@ -1,7 +1,7 @@
-"""Where work with an execution provider is done, and what there shapes its bytes.
+"""The environment in which an execution provider works, and what in it influences the output.
 
-Providers come in packages that exclude each other, so one may live in an environment that the user names. What is
-installed there, and not here, belongs in the keys of its stages.
+Provider packages exclude each other, so a provider may be in another environment that the user configures. What is
+installed there, not here, belongs in the keys of its stages.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from winml_dag.store.fingerprints import Fingerprints
 
 @dataclass(frozen=True)
 class EpPlace:
-    """An environment for the work of a stage; by default the one that we run in, for work on the CPU.
+    """The environment for the work of a stage; by default the current one, for work on the CPU.
 
     Attributes:
-        interpreter: its Python; None for ours.
-        site_packages: where its packages are; None for ours.
-        distributions: what is installed there; None where that is to be looked up.
-        tools: versions of the packages that bring a provider, the digests of its libraries, and for a provider that
-            compiles for the machine that it runs on, that; for keys.
-        libraries: the files of those libraries, by their names among the tools.
-        looked_at: files and folders that decided all this, for whoever remembers a plan.
-        pools: the device, where it is a real one: one run at a time is on it. Of emulators there are as many as one
-            likes.
-        name: what it is called on every machine; empty for the one that we run in.
+        interpreter: its Python; None for the current one.
+        site_packages: its package folders; None for the current ones.
+        distributions: what is installed there; None if that is to be looked up.
+        tools: for keys: versions of the provider's packages, digests of its libraries, and for a provider that compiles
+            for the host, the host's hardware.
+        libraries: the files of those libraries, by their names in ``tools``.
+        looked_at: files and folders that influenced all this, for the plan cache.
+        pools: the device, if it is real: one run at a time uses it. Emulators are not limited.
+        name: its name on every machine; empty for the current environment.
     """
 
     interpreter: Path | None = None
@@ -47,20 +46,21 @@ class EpPlace:
     name: str = ""
 
     def toolchain(self, packages: Iterable[str]) -> dict[str, str]:
-        """What shapes the bytes of work that uses *packages* there: their versions, and what brings the provider. Of
-        onnxruntime, also those of its builds that go by other names.
+        """Return what influences the output of work that uses *packages*: their versions, and the provider's packages.
+
+        For onnxruntime, that includes its builds under other distribution names.
         """
         present = self.present()
         found = versions_in(present, packages)
         if "onnxruntime" in found:
             builds = {build: present[normalised(build)] for build in runtime_builds() if normalised(build) in present}
             if builds and "onnxruntime" not in present:
-                del found["onnxruntime"]  # it is there, by another name
+                del found["onnxruntime"]  # installed under another name
             found |= builds
         return {**found, **self.tools}
 
     def present(self) -> Mapping[str, str]:
-        """Every distribution there, with its version."""
+        """Return every installed distribution with its version."""
         return installed_distributions(self.site_packages) if self.distributions is None else self.distributions
 
 
@@ -68,10 +68,10 @@ HERE = EpPlace()
 
 
 def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
-    """Where work on *target* is done; *fingerprints* remember the digests of its libraries.
+    """Return the environment for work on *target*; *fingerprints* caches the digests of its libraries.
 
     Raises:
-        UsageError: for a configuration that names what is no environment.
+        UsageError: for a configuration that names an invalid environment.
     """
     if target.ep == CPU:
         return HERE
@@ -83,8 +83,8 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     path = None if environment is None else environment.site_packages
     present = installed_distributions(path)
     counts = package_of(target.ep, environment)
-    # Some have the same module, built for one thing or another; of those nothing but the distribution tells which.
-    packages = {target.ep.plugin} | {  # a plug-in's own code decides too
+    # Some distributions have the same module in different builds; only the distribution name tells them apart.
+    packages = {target.ep.plugin} | {  # the plug-in's own code matters, too
         package.distribution
         for package in target.ep.packages
         if counts is not None and (package.plugin, package.catalog) == (counts.plugin, counts.catalog)
@@ -108,7 +108,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
 
 
 def _machine(target: Target) -> dict[str, str]:
-    """What decides for what a model is compiled: the processor, and for other devices those with their drivers."""
+    """Return the hardware that a model is compiled for: the processor, and other devices with their drivers."""
     host = this_host()
     accelerators = host.accelerators if target.device != "cpu" else ()
     return {
@@ -119,5 +119,5 @@ def _machine(target: Target) -> dict[str, str]:
 
 
 def configuration() -> tuple[Path, ...]:
-    """The files that say which environments there are, whether or not they are there."""
+    """Return the files that configure environments, whether or not they exist."""
     return (config_file().absolute(),)

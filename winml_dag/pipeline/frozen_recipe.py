@@ -1,7 +1,7 @@
-"""The recipe that ``config`` writes: what a request means, with everything decided and the tensors spelled out.
+"""The recipe that ``config`` writes: a request with every default resolved and all tensors listed.
 
-It is what a build of the request would put into ``winml_build_config.json``, as far as that is known before anything
-runs: what analyze discovers is not. So a build from it is the build of the request.
+It matches ``winml_build_config.json`` of a build of the request, as far as that is determined before anything runs:
+what analyze discovers is not. So building it gives the same result as the request.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from winml_dag.stages.export import (
 )
 from winml_dag.stages.export.tasks import task_named
 
-# How analyze goes on is no part of what is built, so the settings of a build leave it out.
+# How the search of analyze proceeds is not part of the result, so the settings of a build omit it.
 _OF_ANALYZE = ("auto", "max_optim_iterations", "allow_unsupported_nodes")
 
 
 @dataclass(frozen=True)
 class FrozenRecipe:
-    """``recipes``: the one recipe, or one for each module; ``notices``: what to know of them, a sentence each.
+    """``recipes``: the one recipe, or one for each module; ``notices``: what to know about them, a sentence each.
 
-    ``needs_model``: whether it is for all models of an architecture, so that who builds says which.
+    ``needs_model``: whether it is for all models of an architecture, so that the caller of build has to name one.
     """
 
     recipes: tuple[JsonObject, ...]
@@ -54,10 +54,10 @@ class FrozenRecipe:
 
 
 def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) -> FrozenRecipe:
-    """What *request* means, as a recipe that lies in *folder*; with *module*, recipes for the modules of that class.
+    """Return *request* as a recipe in *folder*; with *module*, as recipes for the modules of that class.
 
     Raises:
-        UsageError, InputError: as for a build of the request, but nothing has to be installed to run it.
+        UsageError, InputError: as for a build of the request, but the target need not be installed.
         StageError: when there are no modules of the class, or the model cannot be loaded to find them.
     """
     loaded = request.loaded()
@@ -91,7 +91,7 @@ def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) 
 
 
 def _refuse_task(build: Build | CompositeBuild) -> None:
-    """Raise UsageError for a task that there is not: a recipe with it would be no recipe that can be built."""
+    """Raise UsageError for an unknown task: its recipe could not be built."""
     if not isinstance(build.export, Skip):
         try:
             task_named(build.export.loader.task)
@@ -100,7 +100,7 @@ def _refuse_task(build: Build | CompositeBuild) -> None:
 
 
 def _is_nameless(request: Request, recipe: Recipe) -> bool:
-    """Whether it is for all models of an architecture: then who builds says which, or that weights are made up."""
+    """Whether it is for all models of an architecture: the caller of build names one, or asks for random weights."""
     overrides, loader = request.overrides, recipe.loader
     named = overrides.model or overrides.onnx or recipe.model or loader.path or loader.user_script
     random = overrides.random_weights or loader.random_weights is not None
@@ -125,7 +125,7 @@ def _modules(told: FrozenRecipe, settings: JsonObject, build: Build | CompositeB
 
 
 def _with_tensors(told: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild) -> FrozenRecipe:
-    """*told* with the inputs and outputs of the exported model; where they cannot be told, with a notice."""
+    """Return *told* with the inputs and outputs of the exported model, or with a notice if they cannot be inferred."""
     notices: list[str] = []
     written = dict(settings)
     if isinstance(build, CompositeBuild):
@@ -145,7 +145,7 @@ def _with_tensors(told: FrozenRecipe, settings: JsonObject, build: Build | Compo
 
 
 def _readable(settings: JsonObject) -> JsonObject:
-    """*settings* without what says nothing: empty lists and maps in sections, and what a mode does not read."""
+    """Return *settings* without empty lists and maps in sections, and without fields that a mode does not read."""
     found: dict[str, JsonValue] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and name != "optim":
@@ -169,7 +169,7 @@ def _spelled_out(settings: JsonObject, config: SignatureConfig, model: Source | 
         notices.append(f"The tensors are not spelled out: {error}")
         return settings
     tensors = {name: value for name, value in told.items() if name in ("input_tensors", "output_tensors") and value}
-    # Their shapes have the sizes by now.
+    # The tensors' shapes already have the sizes.
     export = {name: value for name, value in _section(settings, "export") if name != "shape_config"}
     return {**settings, "export": {**export, "batch_size": config.export.batch_size, **tensors}}
 
@@ -179,7 +179,7 @@ def _section(settings: JsonObject, name: str) -> list[tuple[str, JsonValue]]:
     return list(value.items()) if isinstance(value, Mapping) else []
 
 
-# What of a whole model's recipe says nothing of a module: its data are not what a module is called with.
+# Sections of a model's recipe that do not apply to a module, whose inputs are not the model's data.
 _OF_THE_MODEL = ("eval", "components", "output_dir")
 _OF_ITS_TENSORS = ("dynamic_axes", "batch_size", "shape_config")
 _OF_ITS_DATA = (
@@ -191,8 +191,9 @@ _OF_ITS_DATA = (
 
 @dataclass(frozen=True)
 class ModuleRecipes:
-    """``recipes``: one for each module that can be called alone, in the order in which the model calls them;
-    ``left_out``: by path, why others have none.
+    """``recipes``: one for each module that can be called alone, in the order in which the model calls them.
+
+    ``left_out``: why other modules have none, by path.
     """
 
     recipes: tuple[JsonObject, ...]
@@ -208,11 +209,11 @@ def module_recipes(
     *,
     script: Source | None = None,
 ) -> ModuleRecipes:
-    """A recipe for each module of *module_class*, each with what the module is called with when the model runs.
+    """Return a recipe for each module of *module_class*, with the inputs that the module gets when the model runs.
 
     Args:
-        settings: the recipe for the whole model, with everything decided.
-        loader, export: how that model is loaded and called; *model* and *script* are where from.
+        settings: the frozen recipe of the whole model.
+        loader, export: how that model is loaded and called; *model* and *script* are its sources.
 
     Raises:
         StageError: when the model cannot be loaded or called, or has no such modules.
@@ -228,7 +229,7 @@ def _recipe(settings: JsonObject, of_model: LoaderFields, module_class: str, mod
     whole = {name: value for name, value in settings.items() if name not in _OF_THE_MODEL}
     loader = {
         **dict(_section(settings, "loader")),
-        "model_type": of_model.model_type,  # winml-cli wants it
+        "model_type": of_model.model_type,  # winml-cli requires it
         "model_class": module_class,
         "module_path": module["path"],
     }
@@ -253,12 +254,12 @@ def _texts(value: JsonValue) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list | tuple) else []
 
 
-# A stage that is in no build is run for what it tells of a model, and nothing of it is kept. It has a process of its
-# own, since it may bring code of its own, and so that its memory comes back.
+# A stage outside of any build: it runs to report something about a model, and its files are discarded. It has its own
+# process, since it may run the model's code, and to release its memory.
 
 
 def run_ephemeral_stage(stage: Stage, config: JsonObject, sources: Mapping[str, Source | None]) -> JsonObject:
-    """What *stage* tells; of *sources* it finds the folders among its surroundings, under their names there.
+    """Return the metrics of *stage*; it finds the folders of *sources* in its environment, under their names.
 
     Raises:
         StageError: when it fails.
@@ -277,7 +278,7 @@ def run_ephemeral_stage(stage: Stage, config: JsonObject, sources: Mapping[str, 
 
 
 def _folder_of(source: Source) -> Path:
-    """The folder that all files of *source* lie in, under the names that they have there."""
+    """Return the folder that contains all files of *source* under their names."""
     first = source.files[0]
-    # A snapshot of the hub has links to files of other names elsewhere, so they are not followed.
+    # Do not follow links: a hub snapshot links to files with other names elsewhere.
     return first.path.absolute().parents[len(Path(first.name).parts) - 1]

@@ -1,7 +1,7 @@
-"""Models and data sets by hub id: where the local Hugging Face cache has them, and the download of one that it has not.
+"""Models and data sets by hub id: their paths in the local Hugging Face cache, and the download of missing ones.
 
 The cache's folder layout (``models--org--name/{refs,snapshots}``, ``datasets--...``) is a documented interface; reading
-it here keeps huggingface_hub, 0.3 s of imports, out of every run whose model is there already. See
+it here avoids the import of huggingface_hub, 0.3 s, for every model that is already cached. See
 https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 """
 
@@ -16,17 +16,17 @@ from winml_dag.explanation import explanation
 from winml_dag.readlog import before_reading
 from winml_dag.smallfiles import read_text
 
-# What a stage may read of a repository, and the card, which names the license; anything else (other frameworks'
-# weights, pictures) is not worth its download.
+# Files of a repository that stages read, and the card, which names the license. Anything else (weights of other
+# frameworks, pictures) is not downloaded.
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.py", "README.md")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
-# What the cache calls the kinds of repositories.
+# The cache's names for kinds of repositories.
 MODELS, DATASETS = "models", "datasets"
 
 
 def hub_cache() -> Path:
-    """The cache folder, by the variables that huggingface_hub itself goes by."""
+    """Return the cache folder, by the same variables as huggingface_hub."""
     if folder := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(folder).expanduser()
     home = os.environ.get("HF_HOME")
@@ -35,7 +35,7 @@ def hub_cache() -> Path:
 
 
 def reference(name: str, revision: str | None, kind: str = MODELS) -> Path:
-    """The file in which the cache keeps the commit that a branch or tag stands for."""
+    """Return the file in the cache with the commit of a branch or tag."""
     return _repository(name, kind) / "refs" / (revision or "main")
 
 
@@ -44,7 +44,7 @@ def _repository(name: str, kind: str) -> Path:
 
 
 def cached_snapshot(name: str, revision: str = "main", kind: str = MODELS) -> Path | None:
-    """The folder of *revision* (a branch, tag or commit) in the local cache, or None."""
+    """Return the folder of *revision* (a branch, tag or commit) in the local cache, or None."""
     before_reading(reference(name, revision, kind))
     try:
         commit = read_text(reference(name, revision, kind)).strip()
@@ -56,10 +56,10 @@ def cached_snapshot(name: str, revision: str = "main", kind: str = MODELS) -> Pa
 
 
 def snapshot(model_id: str, revision: str | None, *, download: bool) -> Path:
-    """The folder of a model by hub id; downloaded when *download* allows it and the hub may be asked.
+    """Return the folder of a model by hub id; downloaded if *download* allows it and offline mode is off.
 
     Raises:
-        InputError: when it is neither here nor to be had.
+        InputError: when it is neither local nor available on the hub.
     """
     wanted = revision or "main"
     found = cached_snapshot(model_id, wanted)
@@ -72,11 +72,12 @@ def snapshot(model_id: str, revision: str | None, *, download: bool) -> Path:
 def dataset_snapshot(
     name: str, card: str, choose: Callable[[Sequence[str], str], Sequence[str]], *, revision: str | None, download: bool
 ) -> Path:
-    """The folder of a data set by hub id, with the files that *choose* wants of all names, given the text of its
-    *card*; downloaded when *download* allows it and the hub may be asked.
+    """Return the folder of a data set by hub id; downloaded if *download* allows it and offline mode is off.
+
+    *choose* selects the files to fetch from all file names and the text of its *card*.
 
     Raises:
-        InputError: when it is not to be had.
+        InputError: when it is not available.
     """
     where = f"The data set {name!r} is not, or not whole, in the local hub cache {hub_cache()}"
     return _asked(where, lambda: _download_dataset(name, card, choose, revision), _DATASET_ADVICE, download=download)
@@ -95,7 +96,7 @@ def _asked(where: str, ask: Callable[[], Path], advice: str, *, download: bool) 
         raise InputError(
             f"{where}, and huggingface_hub is not installed.", advice="pip install winml_dag[hf]"
         ) from error
-    except Exception as error:  # of the hub, of HTTP, of the file system: to the user they are one, it is not to be had
+    except Exception as error:  # errors of hub, HTTP, file system: for the user, all mean "not available"
         raise InputError(f"{where} and could not be downloaded: {explanation(error)}.", advice=advice) from error
 
 
@@ -107,7 +108,7 @@ _DATASET_ADVICE = "Check the name, or give a local folder or files."
 
 
 def is_offline() -> bool:
-    """Whether the user has forbidden asking the hub."""
+    """Whether the user has enabled offline mode."""
     truth = {"1", "on", "yes", "true"}
     return any(os.environ.get(name, "").lower() in truth for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
@@ -134,5 +135,5 @@ def _download_dataset(
 
 
 def _weights_of(names: Sequence[str]) -> str:
-    """safetensors where there are some: the other format needs unpickling."""
+    """Return the weights' pattern: safetensors if there are any, since the other format needs unpickling."""
     return _WEIGHTS[0] if any(name.endswith(".safetensors") for name in names) else _WEIGHTS[1]

@@ -1,6 +1,6 @@
-"""A file of text, mostly JSON, that a command puts where its user says.
+"""Write a text file, mostly JSON, to a path that the user names.
 
-JSON that is there is only replaced when it is a file of the same kind, or when that was asked for.
+An existing JSON file is only replaced if it is of the same kind, or if that was requested.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from winml_dag.store.files import write_whole
 
 
 def put_json(path: Path, value: JsonObject, mark: str, *, overwrite: bool) -> Path:
-    """Write *value* to *path*; a file there is of the same kind when it is an object that has *mark*.
+    """Write *value* to *path*; an existing file is of the same kind if it is an object with the key *mark*.
 
     Raises:
-        UsageError: when another file is in the way, and *overwrite* does not allow it.
-        StoreError: when the file cannot be written; what was there is as it was.
+        UsageError: when another file is in the way, and *overwrite* does not allow replacing it.
+        StoreError: when the file cannot be written; an existing file is unchanged.
     """
     if path.is_file() and not (overwrite or has_mark(path, mark)):
         raise UsageError(
@@ -29,17 +29,21 @@ def put_json(path: Path, value: JsonObject, mark: str, *, overwrite: bool) -> Pa
 
 
 def put_text(path: Path, text: str) -> Path:
-    """Write *text* to *path*, whatever file is there.
+    """Write *text* to *path*, replacing any file.
 
     Raises:
         UsageError: for a folder.
-        StoreError: when the file cannot be written; what was there is as it was.
+        StoreError: when the file cannot be written; an existing file is unchanged.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", advice="Choose a file.")
     try:
-        # A lone surrogate stands for a byte in a name that is no text; as an escape JSON reads it back.
-        write_whole(path, text.encode(errors="backslashreplace"))
+        # A lone surrogate is a byte of a file name that is not valid text; JSON can read it back from the escape.
+        data = text.encode(errors="backslashreplace")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(data)  # a rename would replace the link or the device, such as /dev/stdout
+        else:
+            write_whole(path, data)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}.", advice="Choose another place."
@@ -48,7 +52,7 @@ def put_text(path: Path, text: str) -> Path:
 
 
 def has_mark(path: Path, mark: str) -> bool:
-    """Whether the file *path* is a JSON object that has *mark*."""
+    """Whether the file *path* is a JSON object with the key *mark*."""
     try:
         found = read_json(path)
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Which files a build puts into its output folder, and under which names.
+"""Which files a build writes to its output folder, and their names.
 
-The names are winml-cli's, so that whatever picks up its results finds ours. The names of a stage's files are fixed, so
-that equal work has equal bytes. In a folder with several components each file gets the name of its component before its
-own. What refers to others by their names is written anew then: a model whose weights, or whose binary, lie beside it.
+The names are those of winml-cli, so that tools for its results also find these. The file names of a stage are fixed, so
+that equal work has equal bytes. In a folder with several components, each file name is prefixed with its component. A
+model that refers to other files by name (weights or a binary next to it) is then rewritten.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ANALYSIS = "analyze_result.json"
 MANIFEST = "build_manifest.json"
 BUILD_CONFIG = "winml_build_config.json"
 RANGES = RANGES_FILE
-# Beside a single quantized model, after its name.
+# Files next to a single quantized model, named after it.
 REPORTS = (REPORT_FILE, PICTURE_FILE)
 
-# What each stage leaves in the output folder, by output slot. A stage that is not here leaves nothing there.
+# The outputs that each stage writes to the output folder, by slot. A stage that is not listed writes none.
 PUBLISHED_OUTPUTS: dict[str, tuple[str, ...]] = {
     "export": ("model", "hierarchy"),
     "normalize": ("model",),
@@ -65,37 +65,35 @@ STAGE_FILE: dict[str, str] = {
 
 
 def prefixed(name: str, component: str) -> str:
-    """What the file *name* of *component* is called, in a folder with those of others; without one, *name*."""
+    """Return the file name of *name* for *component* in a folder of several; without a component, *name*."""
     return f"{component}_{name}" if component else name
 
 
 def is_ours(node: Node) -> bool:
-    """Whether *node* is one of the stages of every build, and not a recipe's own; both may put files into the recipe's
-    folder.
-    """
+    """Whether *node* is a built-in stage rather than one of the recipe's own; both may write to the recipe's folder."""
     return node.folder is None or node.stage.work.startswith("winml_dag.stages.")
 
 
 def beside_output(output_file: str, name: str) -> str:
-    """What the file *name* of a report is called beside the one file that a build is for."""
+    """Return the name of the report *name* next to the single output file of a build."""
     return f"{output_file[: -len('.onnx')]}_{name.removeprefix('export_')}"
 
 
 def component_of(node: Node, components: Collection[str]) -> str:
-    """Which of the *components* of a build *node* is about; empty where it is about all, or there are none."""
+    """Return which of *components* *node* belongs to; empty if it belongs to all, or there are none."""
     first = node.id.partition(".")[0]
     return first if first in components else ""
 
 
 def reports(node: Node) -> tuple[str, ...]:
-    """What *node* gives that lies beside the one file that a build is for, under names made of that file's."""
+    """Return the reports of *node* that are written next to a build's single output file, named after it."""
     if node.stage.name == "sensitivity":
         return REPORTS
     return (HIERARCHY,) if node.stage.name == "export" and _wants_hierarchy(node.config) else ()
 
 
 def _wants_hierarchy(config: JsonObject) -> bool:
-    """Of several components, all have one when one has."""
+    """Whether the export has a hierarchy; if one of several components has one, all do."""
     components = config.get("components")
     if isinstance(components, Mapping):
         return any(_wants_hierarchy(each) for each in components.values() if isinstance(each, Mapping))
@@ -104,8 +102,9 @@ def _wants_hierarchy(config: JsonObject) -> bool:
 
 
 def published_outputs(node: Node, settings: JsonObject, components: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """The output slots of *node*, one of ours, whose files lie in the output folder of a build with *settings*, each
-    with the component whose name is put before those of its files.
+    """Yield the output slots of *node*, a built-in stage, that are published in the output folder.
+
+    Each comes with the component that prefixes its file names. *settings* are those of the build.
     """
     stage, component = node.stage.name, component_of(node, components)
     if stage == "calibrate":
@@ -114,7 +113,7 @@ def published_outputs(node: Node, settings: JsonObject, components: Collection[s
     elif stage == "export" and components:
         yield from ((prefixed(slot, each), each) for each in components for slot in PUBLISHED_OUTPUTS[stage])
     else:
-        # finalize knows the final name itself.
+        # finalize already uses the final name.
         yield from ((slot, "" if stage == "finalize" else component) for slot in PUBLISHED_OUTPUTS.get(stage, ()))
 
 
@@ -128,7 +127,7 @@ def _shows_ranges(settings: JsonObject, component: str = "") -> bool:
 
 
 def is_carried_on(node: Node, other: Node) -> bool:
-    """Whether *other* does more of the same with what *node* puts out: then only the end of it is visible."""
+    """Whether *other* continues the work of *node* in the same stage: then only the last output is published."""
     mine, its = round_of(node), round_of(other)
     if mine is not None and its is not None:
         return mine[0] == its[0] and mine[1] < its[1]
@@ -136,12 +135,12 @@ def is_carried_on(node: Node, other: Node) -> bool:
     return other.stage.name == node.stage.name and any(node.output(slot) in read for slot in node.stage.outputs)
 
 
-# Names that a build may write, whatever its recipe: none of them may be a file of somebody else's.
+# Names that a build may write, whatever its recipe: a user's file in one of these paths is a conflict.
 RESERVED = (MODEL, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, COMPILED, HIERARCHY, ANALYSIS, MANIFEST, BUILD_CONFIG)
 
 
 def reserved(settings: JsonObject, components: Collection[str] = ()) -> tuple[str, ...]:
-    """The same, of a build with *settings*."""
+    """Return the reserved names of a build with *settings*."""
     if not components:
         return (*RESERVED, RANGES) if _shows_ranges(settings) else RESERVED
     shown = {each: (RANGES,) if _shows_ranges(settings, each) else () for each in components}
@@ -152,26 +151,25 @@ def reserved(settings: JsonObject, components: Collection[str] = ()) -> tuple[st
 
 @dataclass(frozen=True)
 class Published:
-    """``files``: all that belong into the output folder; ``rewritten``: the content of those that are no results word
-    for word.
-    """
+    """``files``: all files of the output folder; ``rewritten``: the content of those that are not stored results."""
 
     files: tuple[FileEntry, ...]
     rewritten: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def results(self) -> tuple[FileEntry, ...]:
-        """Those that the store has."""
+        """The files that the store has."""
         return tuple(entry for entry in self.files if entry.name not in self.rewritten)
 
 
 def published_files(planned: BuildGraph, results: Mapping[str, StageResult], store: Store) -> Published:
-    """The files that belong into the output folder; one that several stages share (a sidecar) is there once. Of a build
-    for one file, that one and what belongs to it, and reports under names like its own.
+    """Return the files of the output folder; a file that several stages share (a sidecar) is listed once.
+
+    For a build of a single file: that file, the files that belong to it, and reports named after it.
 
     Raises:
-        StoreError: when two stages put out different files of one name.
-        BlobDamaged: when a model that has to be written anew cannot be fetched.
+        StoreError: when two stages output different files with the same name.
+        BlobDamaged: when a model that has to be rewritten cannot be fetched.
     """
     found: dict[str, FileEntry] = {}
     rewritten: dict[str, bytes] = {}
@@ -186,19 +184,19 @@ def published_files(planned: BuildGraph, results: Mapping[str, StageResult], sto
 
 
 def needed_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[FileEntry]:
-    """What of the store goes into the output folder, word for word or written anew."""
+    """Yield the files of the store that the output folder needs, unchanged or rewritten."""
     one = planned.summary.output_file
     for named in _files_of_all(planned, results) if one is None else _files_of_one(planned, results, one):
         yield from named.files
 
 
 def wanted_reports(planned: BuildGraph) -> Iterator[str]:
-    """What lies beside the one file that a build is for, or beside those of its components, under names like theirs."""
+    """Yield the names of reports next to a build's single output file, or next to those of its components."""
     yield from _reports(planned, wanted=True)
 
 
 def outdated_reports(planned: BuildGraph) -> Iterator[str]:
-    """What an earlier build for this file has put beside it, maybe, and this one does not."""
+    """Yield the names of reports that an earlier build may have written next to this file, and this one does not."""
     yield from _reports(planned, wanted=False)
 
 
@@ -230,7 +228,7 @@ def _files_of_one(planned: BuildGraph, results: Mapping[str, StageResult], name:
         assert result.record is not None
         files = tuple(entry for artifact in result.record.outputs.values() for entry in artifact.files)
         if node_id in planned.finals:
-            # finalize has named the model, and what belongs to it refers to it by name. Ranges are one file.
+            # finalize has named the model, and its companion files refer to it by name. Ranges are one file.
             yield _Named(files, {RANGES: name})
             continue
         for slot, artifact in result.record.outputs.items():
@@ -254,7 +252,7 @@ def _reports(planned: BuildGraph, *, wanted: bool) -> Iterator[str]:
 
 
 def _in_the_folder(named: _Named, store: Store) -> tuple[list[FileEntry], dict[str, bytes]]:
-    """The entries of *named* under their names there, and the content of a model that refers to others by theirs."""
+    """Return the entries of *named* under their published names, and the content of a model that is rewritten."""
     names = {entry.name: named.names.get(entry.name, entry.name) for entry in named.files}
     entries = [replace(entry, name=names[entry.name]) for entry in named.files]
     models = [entry for entry in named.files if entry.name.endswith(".onnx")]
@@ -266,7 +264,7 @@ def _in_the_folder(named: _Named, store: Store) -> tuple[list[FileEntry], dict[s
 
 
 def _rewritten(model: FileEntry, names: Mapping[str, str], store: Store) -> tuple[FileEntry, bytes]:
-    """*model* as it is under its new name, in which it calls others by their *names*."""
+    """Return *model* under its new name, with references to other files replaced by their new *names*."""
     # Imported here: only a composite model needs it.
     from winml_dag.onnxmodel.renamed import write_renamed
 

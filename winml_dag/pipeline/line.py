@@ -1,4 +1,4 @@
-"""The line of our stages in one build: a node for each, with its config, its inputs and the tools that shape its bytes.
+"""The line of built-in stages in one build: a node for each, with its config, inputs and toolchain.
 
 source -> export or normalize -> (optimize.0 -> analyze.0 -> optimize.1 ...) -> calibrate -> quantize -> compile
 -> validate -> finalize
@@ -32,7 +32,7 @@ from winml_dag.stages.sensitivity import SENSITIVITY
 from winml_dag.stages.validate import VALIDATE
 from winml_dag.store.fingerprints import Fingerprints
 
-# The ids of our stages' nodes, and their declarations.
+# Ids of the built-in stages' nodes, and their declarations.
 OURS = {
     "export": ("export", EXPORT),
     "normalize": ("normalize", NORMALIZE),
@@ -48,7 +48,7 @@ OURS = {
 
 @dataclass(frozen=True)
 class Start:
-    """A model that another line's node puts out: its name in the graph, and its kind."""
+    """A model that a node of another line outputs: its name in the graph, and its artifact type."""
 
     model: str
     kind: str
@@ -56,7 +56,7 @@ class Start:
 
 @dataclass(frozen=True)
 class _RunOn:
-    """What a result is run on: what calibration leaves of its data, or data of its own; random inputs without both."""
+    """The inputs of validation: calibration data that was kept back, or data of its own; random inputs without both."""
 
     data: Source | None
     input_data: Source | None
@@ -72,13 +72,13 @@ class _RunOn:
 
 
 def quantize_ids(build: Build) -> list[str]:
-    """The ids of one quantization after the other; the last one's result is the quantized model."""
+    """Return the ids of successive quantizations; the last one's result is the quantized model."""
     first = OURS["quantize"][0]
     return [first, *(f"{first}.{place}" for place in range(1, len(chosen(build.quantize) or ())))]
 
 
 def id_of(build: Build, name: str) -> str:
-    """The id of the node whose result is that of the stage *name*, of which there may be several."""
+    """Return the id of the node with the final result of the stage *name*, of which there may be several."""
     if name in ("optimize", "analyze"):
         return f"{name}.{build.search.rounds}"
     return quantize_ids(build)[-1] if name == "quantize" else OURS[name][0]
@@ -96,8 +96,10 @@ class Line:
         prefix: str = "",
         start: Start | None = None,
     ) -> None:
-        """*rewired*: where the recipe has our stages read from instead of where they would, by stage and slot. *prefix*
-        is put before the ids. *start*: the model that the line begins with, when that is no source of the build's.
+        """Create a line.
+
+        *rewired*: inputs of built-in stages that the recipe replaces, by stage and slot. *prefix* is prepended to the
+        ids. *start*: the model that the line starts from, if that is not a source of the build.
         """
         self._build = build
         self._fingerprints = fingerprints
@@ -113,7 +115,7 @@ class Line:
         build = self._build
         if config := chosen(build.export):
             yield self._after(self.export(EXPORT, config_json(config)))
-        # An ONNX file is held against as its user made it, so normalizing is validated too.
+        # An ONNX file is compared in its original form, so that normalizing is validated too.
         reference, reference_kind = self._model, self._kind
         if build.normalize is not None:
             normalize = config_json(build.normalize)
@@ -128,7 +130,7 @@ class Line:
                 CALIBRATE,
                 config_json(calibrate),
                 data_packages=tuple(packages_of(data, processor)),
-                # Ranges are of one model: what quantize reads.
+                # Ranges belong to one model: the one that quantize reads.
                 model=self._rewired.get("quantize", {}).get("model", self._model),
                 data=data,
                 processor=processor,
@@ -171,7 +173,7 @@ class Line:
                 data=run_on.data,
                 input_data=run_on.input_data,
                 processor=run_on.processor,
-                # What they are made from: nobody asks that of random inputs.
+                # The origin of the ranges; irrelevant for random inputs.
                 ranges=self._rewired.get("quantize", {}).get("ranges", ranges) if run_on.is_given else None,
             )
             validation = node.output("report")
@@ -189,7 +191,7 @@ class Line:
             yield final_of_models(node) if build.also else node
 
     def _rounds(self) -> Iterator[Node]:
-        """optimize and analyze, as often as the search may take; see :mod:`winml_dag.pipeline.autoconf`."""
+        """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.autoconf`."""
         build, model = self._build, self._model
         optimize, analyze, search = chosen(build.optimize), chosen(build.analyze), build.search
         flags: Source | str | None = search.begin
@@ -207,7 +209,7 @@ class Line:
                 flags = node.output("flags")
 
     def export(self, stage: Stage, config: JsonObject) -> Node:
-        """The export as *stage* declares it, which may be of more than this line goes on with."""
+        """Return the export as *stage* declares it; it may output more models than this line uses."""
         return self._node("export", stage, config, model=self._build.inputs.model, script=self._build.inputs.script)
 
     def _compile(self, config: CompileConfig) -> Node:
@@ -226,7 +228,7 @@ class Line:
         return of_models(node, build.also) if build.also else node
 
     def _after(self, node: Node) -> Node:
-        """Let what follows read the model that *node* puts out."""
+        """Let the following nodes read the model that *node* outputs."""
         self._model, self._kind = node.output("model"), node.kind("model")
         return node
 
@@ -248,7 +250,7 @@ class Line:
             id=f"{self._prefix}{node_id}",
             stage=stage,
             config=config,
-            # A second quantize reads what the first gives.
+            # A second quantize reads the output of the first.
             inputs=given if node_id.startswith("quantize.") else {**given, **self._rewired.get(stage.name, {})},
             kinds={} if kind is None else {"model": kind},
             toolchain=place.toolchain((*stage.packages, *data_packages)),
@@ -265,7 +267,7 @@ class Line:
         return _RunOn(None, inputs.validation_data, inputs.validation_processor)
 
     def _place(self, target: Target) -> EpPlace:
-        """Where work on *target* is done; found once, though compile and validate ask."""
+        """Return the environment for *target*; cached, since compile and validate both need it."""
         if target not in self._places:
             self._places[target] = ep_place(target, self._fingerprints)
             self.looked_at += self._places[target].looked_at

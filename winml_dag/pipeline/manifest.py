@@ -1,10 +1,9 @@
-"""``build_manifest.json``: the provenance of one build, and the list of files in its folder that are ours.
+"""``build_manifest.json``: the provenance of one build, and the list of files in its folder that are owned.
 
-The fields are those that winml-cli's Python API writes, plus, for every stage, its key, its inputs and outputs by
-digest, and why it ran. A manifest is only written anew when something about the build or its files has changed: times
-are no change.
+The fields are those that winml-cli's Python API writes, plus each stage's key, its inputs and outputs by digest, and
+why it ran. A manifest is only rewritten when something about the build or its files has changed; times do not count.
 
-Each stage, source and file has a line of its own, so that a build of some of 4000 stages can replace those lines alone
+Each stage, source and file is on its own line, so that a build of some of 4000 stages can replace only those lines
 (:func:`with_part`).
 """
 
@@ -48,13 +47,13 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
-# What tells how a run went rather than what was built: two manifests that differ in these only say the same.
+# Fields about the run rather than the result: manifests that differ only in these are equivalent.
 _OF_THE_RUN = frozenset({"timestamp", "elapsed_seconds", "analysis_timestamp", "run"})
 _OF_THE_STAGE_RUN = frozenset({"cached", "reason", "elapsed_seconds", "made_at", "made_by", "log"})
 
 _LINE_BY_LINE = frozenset({"sources", "stages", "files"})
 
-# Metrics that stand beside a stage's name, as in winml-cli's manifests; all others are under ``metrics``.
+# Metrics at the level of the stage's name, as in winml-cli's manifests; all others are under ``metrics``.
 _PROMOTED = (
     "nodes_quantized",
     "nodes_skipped",
@@ -79,9 +78,9 @@ _PROMOTED = (
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest as read from a folder: the files that it says are ours, and its whole text as JSON.
+    """A manifest as read from a folder: the files that it lists, and its whole content as JSON.
 
-    ``files`` lie in the same folder; ``placed`` are, by stage, what a recipe's own stages put into its ``folder``.
+    ``files`` are in the same folder; ``placed`` are the files that a recipe's stages wrote to its ``folder``, by stage.
     """
 
     files: tuple[FileEntry, ...]
@@ -95,17 +94,18 @@ class Manifest:
 
     @cached_property
     def told(self) -> BuildManifest:
-        """All that it says, typed."""
-        # Imported here: a build whose plan stands needs no pydantic.
+        """The whole manifest as a typed value."""
+        # Imported here: a build whose plan is current does not need pydantic.
         from winml_dag.pipeline.documents import BuildManifest
 
         return BuildManifest.model_validate(self.value)
 
     def placed_in(self, folder: Path, output_dir: Path) -> Mapping[str, tuple[FileEntry, ...]]:
-        """``placed``, if *folder*, that of the recipe, is where the manifest in *output_dir* says that these files are.
-        Which folder that is, a manifest is not believed: it may come from others.
+        """Return ``placed`` if *folder*, that of the recipe, is the one in the manifest of *output_dir*, else nothing.
+
+        The manifest may be untrusted, so the caller provides the folder.
         """
-        # Of another recipe, or moved: its files are not here.
+        # Otherwise the manifest is that of another recipe, or was moved: its files are not here.
         return self.placed if self.folder == folder_in(folder, output_dir) else {}
 
     def says_the_same_as(self, other: JsonObject) -> bool:
@@ -113,7 +113,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest in *folder*; None when there is none or it is not ours: then no file in the folder is ours."""
+    """Return the manifest in *folder*; None if there is none or it has another format: then no file there is owned."""
     try:
         value = read_json(folder / MANIFEST, MOST_BYTES_OF_MANY)
         if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
@@ -126,7 +126,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def is_of_winml_cli(folder: Path) -> bool:
-    """Whether the manifest in *folder* is one of winml-cli's, which names stages and lists no files."""
+    """Whether the manifest in *folder* was written by winml-cli, which lists stages but no files."""
     try:
         value = read_json(folder / MANIFEST, MOST_BYTES_OF_MANY)
     except (OSError, ValueError):
@@ -138,7 +138,7 @@ def is_of_winml_cli(folder: Path) -> bool:
 def make_manifest(
     planned: BuildGraph, results: Mapping[str, StageResult], files: Sequence[FileEntry], elapsed_seconds: float
 ) -> JsonObject:
-    """The manifest of a finished build; *files* are what lies in its folder, itself left out."""
+    """Return the manifest of a finished build; *files* are all files in its folder except the manifest."""
     build = planned.summary
     stages = list(_stages(planned, results))
     folder = planned.folder
@@ -178,7 +178,7 @@ def _of_model(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonOb
 
 
 def _components(planned: BuildGraph, results: Mapping[str, StageResult]) -> dict[str, JsonValue]:
-    """What is told of each component of a composite model in place of what is told of a whole one."""
+    """Return the fields of each component of a composite model, which replace those of a single model."""
     names = planned.summary.components
     return {
         name: {
@@ -194,7 +194,7 @@ def _components(planned: BuildGraph, results: Mapping[str, StageResult]) -> dict
 
 
 def _of_search(found: Sequence[Searched]) -> JsonObject:
-    """What was analyzed and discovered; of a model in several components all that was discovered in any."""
+    """Return the results of analyze: for a model of several components, the discoveries of all."""
     lint = {one.line.removesuffix("."): one.metrics.get("lint", {}) for one in found}
     return {
         "analyze_iterations": max((one.iterations for one in found), default=0),
@@ -204,21 +204,21 @@ def _of_search(found: Sequence[Searched]) -> JsonObject:
             "autoconf": {name: True for one in found for name in one.discovered},
             "autoconf_not_converged": any(one.left for one in found),
         },
-        # The file itself has none, or it would be another one each time.
+        # The result file has no timestamp, since its content would change with every run.
         "analysis_timestamp": next((one.last.record.made_at for one in found if one.last.record), None),
     }
 
 
 def _settings(stages: Sequence[JsonObject]) -> JsonObject:
-    """What stands for the settings of a build without a model: the hash of what each stage was told."""
+    """Return the settings of a build without a model: the config hash of each stage."""
     return {str(stage["id"]): stage["config_hash"] for stage in stages}
 
 
 def folder_in(folder: Path, output_dir: Path) -> str:
-    """*folder* as the manifest in *output_dir* has it."""
+    """Return *folder* relative to *output_dir*, as in the manifest there."""
     try:
         return Path(os.path.relpath(folder, output_dir.resolve())).as_posix()
-    except ValueError:  # on Windows there is no relative path to another drive
+    except ValueError:  # Windows has no relative path to another drive
         return folder.as_posix()
 
 
@@ -227,8 +227,10 @@ def manifest_text(value: JsonObject) -> bytes:
 
 
 def with_part(text: bytes, part: JsonObject) -> bytes:
-    """The manifest *text* of a whole build after *part* of it was brought up to date, which *part* is the manifest of:
-    its stages and sources replace those of the same name, and the rest stays. Where they say nothing new, all of it.
+    """Update the manifest *text* of a whole build with *part*, the manifest of the stages that were brought up to date.
+
+    Its stages and sources replace those with the same name, and the rest stays. If they are equivalent, *text* is
+    returned unchanged.
     """
     fresh = {_name_of(line): line for name in ("sources", "stages") for line in _item_lines(part[name])}
     lines = text.decode().split("\n")
@@ -254,7 +256,7 @@ def _says_the_same(line: str, other: str) -> bool:
 
 
 def _name_of(line: str) -> str:
-    """What tells one line of a manifest from all others: its first key, and the id of a stage."""
+    """Return what identifies a line of a manifest: its first key, or the id of a stage."""
     line = line.removesuffix(",")
     return line[: line.find(",")] if line.startswith('{"id": ') else line[: line.find('": ')]
 
@@ -296,7 +298,7 @@ def _stages(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator
 def _stage(
     planned: BuildGraph, result: StageResult, results: Mapping[str, StageResult], like: Mapping[str, str]
 ) -> JsonObject:
-    """*like*: stages that the manifest leaves out, with those that have done the same."""
+    """Return the entry of a stage; *like* maps repeated stages, which the manifest omits, to those they repeat."""
     record = result.record
     assert record is not None
     node = result.node
@@ -312,7 +314,7 @@ def _stage(
         "name": node.stage.name,
         "status": "completed",
         **_filenames(planned, node, record.outputs, carried_on=carried_on),
-        # How long the work took when it was done; a reuse took nothing, and `cached` says that it was one.
+        # The duration of the original run; for a cached result, `cached` is true.
         "elapsed_seconds": record.elapsed_seconds,
         **promoted,
         "cached": result.status != "ran",
@@ -338,16 +340,14 @@ def _stage(
 
 
 def _reads_ranges(node: Node) -> bool:
-    """Whether quantization was calibrated; winml-cli, in which that is one stage, has the time there."""
+    """Whether quantization was calibrated; winml-cli has one stage for both, with the calibration time in it."""
     return node.stage.name == "quantize" and node.folder is None and "ranges" in node.inputs
 
 
 def _filenames(
     planned: BuildGraph, node: Node, outputs: Mapping[str, Artifact], *, carried_on: bool
 ) -> dict[str, JsonValue]:
-    """The file in the output folder that a stage is known by, if it leaves one there; where all components are exported
-    together, one for each.
-    """
+    """Return the file in the output folder that identifies a stage, if any; for a shared export, one per component."""
     summary, stage = planned.summary, node.stage.name
     shown = [
         prefixed(file.name, component)

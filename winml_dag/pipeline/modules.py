@@ -1,5 +1,6 @@
-"""``module_summary.json`` of a list of modules says which cell is which module, in the form that winml-cli gives it, so
-that whatever picks up its results finds ours.
+"""``module_summary.json`` for a list of modules: which cell is which module.
+
+It has the format of winml-cli, so that tools for its results can read it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ SUMMARY = "module_summary.json"
 
 
 def modules_of(sweep: Sweep, folder: Path) -> tuple[ModuleItem, ...]:
-    """The modules that the cells of *sweep* are; none where it is no list of modules.
+    """Return the modules that the cells of *sweep* build; none if it is not a list of modules.
 
     Raises:
-        UsageError: when somebody else's file is in *folder*, where the summary goes.
+        UsageError: when a file that is not owned is in the summary's path in *folder*.
     """
     items = module_items(sweep.path) if not sweep.axes and len(sweep.files) == 1 else None
     if items and os.path.lexists(folder / SUMMARY) and not _is_summary(folder / SUMMARY):
@@ -39,9 +40,7 @@ def modules_of(sweep: Sweep, folder: Path) -> tuple[ModuleItem, ...]:
 
 
 def write_summary(folder: Path, items: Sequence[ModuleItem], cells: Sequence[CellResult], model: str | None) -> None:
-    """Write what became of *cells*, each of one of *items* of *model*, into *folder*. A summary that says the same is
-    not touched.
-    """
+    """Write the results of *cells*, each one of *items* of *model*, to *folder*; an equal summary is not rewritten."""
     made = [_manifest(folder / cell.folder) if cell.is_there else None for cell in cells]
     instances = [_instance(folder, *each) for each in zip(items, cells, made, strict=True)]
     value: JsonObject = {
@@ -60,7 +59,7 @@ def write_summary(folder: Path, items: Sequence[ModuleItem], cells: Sequence[Cel
 
 
 def _instance(folder: Path, item: ModuleItem, cell: CellResult, made: BuildManifest | None) -> JsonObject:
-    """What the summary says of one module; ``error`` is null for one that is there."""
+    """Return the summary of one module; ``error`` is null if its build exists."""
     elapsed = None if made is None else made.elapsed_seconds
     return {
         "module_path": item.module_path,

@@ -1,6 +1,6 @@
-"""Whether an ONNX file needs to be normalized before anything else, and how: told from its graph alone.
+"""Whether and how an ONNX file has to be normalized before anything else, decided from its graph alone.
 
-A file that needs nothing has no such stage, so its builds have the keys that they would have without it.
+A file that needs nothing has no such stage, so the keys of its builds are not affected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from winml_dag.stages.normalize import FIRST_OPSET, GivenInput, GivenInputs, Nor
 
 @dataclass(frozen=True)
 class Normalization:
-    """``config`` None: there is nothing to do. ``notices``: what was decided that nobody asked for."""
+    """``config`` None: there is nothing to do. ``notices``: decisions that were not requested."""
 
     config: NormalizeConfig | None = None
     notices: tuple[str, ...] = ()
@@ -29,11 +29,13 @@ class Normalization:
 def normalization_for(
     onnx: OnnxFile, asked: RequestedShapes, target: Target, *, compiles: bool, quantizes: bool
 ) -> Normalization:
-    """What *onnx* needs for *target*. *compiles*: whether it is compiled ahead of time, which takes fixed shapes
-    whatever the provider; *quantizes*: whether its activations become integers.
+    """Return what *onnx* needs for *target*.
+
+    *compiles*: whether it is compiled ahead of time, which needs fixed shapes with any provider; *quantizes*: whether
+    its activations become integers.
 
     Raises:
-        UsageError: for sizes that the model cannot have, or that the target needs and nobody gives.
+        UsageError: for sizes that the model cannot have, or that the target needs and are not given.
     """
     if onnx.kind == kinds.COMPILED_MODEL:
         if not asked.is_empty:
@@ -52,7 +54,7 @@ def normalization_for(
         if spec.name in found.shapes or spec.name in ranges
     }
     opset = summary.opsets.get("", 0)
-    # Integers alone: float16 and float32 of these models are as good in the opset that they have, and keep their keys.
+    # For integers only: the older opset works equally well in float16 and float32, whose keys stay the same.
     raises = quantizes and onnx.kind == kinds.FLOAT_MODEL and 0 < opset < FIRST_OPSET
     if not (tensors or raises or summary.listed_initializers):
         return Normalization()
@@ -61,10 +63,11 @@ def normalization_for(
 
 
 def requested_shapes(context: ResolveContext, onnx: OnnxFile, *, whole: bool) -> RequestedShapes:
-    """What recipe and options say of the inputs of *onnx*. *whole*: it is for a build from this model on, and not for
-    one stage, which may be given what a build of the recipe has made.
+    """Return the sizes for the inputs of *onnx* in recipe and options.
 
-    The recipe's section counts where the recipe is for an ONNX model: else it says how another one is exported.
+    *whole*: the build starts from this model; a command for one stage may instead get a model that a build of the
+    recipe made. The recipe's section only applies if the recipe is for an ONNX model; otherwise it describes the export
+    of another model.
     """
     now = context.overrides.section("export")
     section = context.recipe.export
@@ -80,7 +83,7 @@ def requested_shapes(context: ResolveContext, onnx: OnnxFile, *, whole: bool) ->
 
 
 def shapes_of(section: Export, counts: Set[str] | None = None) -> RequestedShapes:
-    """What *section* says of inputs, as far as its fields are in *counts*; else of those that were written."""
+    """Return the input sizes in *section*, limited to the fields in *counts*; by default those that are set."""
     counts = section.model_fields_set if counts is None else counts
     return RequestedShapes(
         section.batch_size if "batch_size" in counts else None,

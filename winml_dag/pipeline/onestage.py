@@ -1,7 +1,6 @@
-"""What a command for one stage asks for: the build of one model in which that stage runs, with what it needs and with
-validate behind it, and whose result is one file.
+"""Commands for one stage: the build of one model in which that stage runs, with its prerequisites and validate.
 
-Its stages are those of every build, so it finds what a build has made, and the other way round.
+The result is one file. The stages are those of every build, so cached results are shared in both directions.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class _Command:
     """A command for the stage of its name.
 
     Attributes:
-        stages: what its build has of the stages that the same options would have in a build.
-        done: what becomes of a float model, for sentences.
-        compiles: whether compile follows, which has a say in what others do; None leaves that to the options.
-        float_only: whether the stage takes models in float32 alone.
-        suffix: of the file that it makes.
+        stages: the stages that its build has, out of those that the same options would give in a build.
+        done: the participle of the command, for messages.
+        compiles: whether compile follows, which influences other stages; None leaves that to the options.
+        float_only: whether the stage takes only float32 models.
+        suffix: that of the output file.
         advice: what to do when the options leave nothing for the stage to do.
     """
 
@@ -51,7 +50,7 @@ class _Command:
 
 _COMMANDS: Mapping[str, _Command] = {
     "export": _Command(stages=frozenset({"export", "finalize"}), done="exported"),
-    # What follows decides which operators optimize may make.
+    # The following stages decide which operators optimize may create.
     "optimize": _Command(stages=frozenset({"optimize", "validate", "finalize"}), done="optimized", compiles=None),
     "calibrate": _Command(
         stages=frozenset({"calibrate"}),
@@ -63,8 +62,8 @@ _COMMANDS: Mapping[str, _Command] = {
         done="quantized",
         advice="Name a precision, such as -p w8a16.",
     ),
-    # optimize is for a provider that runs ONNX models as they are; another gets the model that it was given. What
-    # quantizes is compile.quant_config.
+    # optimize is for a provider that runs ONNX models directly; for any other, compile gets the original model.
+    # compile.quant_config controls quantization.
     "compile": _Command(
         stages=frozenset({"optimize", "calibrate", "quantize", "compile", "validate", "finalize"}),
         done="quantized",
@@ -75,8 +74,9 @@ _COMMANDS: Mapping[str, _Command] = {
 
 
 def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
-    """The build that *request* means, which names a command. Of a recipe, the sections of the command's stages and the
-    target count; *download* allows fetching data from the hub.
+    """Return the build of the command that *request* names; *download* allows fetching data from the hub.
+
+    Of a recipe, only the target and the sections of the command's stages apply.
 
     Raises:
         UsageError: for a model that the stage does not take, or when there is nothing for it to do; also as
@@ -92,7 +92,7 @@ def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
     quantizes = _has_quant_config(loaded) if compiles else "calibrate" in command.stages
     if request.overrides.onnx is not None:
         _refuse_model(request.overrides.onnx, request.command, command, quantizes=quantizes)
-    # What compile does besides is as the recipe says.
+    # The recipe decides what else compile does.
     wanted = None if compiles else True
     asked = replace(
         request.overrides,
@@ -130,7 +130,7 @@ def _has_quant_config(loaded: LoadedRecipe | None) -> bool:
 
 
 def _compiling(build: Build, command: _Command, *, quantizes: bool, shares: bool) -> tuple[Build, _Command]:
-    """*build* with what is to be known of a compilation, and *command* as it is for the target of *build*."""
+    """Return *build* with the notices of a compilation, and *command* adapted to the target of *build*."""
     notices = list(build.summary.notices)
     if quantizes and isinstance(build.quantize, Skip):
         notices.append(f"compile.quant_config has no effect: {build.quantize.reason}.")
@@ -147,7 +147,7 @@ def _compiling(build: Build, command: _Command, *, quantizes: bool, shares: bool
 
 
 def _only(build: Build, command: _Command, name: str) -> Build:
-    """*build* with the stages of *command* alone; its result is called *name*."""
+    """Return *build* with only the stages of *command*; its result is called *name*."""
 
     def kept(stage: str, config: T | Skip) -> T | Skip:
         return config if stage in command.stages else Skip("this command is not about it")
@@ -166,7 +166,7 @@ def _only(build: Build, command: _Command, name: str) -> Build:
 
 
 def _of_components(build: CompositeBuild, command: _Command, output: Path) -> CompositeBuild:
-    """The same of several components: each has a file of its own, named after *output* and the component."""
+    """Limit the builds of several components likewise; each output file is named after *output* and the component."""
     names = {name: f"{output.stem}_{name}{output.suffix}" for name in build.parts}
     first, *also = names.values()
     return replace(
@@ -180,14 +180,14 @@ def _of_components(build: CompositeBuild, command: _Command, output: Path) -> Co
 
 
 def _finalize(build: Build, name: str) -> FinalizeConfig:
-    """The model gets the *name* of the output; what is asked of a compiled one is for a command that compiles."""
+    """Return the config that gives the model its *name*; only compiling keeps the checks of a compiled model."""
     if isinstance(build.compile, Skip) or not isinstance(build.finalize, FinalizeConfig):
         return FinalizeConfig(name)
     return replace(build.finalize, file=name)
 
 
 def _ranking(build: Build) -> Build:
-    """*build* with the stage that ranks nodes besides."""
+    """Return *build* with the additional stage that ranks nodes."""
     if isinstance(build.validate, Skip):
         raise UsageError(
             f"--sensitivity runs the samples that are kept back for validation, but {build.validate.reason}.",
@@ -213,14 +213,14 @@ def _refuse_name(output: Path, suffix: str) -> None:
 
 
 def _refuse_model(path: Path, name: str, command: _Command, *, quantizes: bool) -> None:
-    """What the stages themselves would refuse, before anything runs."""
+    """Reject a model that the stages would reject, before anything runs."""
     if path.is_dir():
         raise UsageError(
             f"{path} is a folder, and `{name}` takes an ONNX model.",
             advice="For a PyTorch model there is `winml-dag build`, which exports it first.",
         )
     model = OnnxFile.at(path)
-    # Of a compiled one it is said whose binary it has, and compile takes one that is quantized already as it is.
+    # A compiled model gets its own message, which names its provider, and compile also takes quantized models.
     takes_quantized = not command.float_only and model.kind in kinds.INTEGER_MODELS
     if (command.float_only or quantizes) and not (takes_quantized or model.kind == kinds.COMPILED_MODEL):
         _refuse_unless_float(model, command.done)
@@ -240,10 +240,10 @@ def _refuse_unless_float(model: OnnxFile, done: str) -> None:
 
 
 def _sharing(build: Build, first: Path, also: Sequence[Path]) -> Build:
-    """*build*, which compiles the model *first*, with the models *also* compiled into one binary with it.
+    """Return *build*, which compiles the model *first*, extended to compile the models *also* into the same binary.
 
     Raises:
-        UsageError: for models that cannot share, or whose results would have one name.
+        UsageError: for models that cannot share a binary, or whose outputs would have the same name.
         InputError: for a model that is missing or damaged.
     """
     output = build.summary.output_file

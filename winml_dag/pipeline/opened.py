@@ -1,4 +1,4 @@
-"""The one place where commands and the API open a store: of this machine alone, or with remotes behind it."""
+"""Open a store for commands and the API: the local cache alone, or with remotes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LOG = logging.getLogger("winml_dag")
 
 
 class Watcher(Protocol):
-    """Told how far transfers are that somebody waits for, from any thread."""
+    """Observer of transfers that a build waits for; called from any thread."""
 
     def received(self, count: int) -> None:
-        """*count* more bytes of blobs have come."""
+        """*count* more bytes of blobs were received."""
 
     def waits(self, gone: int, everything: int) -> None:
-        """A build has ended, and *gone* of all bytes that have to go are there."""
+        """A build has ended, and *gone* of *everything*, in bytes, are uploaded."""
 
 
 def open_store(
@@ -36,13 +36,14 @@ def open_store(
     tell: Callable[[str], None] = _LOG.warning,
     watcher: Watcher | None = None,
 ) -> Store:
-    """The store in *cache_dir*, by default the user's; with a remote, all that is asked of it is asked of that too.
-    *tell* gets a sentence when a remote is left alone, or something of it is not believed; *watcher* is told how far
-    blobs are.
+    """Open the store in *cache_dir*, by default the user's; with a remote, lookups go there, too.
+
+    *tell* is called with a sentence when a remote is no longer used, or something in it is rejected; *watcher* observes
+    transfers.
 
     Raises:
-        UsageError: for a configuration that means nothing, and for a remote that needs an extra which is not installed.
-        StoreError: for a folder that is no store.
+        UsageError: for an invalid configuration, and for a remote that needs an extra which is not installed.
+        StoreError: for a folder that is not a store.
     """
     from winml_dag.store.store import Store
 
@@ -60,15 +61,16 @@ def open_store(
 def store_with(
     folder: Path, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None = None
 ) -> Store:
-    """The store with the remotes of *settings* behind it, in the cache folder *folder*, or within that where it was
-    made without a remote. Raises as :func:`open_store` does.
+    """Open the store in *folder* with the remotes of *settings*.
+
+    If *folder* was created without a remote, the store is a folder inside it. Raises as :func:`open_store` does.
     """
     from winml_dag.store.remote.trust import check_keys
     from winml_dag.store.remote.urls import parts_of
     from winml_dag.store.store import Store
     from winml_dag.store.usage import inherit_limit
 
-    # Before keys: who has misspelled an address needs none.
+    # Before keys: a misspelled address should be reported first.
     for level in settings.levels:
         parts_of(level.url)
     check_keys(settings)
@@ -86,8 +88,9 @@ def store_with(
 
 
 def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
-    """All that is configured, less what this run of CI may not do, and a sentence on that if it is so; None without a
-    remote. Raises UsageError as :func:`open_store` does.
+    """Return all configured remotes, restricted to what this CI run may do, and a sentence if that restricts anything.
+
+    None without a remote. Raises UsageError as :func:`open_store` does.
     """
     from winml_dag.pipeline.remoteconfig import remote_settings
     from winml_dag.store.remote.namespace import allowed
@@ -97,9 +100,7 @@ def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
 
 
 def let_go(store: Store) -> None:
-    """What has to be done when *store* is not used any more: what went is noted in its statistics, and what is still
-    underway is given up.
-    """
+    """Close *store*: record its transfers in the statistics, and cancel those still in progress."""
     from winml_dag.store.usage_log import note_traffic
 
     note_traffic(store.folder, store.traffic())

@@ -1,4 +1,4 @@
-"""Where a build puts its results, when several may say so: an option, the cache, the recipe, or its own stages."""
+"""The output folder of a build, which an option, the cache, the recipe or its stages may decide."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.paths import relocated
 
-# In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
+# In the cache folder, for results that are kept there (--use-cache) instead of in a separate folder.
 OUTPUTS = "outputs"
 
 
 def output_dir_of(request: Request, cache_dir: Path) -> Path:
-    """Where the build that *request* means puts its results; the model that it is about need not be there.
+    """Return the output folder of *request*; its model need not exist.
 
     Raises:
         UsageError: when no output folder is named.
-        RecipeError: for a recipe that says something impossible.
+        RecipeError: for an invalid recipe.
     """
     return output_folder(request, request.loaded(), cache_dir, needed=True)
 
@@ -39,8 +39,8 @@ def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path
     if loaded is not None and loaded.recipe.output_dir is not None:
         return loaded.resolve_path(loaded.recipe.output_dir)
     if loaded is not None and has_only_stages(loaded, request.overrides):
-        # Its results lie where its stages say; only the manifest needs a place. The whole name of the recipe: with its
-        # stem, notes.json and notes.yaml would each take the other's outputs for its own and remove them.
+        # Stages choose their own output paths; only the manifest needs a folder. Use the full file name of the recipe:
+        # with only the stem, notes.json and notes.yaml would each claim and remove the other's outputs.
         return _kept(loaded.path)
     if not needed:
         return cache_dir / OUTPUTS / _cache_name(request, loaded)
@@ -55,7 +55,7 @@ def _kept(recipe: Path) -> Path:
     folder = recipe.parent / KEPT / recipe.name
     right, found = recipe.parent.resolve() / KEPT / recipe.name, folder.resolve()
     if os.path.normcase(found) != os.path.normcase(right):
-        # Nobody has named this folder, so a link that comes with the project would say where we write and remove.
+        # The user did not name this folder, so a link that comes with the project could redirect writes and removals.
         raise UsageError(
             f"{folder} is reached by a link, to {found}, and nobody has named it as a place for results.",
             advice="Remove the link.",
@@ -64,8 +64,9 @@ def _kept(recipe: Path) -> Path:
 
 
 def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
-    """A folder name for what is asked: readable, and different for anything that is asked differently. One text means
-    other files in another folder, so paths are absolute in what the name is made of.
+    """Return a readable folder name that is unique for the request.
+
+    It hashes absolute paths, because the same relative path means other files in another folder.
     """
     recipe, overrides = None if loaded is None else loaded.recipe, request.overrides
     model = overrides.model or (recipe.model if recipe else None) or "model"
@@ -81,11 +82,11 @@ def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
 
 def _told_here(loaded: LoadedRecipe) -> JsonObject:
     value: JsonObject = relocated(loaded.recipe.to_dict(), loaded.path.parent)[0]  # type: ignore[assignment]
-    # Words of commands name files too, and nothing tells which words do.
+    # Arguments of commands may also be paths, but are not distinguishable from other arguments.
     return {**value, "folder": str(loaded.path.parent.absolute())} if loaded.recipe.stages else value
 
 
 def has_only_stages(loaded: LoadedRecipe, overrides: Overrides) -> bool:
-    """Whether there is no word of a model, neither in the recipe nor in the options of this run."""
+    """Whether neither the recipe nor the options of this run mention a model."""
     written = loaded.recipe.model_fields_set
     return written <= {"stages", "output_dir"} and bool(loaded.recipe.stages) and overrides == Overrides()

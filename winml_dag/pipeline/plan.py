@@ -1,7 +1,7 @@
-"""From builds to one graph of stages, whose sources are digested: the line of our stages
-(:mod:`winml_dag.pipeline.line`), or one for each component behind one export.
+"""Turn a build into one graph of stages with digested sources.
 
-Stages that a recipe declares itself are nodes of the same graph; see :mod:`winml_dag.pipeline.userstages.plan`.
+It is the line of built-in stages (:mod:`winml_dag.pipeline.line`), or one line per component after a shared export.
+Stages that a recipe declares are nodes of the same graph; see :mod:`winml_dag.pipeline.userstages.plan`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from winml_dag.store.fingerprints import Fingerprints
 
 
 def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
-    """The graph of *build*, with every source digested.
+    """Return the graph of *build*, with every source digested.
 
     Raises:
-        UsageError: when a stage cannot take what comes before it (a compiled or quantized model), and for whatever is
-            wrong with stages that the recipe declares.
+        UsageError: when a stage cannot take its input (a compiled or quantized model), and for errors in stages that
+            the recipe declares.
         InputError: when a source cannot be read.
     """
     for path in configuration():
@@ -63,7 +63,7 @@ def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Finge
 
 
 def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints) -> BuildGraph:
-    """One export, and behind it a line for each component."""
+    """Plan one export, followed by a line for each component."""
     export = Line(next(iter(build.parts.values())), fingerprints, {}).export(
         export_stage(build.parts), config_json(build.export)
     )
@@ -101,7 +101,7 @@ def _sources(build: Build) -> list[Source]:
 
 
 def _looked_at(build: Build, line: Line) -> Iterator[Path]:
-    """What had a say in the *line* of *build*."""
+    """Yield the paths that influenced the *line* of *build*."""
     yield from build.inputs.looked_at
     yield from line.looked_at
     yield from build.search.looked_at
@@ -110,7 +110,7 @@ def _looked_at(build: Build, line: Line) -> Iterator[Path]:
 
 
 def _data(inputs: Inputs) -> Iterator[Source | None]:
-    """What stages are fed with. A model's processor is one source, whatever data it is for."""
+    """Yield the data that stages read. A model's processor is one source, whichever data it processes."""
     yield inputs.calibration_data
     yield inputs.validation_data
     yield inputs.processor or inputs.validation_processor
@@ -155,7 +155,7 @@ def _graph(nodes: Sequence[Node], sources: Sequence[Source], declared: Declared 
     try:
         return Graph.of(nodes, sources)
     except Cycle as cycle:
-        # Ours alone never wait for each other, so there is a line of the recipe to name.
+        # Built-in stages alone have no cycle, so there is a line of the recipe to name.
         if declared is not None:
             findings = Findings(declared.recipe, declared.positions)
             first = next((node_id for node_id in cycle.path if node_id in declared.stages), cycle.path[0])
@@ -167,15 +167,15 @@ def _graph(nodes: Sequence[Node], sources: Sequence[Source], declared: Declared 
 
 
 def _digested(sources: Sequence[Source], fingerprints: Fingerprints) -> dict[str, Artifact]:
-    """Every source by content, all digested together: one look into the index for thousands of files."""
+    """Digest all sources together: one index lookup for thousands of files."""
     entries = iter(fingerprints.entries([(file.path, file.name) for source in sources for file in source.files]))
     return {source.name: Artifact.of(islice(entries, len(source.files))) for source in sources}
 
 
 def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
-    """Every stage in an order in which they can run; those of ours that are left out stand where they would be."""
+    """Yield every stage in a valid order, with skipped built-in stages at their usual position."""
     present = {node.stage.name for node in nodes if is_ours(node)}
-    # Of a build for one file nobody expects more than what it does.
+    # Skipped stages are not listed for a build of a single file.
     left_out = [name for name in LINE if name not in present and build.summary.output_file is None]
     if build.normalize is None and "normalize" in left_out:
         left_out.remove("normalize")

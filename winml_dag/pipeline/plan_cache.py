@@ -1,9 +1,8 @@
-"""Keeping a plan, and then the build that was made of it, in the plan cache, so that the next one sees at once that it
-still holds.
+"""Save a plan, and later the build made from it, in the plan cache, so that the next build can reuse it quickly.
 
-What vouches for a plan is what was seen of each path before planning read it. Content that is digested only when the
-entry is kept counts if the path is then still what it was at first. No clock decides that; a file that had changed
-shortly before it was read, so that a further write need not show in its times, is read again the next time.
+A plan is validated by the stat signatures that each path had before planning read it. Content that is only digested
+when the entry is saved counts if the path still has its first signature. No clock is involved. A file that changed
+shortly before it was read is racy, since a further write need not change its times; it is read again the next time.
 """
 
 from __future__ import annotations
@@ -48,15 +47,16 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.userstages.folder import UserFolder
     from winml_dag.store.store import Store
 
-# Kinds of sources that say nothing about what is to be built: another content changes keys, and no plan.
+# Types of sources that do not influence the plan: new content changes keys only.
 _DATA_KINDS = frozenset({"file"})
 
 
 @dataclass(frozen=True)
 class Planning:
-    """What a graph was planned from: the request word for word, the recipe's file, when planning began, the fingerprint
-    of the environment then, and what was seen of all that it read. A later fingerprint would vouch for keys that were
-    made in another environment.
+    """What a graph was planned from.
+
+    That is the exact request, the recipe's file, the start time, the environment's fingerprint at that time, and the
+    signatures of everything read. A later fingerprint would validate keys that were made in another environment.
     """
 
     words: str
@@ -67,16 +67,16 @@ class Planning:
 
 
 def note(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan | None:
-    """Keep *planned* as what was asked leads to, and return what stands of it; None when that cannot be vouched for."""
+    """Save *planned* as the plan of the request; returns the saved state, or None when it cannot be validated."""
     looked_at = [path.absolute() for path in (*([planning.recipe] if planning.recipe else ()), *planned.looked_at)]
     if not all(changetime.has_settled(path, planning.began_ns) for path in looked_at):
         return None
-    # What was absent when planning began and is now has steered nothing.
+    # A path that was absent when planning started and exists now has not influenced the plan.
     absent = [*dict.fromkeys(str(path.absolute()) for path in planned.absent)]
     nothing = look(absent)
     if any(nothing):
         return None
-    # The store has looked at it when it was opened, so it may be young.
+    # The file was checked when the store was opened, so it may be recent.
     form = text_of(store.folder / "FORMAT")
     planning.looks(form, None)
     steering = {**dict.fromkeys(absent, ABSENT), **dict.fromkeys([*map(str, looked_at), form], "")}
@@ -88,10 +88,10 @@ def note(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan |
         group.update((text_of(file.path), digests[file.name]) for file in source.files)
     _digest_steering(steering, store)
     hashed = {**steering, **{path: digest for path, digest in data.items() if path not in steering}}
-    # Those that were absent come first, and were just seen to be so still.
+    # The absent paths come first, and were just confirmed to be absent.
     there = [*hashed][len(absent) :]
     first = planning.looks.of(there)
-    # What is there now may be something else than planning has read.
+    # The current content may differ from what planning read.
     if first is None or look(there) != first:
         return None
     seen = nothing + first
@@ -111,7 +111,7 @@ def note(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan |
 
 
 def _digest_steering(steering: dict[str, str], store: Store) -> None:
-    """Fill in what is not known from the plan. Libraries of providers are large: their digests are remembered."""
+    """Fill in digests that the plan does not have. Digests of provider libraries, which are large, are cached."""
     unknown = [path for path, digest in steering.items() if not digest]
     files = [path for path in unknown if os.path.isfile(path)]
     entries = store.fingerprints.entries([(Path(path), path) for path in files])
@@ -127,10 +127,10 @@ def keep_finished(
     store: Store,
     checked_ns: int,
 ) -> None:
-    """Bring the entry that *planned* was recalled from, or kept in, up to date after a build of it, or of a part of it,
-    of which *files* lie in its output folder. Nothing that it has put was found right before *checked_ns*.
+    """Update the entry of *planned* after a build of it, or of a part of it, with *files* in its output folder.
 
-    What was seen of all that steers the plan when it was read, or found unchanged, alone vouches for it.
+    No output was confirmed to be right before *checked_ns*. Only the signatures of the plan's inputs from when they
+    were read, or found unchanged, validate the plan.
     """
     if (current_plan := planned.current_plan) is None:
         return
@@ -147,7 +147,7 @@ def keep_finished(
         before = entry.paths[read : header.groups.hashed]
         outputs = {path: digests[path] for path in before} | put
         if len(outputs) != len(before):
-            # The part has put other files than it did before: the next build plans the whole, and keeps that.
+            # The part wrote other files than before: the next build plans the whole graph and saves that.
             with suppress(OSError):
                 Path(file_of(str(store.folder), header.asked)).unlink()
             return
@@ -159,13 +159,14 @@ def keep_finished(
         blobs = list(dict.fromkeys([*entry.paths[header.groups.hashed :], *blobs]))
         text, keys = CachedPlan(entry).text_with(made)
     else:
-        # Rounds of optimize and analyze that add nothing have one result.
+        # Rounds of optimize and analyze that add nothing share one result.
         seconds = {each.record.cache_key: each.record.elapsed_seconds for each in results.values() if each.record}
         header = replace(header, stages=len(seconds), seconds=round(sum(seconds.values()), 3))
         text = plan_text(planned, {path: place for place, path in enumerate([*hashed, *blobs])}, made)
         keys = [one.cache_key for one in made.values()]
     seen = _seen_again(current_plan, [*hashed, *blobs], put, looked)
-    # What was read or put since the old entry may be racy, and so may what was so then or has changed since.
+    # Paths that were read or written since the old entry may be racy; so may those that were racy before, or have
+    # changed since.
     suspects = {entry.paths[place] for place in (*header.racy, *differing(entry.seen, current_plan.seen))}
     suspects |= put.keys() | fresh.keys()
     header = replace(
@@ -175,7 +176,7 @@ def keep_finished(
             place
             for place, path in enumerate(hashed)
             if path in suspects
-            # Outputs were found right at the end of the build, all else when the plan was made or recalled.
+            # Outputs were confirmed at the end of the build, everything else when the plan was made or loaded.
             and (
                 changed_ns(seen, place) > (checked_ns if path in put else current_plan.at_ns) - changetime.SETTLED_NS
                 or (path in put and path not in looked)
@@ -190,8 +191,9 @@ def keep_finished(
 def _put(
     planned: BuildGraph, results: Mapping[str, StageResult], files: Iterable[FileEntry]
 ) -> Iterator[tuple[str, str]]:
-    """Path and digest of every file that lies where its user finds it: *files* in the output folder, the manifest and
-    settings there, and those in the recipe's folder.
+    """Yield path and digest of every published file.
+
+    These are *files* in the output folder, the manifest and settings there, and files in the recipe's folder.
     """
     folder = planned.summary.output_dir.absolute()
     yield from ((str(folder / entry.name), entry.digest) for entry in files)
@@ -204,7 +206,7 @@ def _put(
 
 
 def _blobs(made: Iterable[Made], store: Store) -> list[str]:
-    """Where the blobs lie that *made* needs. Those that were never here, because a remote has them, are no evidence."""
+    """Return the paths of the blobs that *made* needs. Blobs that only a remote has are not checked."""
     files = {file.digest: file for one in made for artifact in one.outputs.values() for file in artifact.files}
     far = {file.digest for file in store.remote_only(files.values())}
     return [str(store.blobs.path(digest)) for digest in sorted(files.keys() - far)]
@@ -213,10 +215,10 @@ def _blobs(made: Iterable[Made], store: Store) -> list[str]:
 def _seen_again(
     current_plan: CurrentPlan, paths: Sequence[str], put: Mapping[str, str], looked: Mapping[str, Sequence[int]]
 ) -> array[int]:
-    """What was seen of *paths* when the plan was made or recalled, of outputs when they were found right, and of those
-    that nobody has looked at then, or are new, now.
+    """Return the signatures of *paths*: of outputs from when they were confirmed, of others from the plan.
 
-    Of sources never what is seen now: one that was edited after it was read would look like what was read.
+    Paths in neither get their current signature. Sources never do: one that was edited after it was read would then
+    look unchanged.
     """
     place_of = {path: place for place, path in enumerate(current_plan.entry.paths)}
     seen = array("q")
@@ -230,7 +232,7 @@ def _seen_again(
 
 
 def _read_by(planned: BuildGraph) -> Iterator[tuple[str, str]]:
-    """Path and digest of every file that the stages of *planned* read."""
+    """Yield path and digest of every file that the stages of *planned* read."""
     for source in planned.graph.sources.values():
         digests = {file.name: file.digest for file in planned.sources[source.name].files}
         for file in source.files:

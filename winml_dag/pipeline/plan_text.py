@@ -1,8 +1,8 @@
-"""The plan in an entry of the plan cache: a graph as lines of JSON, one for each node, of which a build takes no more
-than it needs.
+"""The plan in an entry of the plan cache: a graph as lines of JSON, one per node, which a build parses only as needed.
 
-An edit of one file among thousands reaches a handful of nodes. Those alone are made into a graph; what they read from
-others is given by its digest. To make all nodes of 4000 and to decide each takes 0.5 s, to find and make four 20 ms.
+An edit of one file among thousands affects a handful of nodes. Only these are made into a graph; their inputs from
+other nodes are given by digest. Making all nodes of 4000 and deciding each takes 0.5 s; finding and making four takes
+20 ms.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Made:
-    """What a node gave the last time: its key, and its outputs by slot."""
+    """The last result of a node: its key, and its outputs by slot."""
 
     cache_key: str
     outputs: Mapping[str, Artifact]
 
 
 def text_of(path: Path) -> str:
-    """*path* as an entry has it. ".." stays: behind a link it leads elsewhere than the text says."""
+    """Return *path* as in an entry. ".." is kept: after a link, removing it would change the path."""
     return str(path.absolute())
 
 
 def placed_text(folder: Path, name: str) -> str:
-    """The path of *name* in the absolute *folder*, as an entry has it; for thousands, which would cost a Path each."""
+    """Return the path of *name* in the absolute *folder*, as in an entry; thousands of Path objects would be slow."""
     return f"{folder}{os.sep}{name if os.sep == '/' else name.replace('/', os.sep)}"
 
 
 def recall(current_plan: CurrentPlan, store: Store, *, part: bool = False) -> BuildGraph:
-    """The graph of the entry, with what its sources hold now; with *part* no more of it than can have anything to do,
-    where that can be told.
+    """Load the graph of the entry, with the current content of its sources.
+
+    With *part*, only the nodes that may have to run, if these can be determined.
 
     Raises:
         InputError: for a source that cannot be read.
@@ -64,14 +65,14 @@ def recall(current_plan: CurrentPlan, store: Store, *, part: bool = False) -> Bu
 
 
 def whole(planned: BuildGraph, store: Store) -> BuildGraph:
-    """The graph that *planned* is a part of; itself when it is no part."""
+    """Return the whole graph that *planned* is a part of; *planned* itself if it is not a part."""
     if not planned.others or planned.current_plan is None:
         return planned
     return recall(planned.current_plan, store)
 
 
 def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[str, Made]) -> bytes:
-    """*planned* for an entry. *place_of*: the place of each path in it; *made*: by node id, as far as known."""
+    """Encode *planned* for an entry. *place_of*: the index of each path in it; *made*: recorded results by node id."""
     nodes, sources = planned.graph.nodes, list(planned.graph.sources.values())
     node_places = {node.id: place for place, node in enumerate(nodes)}
     source_places = {source.name: place for place, source in enumerate(sources)}
@@ -101,7 +102,7 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[st
 
 
 class CachedPlan:
-    """The plan of an entry, parsed as far as it is used. *fresh*: files by their place whose content is another now."""
+    """The plan of an entry, parsed as needed. *fresh*: files whose content has changed, by their index."""
 
     def __init__(self, entry: Entry, fresh: Mapping[int, FileEntry] | None = None) -> None:
         self._entry = entry
@@ -111,14 +112,16 @@ class CachedPlan:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether every stage puts its outputs where its user finds them, so that a part can be brought up to date. The
-        output folder of a model is changed as a whole.
+        """Whether every stage publishes its own outputs, so that a part can be brought up to date.
+
+        The output folder of a model is only changed as a whole.
         """
         return bool(self._head["summary"]["origin"] == "stages")
 
     def knows(self, changed: Sequence[int]) -> bool:
-        """Whether it is known which nodes read or put out the paths at the places *changed*. Of a blob it is not, and
-        the manifest is of all of them: then all are decided.
+        """Whether the nodes that read or write the paths at the indices *changed* are recorded.
+
+        They are not for a blob, and the manifest belongs to all nodes: then all nodes are decided.
         """
         groups = self._entry.header.groups
         read = groups.steering + groups.data
@@ -126,15 +129,15 @@ class CachedPlan:
         return all(place < read or place in given for place in changed)
 
     def whole(self) -> BuildGraph:
-        """The plan as it was kept, with what its sources held then."""
+        """Return the plan as saved, with the sources' content of that time."""
         return self._graph(range(len(self._lines)), json.loads(self._settings))
 
     def behind(self, changed: Sequence[int]) -> BuildGraph:
-        """The nodes that read, or put out, the paths at the places *changed*, and all that depend on them."""
+        """Return the nodes that read or write the paths at the indices *changed*, and all downstream nodes."""
         return self._graph(sorted(self._reached(set(changed))), {})
 
     def text_with(self, made: Mapping[str, Made]) -> tuple[bytes, list[str]]:
-        """The text of the plan with *made* in place of what those nodes gave before, and the keys of all nodes."""
+        """Return the text of the plan with the results of nodes replaced by *made*, and the keys of all nodes."""
         lines = list(self._lines)
         for place, node_id in enumerate(self._head["ids"]):
             if node_id in made:
@@ -204,7 +207,7 @@ class CachedPlan:
                 yield node.id, tuple(placed_files(node, _made(value).outputs))
 
     def _given(self, places: Sequence[int], stages: Sequence[Stage]) -> Iterator[tuple[str, tuple[Node, Artifact]]]:
-        """What nodes outside of *places* give to those in it: maker and artifact by name."""
+        """Yield what nodes outside of *places* output for those inside: maker and artifact by name."""
         inside = set(places)
         makers = {maker for place in places for maker in self._head["reads"][place]} - inside
         for maker in sorted(makers):
@@ -242,7 +245,7 @@ def _made(value: Any) -> Made:
 
 
 def _gives(node: Node, made: Made | None, place_of: Mapping[str, int]) -> list[JsonValue]:
-    """The places of the files that *node* has put into the user's folder."""
+    """Return the indices of the files that *node* wrote to the user's folder."""
     if node.folder is None or made is None:
         return []
     paths = (placed_text(node.folder, file.name) for file in placed_files(node, made.outputs))
@@ -250,15 +253,15 @@ def _gives(node: Node, made: Made | None, place_of: Mapping[str, int]) -> list[J
 
 
 class _Stages:
-    """Declarations, each once: most nodes of a large graph share theirs."""
+    """Stage declarations, each once: most nodes of a large graph share theirs."""
 
     def __init__(self) -> None:
         self.declarations: list[JsonObject] = []
         self._places: dict[int, int] = {}
 
     def place(self, stage: Stage) -> int:
-        """Where the declaration of *stage* is among the others."""
-        # By identity: a declaration has no hash, and to compare texts each would have to be written out.
+        """Return the index of the declaration of *stage*."""
+        # By identity: a declaration has no hash, and comparing by text would mean to encode each one.
         if id(stage) not in self._places:
             self._places[id(stage)] = len(self.declarations)
             self.declarations.append(stage_json(stage))
@@ -285,5 +288,5 @@ def _text(value: JsonValue) -> str:
     return _ENCODER.encode(value)
 
 
-# Made once: to make one for each of thousands of lines takes as long as to write the lines.
+# Shared, because creating an encoder for each of thousands of lines takes as long as encoding the lines.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""From requests to their graphs: recalled where what is known of one stands, planned anew where not."""
+"""Turn requests into graphs: loaded from the plan cache if current, else planned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plan_request(
     part: bool = False,
     around: Mapping[str, JsonValue] | None = None,
 ) -> BuildGraph:
-    """The graph of the build that *request* means; *download* allows fetching a model from the hub.
+    """Return the graph of the build that *request* describes; *download* allows fetching a model from the hub.
 
     Without *needs_folder* a request that names no output folder is planned for one in the cache. *current_plan*: the
     cached plan, if it was looked up already. With *part* only the nodes that may have to run are returned, where these
@@ -48,7 +48,7 @@ def plan_request(
     if current_plan is not None:
         from winml_dag.pipeline.plan_text import recall
 
-        # A source that is gone is missed, or done without, when it is looked for anew.
+        # If a source is gone, planning again either reports it or finds that it is not needed.
         with suppress(*MALFORMED, InputError):
             return recall(current_plan, store, part=part)
     from winml_dag.pipeline.environment import environment_fingerprint
@@ -56,7 +56,7 @@ def plan_request(
 
     began_ns = time.time_ns()
     around = around or environment_fingerprint(began_ns)
-    # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
+    # Imported here: a current plan needs neither recipe nor declarations, which take 0.1 s to import.
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
     from winml_dag.pipeline.variant import OnlyDeclared
@@ -73,9 +73,9 @@ def plan_request(
     if words is None or not (needs_folder or request.output_dir or request.command or request.use_cache):
         return planned
     if not isinstance(build, OnlyDeclared) and build.lacks:
-        return planned  # nothing would tell that it has come, and who builds must hear of it
+        return planned  # nothing would invalidate the entry when it appears, and the user must be notified
     if any(environment_elsewhere(node.environment) for node in planned.graph.nodes):
-        return planned  # nothing here would tell what comes or goes on another machine
+        return planned  # nothing on this machine would invalidate the entry when another machine's environment changes
     from winml_dag.pipeline.plan_cache import Planning, note
 
     recipe = request.recipe if isinstance(request.recipe, Path) else None
@@ -84,7 +84,7 @@ def plan_request(
 
 @dataclass(frozen=True)
 class Planned:
-    """A build among others: how it is called, and its graph, or why there is none."""
+    """A build among others: its label, and its graph or the error why it has none."""
 
     label: str
     graph: BuildGraph | WinmlDagError
@@ -93,10 +93,10 @@ class Planned:
 def plan_each(
     asked: Iterable[tuple[str, Request]], store: Store, *, download: bool = True, needs_folder: bool = True
 ) -> tuple[Planned, ...]:
-    """Plan each request, by its label; one that cannot be planned has an error in place of a graph."""
+    """Plan each request, by its label; one that cannot be planned has an error instead of a graph."""
     from winml_dag.pipeline.environment import environment_fingerprint
 
-    # Read once for all: it is the same for each, and takes a third of the time of planning one.
+    # Take it once for all requests: it is the same for each, and takes a third of the time to plan one.
     environment = environment_fingerprint(time.time_ns())
     found = []
     for label, request in asked:
@@ -111,7 +111,7 @@ def plan_each(
 
 
 def refuse_if_all_the_same(planned: Sequence[Planned]) -> None:
-    """Raise the error of all of them where it is the same for each, so that it is printed once."""
+    """Raise the error of all requests if each has the same one, so that it is printed once."""
     errors = [each.graph for each in planned if isinstance(each.graph, WinmlDagError)]
     if len(errors) == len(planned) and len({str(error) for error in errors}) == 1:
         raise errors[0]

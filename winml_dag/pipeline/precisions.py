@@ -1,4 +1,4 @@
-"""From the name of a precision to a quant section for one target, with no type left open."""
+"""Turn the name of a precision into a quant section for one target, with every type set."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from winml_dag.recipe.schema import Quant
 
 @dataclass(frozen=True)
 class _Model:
-    """What ``quant.model_type`` means where the section leaves it open: winml-cli's rules of its own for a model."""
+    """The meaning of ``quant.model_type`` for fields that are not set: winml-cli's rules for a model."""
 
     weight_type: str
     activation_bits: int
     left_out: tuple[str, ...]
 
 
-# Operators with integer weights and float activations run on the CPU only. ConvInteger has no kernel for int8 weights.
+# Operators with integer weights and float activations run only on the CPU. ConvInteger has no kernel for int8 weights.
 _DYNAMIC_WEIGHTS = CPU.integers.weights[8]
 _MODELS = {"qwen3": _Model("int8", 16, ("GroupQueryAttention",))}
 
 
 def precision_for(name: str, target: Target) -> Precision:
-    """The precision called *name* on *target*, ``auto`` settled.
+    """Return the precision called *name* on *target*, with ``auto`` resolved.
 
     Raises:
-        UsageError: for an unknown name, and for one that the target cannot run, with one that it can.
+        UsageError: for an unknown name, and for a precision that the target cannot run, with one that it can.
     """
     precision = parse_precision(name)
     if precision.is_auto:
@@ -57,14 +57,14 @@ def precision_for(name: str, target: Target) -> Precision:
 
 
 def _takes_as_qdq(integers: Integers, precision: Precision) -> bool:
-    """Whether *precision* has 4-bit weights that the provider takes as QDQ, beside integer activations."""
+    """Whether *precision* has 4-bit weights that the provider takes as QDQ, with integer activations."""
     return precision.weight_bits == 4 and 4 in integers.weights and precision.activation_bits in integers.activations
 
 
 def with_precision(quant: Quant, precision: Precision, target: Target) -> Quant:
-    """*quant* as *precision* has it: the precision decides mode and widths, and the section all else.
+    """Return *quant* with the mode and bit widths of *precision*; all else is from the section.
 
-    So types that the section names stay when they have the width asked for: signs are not in the name.
+    Types in the section stay if they have the requested width: the name does not specify signs.
     """
     weights, activations = precision.weight_bits, precision.activation_bits
     integers = _of_model(quant, target.ep.integers)
@@ -93,7 +93,7 @@ def _of_model(quant: Quant, integers: Integers) -> Integers:
 
 
 def notices_of(quant: Quant) -> Iterator[str]:
-    """What a user should hear of a section whose types are settled."""
+    """Yield notices about a section whose types are resolved."""
     if quant.mode == "static" and quant.model_type is not None and quant.model_type not in _MODELS:
         yield f"quant.model_type has no effect: there are rules of their own for {', '.join(_MODELS)} only."
     yield from _unread_fields(quant)
@@ -104,7 +104,7 @@ def _of_width(integer_type: str | None, bits: int) -> str | None:
 
 
 def with_types(quant: Quant, target: Target) -> Quant:
-    """*quant* with what it leaves open of types, channels and symmetry, as the table of providers has it.
+    """Return *quant* with unset types, channels and symmetry filled in from the table of providers.
 
     Raises:
         UsageError: for types that the target is known not to run together.
@@ -145,8 +145,8 @@ def _first(*choices: bool | None) -> bool | None:
     return next((choice for choice in choices if choice is not None), None)
 
 
-# Fields that a mode does not read: who wrote one hears that it has no effect. No refusal, since winml-cli writes every
-# field of every mode into its files; what it writes by default is passed over.
+# Fields that a mode does not read: setting one gives a notice that it has no effect. It is not an error, since
+# winml-cli writes all fields of all modes to its files; the defaults that it writes are ignored.
 
 
 _INTEGERS = ("static", "dynamic")
@@ -172,7 +172,7 @@ _WRITTEN_BY_DEFAULT = {"weight_type": "uint8", "activation_type": "uint8", "per_
 
 
 def _unread_fields(quant: Quant) -> Iterator[str]:
-    """A sentence for every field that was written and that the mode does not read."""
+    """Yield a sentence for every field that is set but not read by the mode."""
     makes_half = quant.mode == "fp16" or (quant.mode == "rtn" and quant.rtn_float_type == "float16")
     for name, modes in _READ_BY.items():
         if quant.mode not in modes and _says_something(quant, name):
@@ -183,7 +183,7 @@ def _unread_fields(quant: Quant) -> Iterator[str]:
 
 
 def reads(mode: str, name: str) -> bool:
-    """Whether *mode* reads the field *name*, as far as it is known that others do not."""
+    """Whether *mode* reads the field *name*; true unless it is listed as not read."""
     if name in _OF_HALF:
         return mode in ("fp16", "rtn")
     return mode in _READ_BY.get(name, (mode,))

@@ -1,8 +1,8 @@
-"""What a build puts into its output folder: which files in it are ours, which may be replaced, and putting them there.
+"""Write a build's results to its output folder: which files in it are owned, and which may be replaced.
 
-A folder with a manifest has that to say which files are ours. Beside the one file that a command puts where its user
-says lies none: there, ours is what the cache knows as a result, byte for byte, so that nothing is lost when it is
-overwritten. All else is somebody's, and is only overwritten when that was asked for; what the build reads never is.
+In a folder with a manifest, the manifest lists the owned files. A command's single output file has none next to it:
+there, a file is owned if it is byte for byte a result in the cache, so that overwriting it loses nothing. All other
+files belong to the user and are only overwritten on request; a file that the build reads is never overwritten.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class _Folder:
-    """A folder that files of the store are put into, together with the journals of the cache in *changes*."""
+    """A folder that receives files of the store, with its journals in the cache's folder *changes*."""
 
     def __init__(self, folder: Path, store: Store, fingerprints: Fingerprints, changes: Path) -> None:
         self._folder = folder
@@ -68,7 +68,7 @@ class _Folder:
         *,
         link: bool = False,
     ) -> Materialised:
-        """Put *stale* and *texts*, the one named *last* at the end: whoever reads it finds what it speaks of."""
+        """Write *stale* and *texts*, the file named *last* at the end: its readers then find all files it refers to."""
         not_linked: tuple[str, ...] = ()
 
         def prepare(folder: Path) -> list[str]:
@@ -81,14 +81,16 @@ class _Folder:
                 (folder / name).write_bytes(data)
             return sorted([*(entry.name for entry in stale), *texts], key=lambda name: (name == last, name))
 
-        # Before it is a matter of this folder: where the cache is full, another output folder is no help.
+        # Fetch before changing the folder: if the cache is full, another output folder does not help.
         self._store.fetch_ahead(stale)
         change = change_folder(self._folder, self._changes, prepare, removed)
         return Materialised(change.put, (), change.remove, not_linked)
 
     def _is_link(self, entry: FileEntry) -> bool:
-        """Whether the file in place is a hard link, maybe to a blob: if it is wrong, so is the blob, and somebody who
-        puts times back may have put its stamp back too.
+        """Whether the current file is a hard link, maybe to a blob.
+
+        If it is wrong, so is the blob, and an edit that restored the file's times may have restored the blob's stamp,
+        too.
         """
         try:
             return (self._folder / entry.name).lstat().st_nlink > 1
@@ -97,9 +99,11 @@ class _Folder:
 
 
 class OutputFolder(_Folder):
-    """A folder that builds write to. *owned* are the files that the last build of ours put there, as its manifest has
-    them; *changes*: where the cache keeps journals. With *overwrite*, files of somebody else's may be replaced, but
-    never one of *read*, which the build reads (without links).
+    """A folder that builds write to.
+
+    *owned* are the files that the last build wrote there, according to its manifest; *changes*: the cache's folder for
+    journals. With *overwrite*, files that are not owned may be replaced, but never one of *read* (paths without links),
+    which the build reads.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class OutputFolder(_Folder):
         self._owned = {entry.name: entry for entry in owned}
 
     def refuse_foreign(self, names: Iterable[str]) -> None:
-        """Raise UsageError when one of *names* is there, is not ours, and is not to be overwritten."""
+        """Raise UsageError when one of *names* exists, is not owned, and may not be overwritten."""
         for name in names:
             path = self._folder / name
             if name in self._owned or not os.path.lexists(path):
@@ -141,16 +145,16 @@ class OutputFolder(_Folder):
     def materialise(
         self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes], *, link: bool = False
     ) -> Materialised:
-        """Make the folder hold *wanted* and *texts*, and nothing of ours beside them; with *link*, files that are put
-        there are read-only hard links into the store where such can be made.
+        """Make the folder contain *wanted* and *texts*, and no other owned files.
 
-        Files that are as they should be are not touched, be they copies or links. One of ours that is no longer wanted
-        goes, unless somebody has edited it, or it is behind a link.
+        With *link*, new files are read-only hard links into the store, where supported. Files with the right content
+        are not touched, be they copies or links. An owned file that is no longer wanted is removed, unless it has been
+        edited or is reached through a link.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
-            UsageError: when a file of somebody else's is in the way.
-            StoreError: when the folder cannot be written; it is as it was.
+            UsageError: when a file that is not owned is in the way.
+            StoreError: when the folder cannot be written; it is unchanged.
         """
         stale, changed_texts, removed = self._differences(wanted, texts)
         if not (stale or changed_texts or removed):
@@ -167,7 +171,7 @@ class OutputFolder(_Folder):
     def _differences(
         self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes]
     ) -> tuple[list[FileEntry], dict[str, bytes], list[str]]:
-        """Files to put, texts to write, names to take away."""
+        """Return the files to fetch, the texts to write, and the names to remove."""
         stale = self._stale(wanted)
         changed_texts = {name: data for name, data in texts.items() if not _holds(self._folder / name, data)}
         kept = {entry.name for entry in wanted} | texts.keys()
@@ -185,8 +189,9 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 class OutputFile(_Folder):
-    """*name* in *folder*, with what belongs to a model beside it: weights, and the binaries of a compiled one. *read*:
-    files that the build reads. With *overwrite*, what is in the way makes way.
+    """The file *name* in *folder*, with a model's companion files: weights, and the binaries of a compiled model.
+
+    *read*: files that the build reads. With *overwrite*, files in the way are replaced.
     """
 
     def __init__(self, folder: Path, name: str, read: Iterable[Path], store: Store, *, overwrite: bool) -> None:
@@ -198,7 +203,7 @@ class OutputFile(_Folder):
         self._overwrite = overwrite
 
     def refuse_foreign(self, names: Iterable[str] = ()) -> None:
-        """Raise UsageError when the file, or one of *names* beside it, is there and not to be overwritten."""
+        """Raise UsageError when the file, or one of *names* next to it, exists and may not be overwritten."""
         for name in dict.fromkeys((self._name, *names)):
             path = self._folder / name
             if path.resolve() in self._read:
@@ -212,13 +217,14 @@ class OutputFile(_Folder):
                 )
 
     def materialise(self, wanted: Sequence[FileEntry], outdated: Sequence[str] = ()) -> Materialised:
-        """Make the file be as in *wanted*, and what belongs to it; what belonged to the one that it takes the place of
-        goes, and so does what is *outdated* by it, where these are ours.
+        """Make the file and its companions match *wanted*.
+
+        Owned companions of the file that it replaces are removed, and so are owned files in *outdated*.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
-            UsageError: when a file of somebody else's is in the way.
-            StoreError: when the folder cannot be written; it is as it was.
+            UsageError: when a file that is not owned is in the way.
+            StoreError: when the folder cannot be written; it is unchanged.
         """
         if not is_changing(self._folder) and not self._stale(wanted) and not self._ours(outdated):
             return Materialised()
@@ -232,8 +238,8 @@ class OutputFile(_Folder):
             return self._change(stale, {}, removed, self._name)
 
     def _left_over(self) -> set[str]:
-        """The weights or binaries of the model of ours that is there now, as far as they are ours too."""
-        # Imported here: only a model that takes the place of another needs it.
+        """Return the owned weights or binaries of the owned model that is there now."""
+        # Imported here: only replacing a model needs it.
         from winml_dag.onnxmodel.inspect import inspect_model
         from winml_dag.onnxmodel.sidecar import SHARED
 
@@ -244,7 +250,7 @@ class OutputFile(_Folder):
             names = inspect_model(path).files[1:]
         except InputError:
             return set()
-        # Only what has its name, and is not shared: any other file may be another model's as well.
+        # Only files with the model's name that are not shared: any other file may also belong to another model.
         return self._ours(
             name for name in names if name.startswith(path.stem) and not name.removeprefix(path.stem).startswith(SHARED)
         )
@@ -255,9 +261,7 @@ class OutputFile(_Folder):
 
 
 def refuse_file(folder: Path) -> None:
-    """Raise StoreError when there is a file where the output folder, or a folder that it lies in, should be, or when
-    the system can have no such folder (a name that is too long).
-    """
+    """Raise StoreError when the output folder or one of its parents is a file, or the path is too long."""
     for path in (folder, *folder.parents):
         try:
             there = path.exists()
@@ -272,13 +276,14 @@ def refuse_file(folder: Path) -> None:
 
 
 def prepare_folder(folder: Path) -> None:
-    """See that the folder can be made and written, before hours of work. Nothing is left there, under no name: several
-    builds may do this at once, and one that fails leaves no folder behind.
+    """Check that the folder can be created and written, before hours of work.
+
+    Nothing is left there: several builds may do this at once, and a failing one leaves no folder behind.
 
     Raises:
         StoreError: when it cannot, naming the folder.
     """
-    import tempfile  # here, since an up-to-date build gets by without it
+    import tempfile  # here, since an up-to-date build does not need it
 
     try:
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
@@ -291,12 +296,12 @@ def prepare_folder(folder: Path) -> None:
 
 
 def refuse_foreign(planned: BuildGraph, store: Store, *, overwrite: bool) -> None:
-    """Raise UsageError when a file of somebody else's is where a build will write, whatever it comes to."""
+    """Raise UsageError when a file that is not owned is where a build will write, whatever its result."""
     if planned.summary.output_file is not None:
         name = planned.summary.output_file
         file = _output_file(planned, name, store, overwrite=overwrite)
         file.refuse_foreign((*planned.summary.also, *wanted_reports(planned)))
-    elif not planned.others:  # of a part, the manifest was seen to be the one that we wrote
+    elif not planned.others:  # for a part, the manifest was already confirmed to be that of this build
         build = planned.summary
         names = reserved(build.settings, build.components) if planned.final else (MANIFEST,)
         output_folder(planned, store, overwrite=overwrite).refuse_foreign(names)
@@ -312,13 +317,13 @@ def materialise(
     link: bool,
     overwrite: bool,
 ) -> Materialised:
-    """Put what a finished build has made where its user finds it, and its manifest; *own*: the recipe's folder.
+    """Publish what a finished build has made, and its manifest; *own*: the recipe's folder.
 
     Raises:
         BlobDamaged: when a file cannot be fetched; its stage has to run again.
-        UsageError, StoreError: as :class:`OutputFolder` and :class:`UserFolder` do.
+        UsageError, StoreError: as :class:`OutputFolder` and :class:`UserFolder`.
     """
-    # Before the manifest, which says that these are ours.
+    # Before the manifest, which lists these files as owned.
     placed = Materialised() if own is None else own.materialise(results.values())
     if planned.summary.output_file is not None:
         file = _output_file(planned, planned.summary.output_file, store, overwrite=overwrite)
@@ -335,17 +340,18 @@ def materialise(
     files, texts = published.results, {**published.rewritten, **build_settings(planned), MANIFEST: manifest}
     if not is_changing(build.output_dir) and output_folder(planned, store).is_as_wanted(files, texts):
         return placed
-    # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
+    # Taking the lock costs 30 ms of imports, so an up-to-date folder is only checked.
     with store.claim(folder_key(build.output_dir)):
-        # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
+        # First, since it decides which files are owned: a killed build may have written some files, but no manifest
+        # yet.
         finish_change(build.output_dir, store.changes)
-        # Whose they are may also have changed while we waited for a build that began together with this one.
+        # Ownership may also have changed while this build waited for another one that started at the same time.
         folder = output_folder(planned, store, overwrite=overwrite)
         return placed.and_then(folder.materialise(files, texts, link=link))
 
 
 def _with_run(value: JsonObject, planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
-    # Imported here, and asked only when a manifest is written: an up-to-date folder has no use for it.
+    # Imported here, and only called when a manifest is written: an up-to-date folder does not need it.
     from winml_dag.pipeline.build_info import build_info
 
     return {**value, "run": build_info(planned, results)}
@@ -354,9 +360,7 @@ def _with_run(value: JsonObject, planned: BuildGraph, results: Mapping[str, Stag
 def _materialise_part(
     planned: BuildGraph, results: Mapping[str, StageResult], store: Store, elapsed_seconds: float
 ) -> Materialised:
-    """The same for a part of a build, whose stages have all put their files into the recipe's folder: of the manifest
-    only their lines are made anew.
-    """
+    """Publish a part of a build; its stages write only to the recipe's folder, so only their manifest lines change."""
     folder = planned.summary.output_dir
     with store.claim(folder_key(folder)):
         finish_change(folder, store.changes)
@@ -367,7 +371,7 @@ def _materialise_part(
 
 
 def build_settings(planned: BuildGraph) -> dict[str, bytes]:
-    """The settings as a file of the output folder. Without a model nothing was left to decide."""
+    """Return the settings as a file of the output folder; none without a model, which leaves nothing to resolve."""
     if planned.final is None:
         return {}
     text = json.dumps(planned.summary.settings, indent=2, sort_keys=True, ensure_ascii=False)
@@ -375,7 +379,7 @@ def build_settings(planned: BuildGraph) -> dict[str, bytes]:
 
 
 def output_folder(planned: BuildGraph, store: Store, *, overwrite: bool = False) -> OutputFolder:
-    """The output folder of a build, and what in it is ours."""
+    """Return the output folder of a build, with its owned files."""
     folder = planned.summary.output_dir
     previous = read_manifest(folder)
     read = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
@@ -388,7 +392,7 @@ def output_folder(planned: BuildGraph, store: Store, *, overwrite: bool = False)
 
 
 def _is_recipe(path: Path, planned: BuildGraph) -> bool:
-    """Whether the file *path* is the recipe of *planned*, or says the same."""
+    """Whether the file *path* is the recipe of *planned*, or has the same content."""
     recipe = planned.summary.asked.get("recipe")
     if not isinstance(recipe, Mapping) or recipe.get("file") != path.name:
         return False

@@ -1,7 +1,7 @@
-"""What quantization did in a build: counts, times, sizes and quality, put together from the records of its stages.
+"""The result of quantization in a build: counts, times, sizes and quality, assembled from the records of its stages.
 
-The fields that winml-cli's result has are here under the same names. Times are those of the work when it was done;
-``cached`` says that this build took it from the cache.
+Fields of winml-cli's result have the same names here. Times are those of the original run; ``cached`` means that this
+build took the result from the cache.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ _NO_METRICS: JsonObject = {}
 
 @dataclass(frozen=True)
 class QuantizeStep:
-    """One use of the stage quantize; a chain (4-bit weights, then float16) has one for each link.
+    """One quantize stage; a chain (4-bit weights, then float16) has several.
 
-    ``reasons``: by operator and reason, how many nodes that compute with floats stayed as they were.
-    ``qdq_insertion_time_seconds`` is 0 for modes that insert no Q and DQ nodes. ``equalized_tensors`` and
-    ``activations_kept_at_16_bits`` are what was done to spare 8-bit activations a few huge values.
+    Attributes:
+        nodes_skipped_reasons: how many nodes that compute with floats were not quantized, by operator and reason.
+        equalized_tensors, activations_kept_at_16_bits: how often 8-bit activations were protected from a few huge
+            values.
+        qdq_insertion_time_seconds: 0 for modes that insert no Q and DQ nodes.
     """
 
     id: str
@@ -50,7 +52,7 @@ class QuantizeStep:
 
 @dataclass(frozen=True)
 class CalibrationStep:
-    """The stage calibrate: on what, and how long the model ran on it."""
+    """The stage calibrate: its data, and how long the model ran on it."""
 
     data: str
     samples: int
@@ -60,20 +62,20 @@ class CalibrationStep:
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """What became of a quantization.
+    """The result of a quantization.
 
     Attributes:
-        success: whether the build ended well.
-        output_path: the quantized model, ready to be shipped; None when the build failed.
-        calibration_path: where the activation ranges were put for the user; None when nobody asked for that.
-        total_time_seconds: of this build as a whole.
-        nodes_quantized, nodes_skipped, nodes_skipped_reasons: of the model that came out, so of the last step.
-        size_before_bytes: of the first step, weights in files of their own included; 0 when there was no step.
-        cached: whether no step ran, because all were known.
+        success: whether the build succeeded.
+        output_path: the quantized model to ship; None when the build failed.
+        calibration_path: the user's copy of the activation ranges; None when not requested.
+        total_time_seconds: the duration of this whole build.
+        nodes_quantized, nodes_skipped, nodes_skipped_reasons: those of the final model, so of the last step.
+        size_before_bytes: the model size before the first step, including external weights; 0 without a step.
+        cached: whether all steps came from the cache.
         steps: one for each mode that was applied, in order.
         calibration: None when nothing was calibrated.
         quality: None when nothing was validated.
-        poor: whether the quality is worse than that of models in this precision usually is; the last warning says more.
+        poor: whether the quality is worse than usual for this precision; the last warning explains it.
         errors: why it failed, one sentence each.
         warnings: what to know before relying on the result, one sentence each.
     """
@@ -106,7 +108,7 @@ class QuantizeResult:
 
 
 def quantize_result(result: BuildResult) -> QuantizeResult | None:
-    """What quantization did in *result*; None for a build that quantizes nothing."""
+    """Return the result of quantization in *result*; None for a build that does not quantize."""
     if all(view.stage != "quantize" or view.result is None for view in result.stages):
         return None
     done = [view.result for view in result.stages if view.result is not None]
@@ -138,14 +140,14 @@ def quantize_result(result: BuildResult) -> QuantizeResult | None:
 
 
 def _warnings(results: Sequence[StageResult]) -> Iterator[str]:
-    """What validate found odd about the float model."""
+    """Yield the warnings of validate about the float model."""
     for stage in results:
         found = _metrics(stage).get("warnings") if _is(stage, "validate") else None
         yield from map(str, found if isinstance(found, list | tuple) else ())
 
 
 def _quality_warning(result: BuildResult) -> str | None:
-    """What to tell the user of a quantized model that is worse than its precision usually is."""
+    """Return a warning if a quantized model is worse than usual for its precision."""
     precision = result.build.precision
     done = [view.result for view in result.stages if view.result is not None]
     quality = quality_of(done)
@@ -158,7 +160,7 @@ def _quality_warning(result: BuildResult) -> str | None:
 
 
 def quality_json(results: Sequence[StageResult], precision: str | None) -> JsonObject | None:
-    """The quality with whether it falls short, for programs."""
+    """Return the quality as JSON, with whether it is poor."""
     quality = quality_of(results)
     if quality is None:
         return None
@@ -166,7 +168,7 @@ def quality_json(results: Sequence[StageResult], precision: str | None) -> JsonO
 
 
 def quantize_steps(results: Sequence[StageResult]) -> tuple[QuantizeStep, ...]:
-    """The uses of quantize among *results* that ended well, in order."""
+    """Return the successful quantize steps among *results*, in order."""
     return tuple(_quantize_step(stage) for stage in results if _is(stage, "quantize"))
 
 
@@ -184,7 +186,7 @@ def calibration_step(results: Sequence[StageResult]) -> CalibrationStep | None:
 
 
 def quality_of(results: Sequence[StageResult]) -> Quality | None:
-    """What validate measured, if it did and something was quantized: of a float model it says nothing to rely on."""
+    """Return the quality from validate, if something was quantized: for a float model it is not meaningful."""
     if not any(_is(stage, "quantize") for stage in results):
         return None
     stage = next((stage for stage in results if _is(stage, "validate")), None)
@@ -225,7 +227,7 @@ def _quantize_step(stage: StageResult) -> QuantizeStep:
 
 
 def _is(stage: StageResult, name: str) -> bool:
-    """Whether *stage* is ours of that *name*, and there is something that it came to."""
+    """Whether *stage* is the built-in stage *name*, and has a result."""
     return stage.node.stage.name == name and is_ours(stage.node) and stage.record is not None
 
 
@@ -238,7 +240,7 @@ def _cached(stage: StageResult) -> bool:
 
 
 def _number(metrics: JsonObject, name: str) -> float:
-    """0 for what was not measured, such as the insertion of Q and DQ where there are none."""
+    """Return a metric; 0 if it was not measured, such as the insertion time without Q and DQ nodes."""
     value = metrics.get(name)
     return value if isinstance(value, int | float) else 0
 

@@ -1,7 +1,7 @@
-"""Whether a remote does what it should: each finding says what to do.
+"""Check whether a remote works; each finding includes advice.
 
-A check of a remote that may be written leaves a probe there: a blob, and a text under a key that no record has. Each
-probe is new, because putting what is there already takes no right.
+Checking a writable remote leaves a probe there: a blob, and a text under a key that no record has. Each probe is new,
+because uploading existing content needs no permission.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from winml_dag.store.remote.urls import TOKEN
 _NOTHING = hashlib.sha256(b"winml_dag probe: nothing is here").hexdigest()
 _OTHER_PROBE = b"winml_dag probe, put a second time\n"
 _REQUESTS = 5
-# Buckets refuse requests whose time is so wrong, and credentials that expire are not far behind.
+# Buckets reject requests with a clock skew like this, and expiring credentials fail soon after.
 _MOST_SECONDS_APART = 300
 
 _ADVICE = {
@@ -40,7 +40,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Finding:
-    """``what`` was looked at, whether it ``is_well``, and what to do where it is not."""
+    """``what`` was checked, whether it ``is_well``, and advice if it is not."""
 
     what: str
     is_well: bool
@@ -55,11 +55,11 @@ def check_level(
     scratch: Path,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Finding]:
-    """What there is to say of *level*, which *remote* speaks with; *scratch*: a folder for a file of a few bytes."""
+    """Yield the findings on *level*, which *remote* connects to; *scratch*: a folder for a file of a few bytes."""
     yield from _keys(level, settings)
     yield from _token(level)
     if level.mode is Mode.READ and (folder := _missing_folder(level.url)) is not None:
-        # Asked for anything it says that it has not got it, as a folder that is empty does.
+        # A missing folder answers every lookup like an empty one.
         yield Finding("reach", False, f"there is no folder {folder}", "Look at the address, or whether it is mounted.")
         return
     try:
@@ -168,7 +168,7 @@ def _missing_folder(url: str) -> Path | None:
 
 
 def _clock_apart(url: str) -> Iterator[Finding]:
-    """Of a server that tells its time, which those of HTTP do."""
+    """Yield a finding on the server's clock; HTTP servers report their time."""
     if not url.startswith(("http://", "https://")):
         return
     import urllib3

@@ -1,4 +1,4 @@
-"""What one call of ours asks for, as it comes from the command line or from Python, and the graph that it leads to."""
+"""The request of one call, from the command line or from Python."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What was asked for on the command line or in a call; None and False leave the decision to the recipe.
+    """The options of a command or call; None and False leave the decision to the recipe.
 
-    ``settings``: by section (``loader``, ``export``, ``optim``, ``quant``, ``compile``, ``validate``), the fields that
-    take the place of the recipe's, and of those that the precision decides; ``provider_options`` are added one by one.
-    Paths among them are absolute.
-    ``sensitivity``: rank the nodes besides. ``submodel``: the one component that is meant, of a composite model.
+    Attributes:
+        settings: fields by section (``loader``, ``export``, ``optim``, ``quant``, ``compile``, ``validate``) that
+            override those of the recipe and those that the precision decides; ``provider_options`` are merged one by
+            one. Paths in it are absolute.
+        sensitivity: also rank the nodes.
+        submodel: the one component to build of a composite model.
     """
 
     model: str | None = None
@@ -45,19 +47,22 @@ class Overrides:
     trust_remote_code: bool = False
 
     def section(self, name: str) -> Mapping[str, JsonValue]:
-        """The fields of one section."""
+        """Return the overridden fields of one section."""
         return (self.settings or {}).get(name, {})
 
 
 @dataclass(frozen=True)
 class Request:
-    """A recipe (its file, or loaded already) and the options of this run.
+    """A recipe (its file, or already loaded) and the options of this run.
 
-    ``output_dir`` None with ``use_cache`` means a folder in the cache. With ``command``, only the stage of that name
-    is asked for, whose result is put into ``output_file``, and activation ranges into the file ``save_ranges``.
-    ``also``: further models that are compiled into one binary with the first, each put beside it. ``item``: the place
-    of the recipe in the list that its file has. ``remote``: what was said of remotes. ``final_only``: of the
-    models, only the finished one is put into the folder.
+    Attributes:
+        output_dir: the output folder; None with ``use_cache`` means a folder in the cache.
+        command: request only the stage of this name, whose result goes to ``output_file``.
+        save_ranges: the file for activation ranges.
+        also: further models to compile into one binary with the first, each written next to it.
+        item: the index of the recipe in its file's list.
+        remote: options for remotes.
+        final_only: write only the final model to the folder.
     """
 
     recipe: Path | LoadedRecipe | None
@@ -73,7 +78,7 @@ class Request:
     final_only: bool = False
 
     def loaded(self) -> LoadedRecipe | None:
-        """The recipe, read from its file if need be. Raises InputError and RecipeError as reading does."""
+        """Return the recipe, loaded from its file if necessary. Raises InputError and RecipeError as loading does."""
         if not isinstance(self.recipe, Path):
             return self.recipe
         from winml_dag.recipe.load import load_recipe
@@ -82,8 +87,10 @@ class Request:
 
     @property
     def words(self) -> str | None:
-        """What was asked for, word for word, and from where. A recipe that was loaded already is told by what it says,
-        so that nothing else needs to tell that it has changed. None where not even JSON can say that.
+        """The exact request as text, with the current folder.
+
+        A loaded recipe is identified by its content, so that no file has to be checked for changes. None if the request
+        cannot be represented as JSON.
         """
         try:
             recipe = _told(self.recipe)
@@ -108,14 +115,13 @@ class Request:
 
 
 def _told(recipe: Path | LoadedRecipe | None) -> JsonValue:
-    """Its file, or what it says and where it says so, for the paths in it. Raises ValueError for what is no JSON."""
+    """Return the recipe's file, or its content and path, which relative paths need. Raises ValueError if not JSON."""
     if recipe is None or isinstance(recipe, Path):
         return None if recipe is None else str(recipe)
     return {"file": str(recipe.path), "format": recipe.format, "says": json_hash(recipe.recipe.to_dict())}
 
 
-# What is put behind the name of a model for what a command makes of it, when nobody says where that goes. For optimize
-# and quantize it is as with winml-cli.
+# Suffixes for the output name of a command when none is given. Those of optimize and quantize match winml-cli.
 _ENDINGS = {
     "optimize": "_opt.onnx",
     "calibrate": "_ranges.json",
@@ -125,5 +131,5 @@ _ENDINGS = {
 
 
 def beside(model: Path, command: str) -> Path:
-    """Where the result of *command* goes when nobody says: beside the model."""
+    """Return the default output path of *command*: next to the model."""
     return model.parent / f"{model.stem}{_ENDINGS[command]}"

@@ -1,8 +1,8 @@
-"""From a recipe and the options of one run to a build with nothing left to decide.
+"""Resolve a recipe and the options of a run into a build with nothing left to decide.
 
-Everything that can be refused before work begins is refused here: an unknown precision, an execution provider that is
-not installed, a model that is not there, settings that contradict each other. What a stage reads, and only that, goes
-into its config.
+Everything that can be rejected before work begins is rejected here: an unknown precision, an execution provider that is
+not installed, a missing model, settings that contradict each other. A stage's config gets exactly the fields that it
+reads.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ _DONE = {"compile": "compiled again", "optimize": "optimized", "quantize": "quan
 def build_of(
     request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True
 ) -> Build | CompositeBuild | OnlyDeclared:
-    """The build that *request* means. Without *needs_folder* it is only looked at: one that names no output folder uses
-    one in the cache, and what can be had on another machine only is told of, not refused.
+    """Return the build that *request* describes.
+
+    Without *needs_folder* the build is only planned: without an output folder it uses one in the cache, and what only
+    another machine has is reported, not an error.
 
     Raises:
         UsageError, InputError: as for :func:`resolve`; also when no output folder is named.
@@ -102,12 +104,12 @@ def resolve_whole(
     only: Container[str] = LINE,
     runs: bool = True,
 ) -> Build | CompositeBuild:
-    """The build that *loaded* and *overrides* mean, of all components where that is a composite model.
+    """Return the build of *loaded* and *overrides*, with all components if it is a composite model.
 
     Raises:
         UsageError, InputError: as for :func:`resolve`.
     """
-    # Which model it is, and of how many components, the section loader says.
+    # The section loader decides the model and its components.
     recipe = with_settings(_recipe(loaded), Overrides(settings={"loader": overrides.section("loader")}))
     context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
     model = find_model(context, download=download)
@@ -134,12 +136,14 @@ def resolve(
     model: Model | None = None,
     component: Component | None = None,
 ) -> Build:
-    """The build that *loaded* and *overrides* mean. What takes a stage that is not in *only* need not be here, and
-    where it *runs* on another machine, if at all, neither need what its other stages take. *model*: if it has been
-    found already. *component*: the one that is meant, of a composite model.
+    """Return the build of *loaded* and *overrides*.
+
+    Prerequisites of stages that are not in *only* may be missing. Without *runs*, so may those of all other stages: the
+    build runs on another machine, if at all. *model*: if it was found already. *component*: the one to build of a
+    composite model.
 
     Raises:
-        UsageError: for what contradicts itself or cannot be had here.
+        UsageError: for contradictions and missing prerequisites.
         InputError: for a model or data file that is missing or damaged; *download* allows fetching a model from the
             hub.
     """
@@ -188,7 +192,7 @@ def resolve(
     search = autoconf.search_of(context, target, analyze)
     normalization = None
     if onnx is not None:
-        # Imported here: only builds that start from ONNX look at one.
+        # Imported here: only builds from an ONNX model need it.
         from winml_dag.pipeline.normalization import normalization_for, requested_shapes
 
         normalization = normalization_for(
@@ -244,12 +248,12 @@ def _recipe(loaded: LoadedRecipe | None) -> Recipe:
 
 
 def _base(loaded: LoadedRecipe | None) -> Path:
-    """What paths are relative to."""
+    """Return the folder that paths are relative to."""
     return Path.cwd() if loaded is None else loaded.path.parent
 
 
 class _Lacks:
-    """What this machine lacks for a build: refused where it is to run, told of where it is only looked at."""
+    """What this machine lacks for a build: an error if it is to run, a notice if it is only planned."""
 
     def __init__(self, *, refuse: bool) -> None:
         self._refuse = refuse
@@ -276,7 +280,7 @@ def _would_compile(context: ResolveContext, target: Target, onnx: OnnxFile | Non
 
 
 def _refuse_to_change(compiled: OnnxFile, stages: Mapping[str, object]) -> None:
-    """Raise UsageError when one of *stages*, each with its config, is not left out: it would change the model."""
+    """Raise UsageError when one of *stages*, each with its config, is not skipped: it would change the model."""
     stage = next((name for name, config in stages.items() if not isinstance(config, Skip)), None)
     if stage is not None:
         raise UsageError(
@@ -287,15 +291,17 @@ def _refuse_to_change(compiled: OnnxFile, stages: Mapping[str, object]) -> None:
 
 
 def _takes_standard_only(target: Target, quant: Quant | Skip, would_compile: object) -> bool:
-    """Whether optimize has to keep to operators of the ONNX standard: what is compiled ahead falls apart at others,
-    static quantization leaves them in float, and which of onnxruntime's own a provider has is only sure of its CPU's.
+    """Whether optimize has to use only standard ONNX operators.
+
+    Other operators break ahead-of-time compilation into partitions, and static quantization leaves them in float. Which
+    of onnxruntime's own operators a provider supports is only certain for its CPU.
     """
     quantizes = not isinstance(quant, Skip) and quant.mode == "static"
     return quantizes or not isinstance(would_compile, Skip) or target.ep != CPU
 
 
 def _missing(target: Target) -> Iterator[str]:
-    """What to know of a model for a provider that only another machine has."""
+    """Yield a notice for a model whose provider only another machine has."""
     if not is_at_hand(target.ep):
         why = what_is_missing(target).removesuffix(".")
         yield f"{why}, so the model was not run on {target.ep.name if target.is_open else 'it'}."
@@ -324,7 +330,7 @@ def _require_exporter() -> None:
 
 
 def _unquantized_data(context: ResolveContext) -> Quant | None:
-    """What the recipe says of data to validate on, where nothing is quantized."""
+    """Return the recipe's data settings for validation, for a build that does not quantize."""
     unused = left_out(context) is not None or context.recipe.validation.input_data is not None
     return None if unused else data_of(_quant_section(context))
 
@@ -355,7 +361,7 @@ def _quant(context: ResolveContext, target: Target, onnx: OnnxFile | None) -> Qu
 
 
 def _precision(context: ResolveContext, target: Target) -> Precision | None:
-    """The precision that was named; None when the quant section is to decide."""
+    """Return the precision that was named; None if the quant section decides."""
     name = context.overrides.precision
     if name is None and context.wrote("precision"):
         name = context.recipe.precision

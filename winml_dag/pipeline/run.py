@@ -1,7 +1,7 @@
-"""Graphs brought up to date, one or several at once: what is known is reused, the rest runs, and what came of each is
-put in place as soon as it is done. All that is built or measured is carried out here.
+"""Bring one or several graphs up to date: reuse cached results, run the rest, publish each graph as soon as it is done.
 
-What several graphs share runs once. Each keeps what it has alone: its folder, its records by name, and its result.
+All builds and measurements run here. Stages that several graphs share run once. Each graph keeps its own folder,
+records by name, and result.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
+# If a blob is damaged again after its stage has rerun, the owner has to act; another try does not help.
 _TRIES = 3
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to go about it, none of which changes a byte of the result.
+    """How to run; none of this changes the result.
 
-    ``access``: how stages of the recipe's own get at files. ``link``: files that are put into the output folder are
-    read-only hard links into the cache, not copies. ``overwrite``: what is put may take the place of somebody else's
-    file. ``memory_bytes``: what the stages that run at the same time may take; None: what this
-    machine has, less a reserve. ``cluster``: other machines that stages run on.
+    Attributes:
+        access: how the recipe's own stages access files.
+        link: publish read-only hard links into the cache instead of copies.
+        overwrite: published files may replace files that are not owned.
+        memory_bytes: the limit for stages that run at the same time; None: the machine's memory minus a reserve.
+        cluster: other machines to run stages on.
     """
 
     jobs: int = 1
@@ -62,13 +64,14 @@ class BuildOptions:
 
 
 class GraphJob(Generic[T]):
-    """A graph to bring up to date, and what is done with what comes of it.
+    """A graph to bring up to date, and what to do with its results.
 
     Attributes:
-        label: what it is called among others; empty for one that is alone.
+        label: its name among others; empty for a single job.
         known: its sources by content.
-        scope: what its results are remembered under.
-        reports_shared_as_run: whether what ran once for several is told of as run by each, not by the first alone.
+        scope: the name that its results are recorded under.
+        reports_shared_as_run: whether a stage that ran once for several jobs is reported as run by each, not only by
+            the first.
     """
 
     reports_shared_as_run = False
@@ -85,44 +88,44 @@ class GraphJob(Generic[T]):
         return None
 
     def refuse(self) -> None:
-        """Raise WinmlDagError where it is clear already that the result cannot be put in place."""
+        """Raise WinmlDagError if it is already clear that the result cannot be published."""
 
     def begin(self, foreseen: Sequence[StageResult]) -> None:
-        """*foreseen* are reused, up to the first stage that has to run. Raises as :meth:`refuse` does."""
+        """Prepare the run; *foreseen* are reused, up to the first stage that has to run. Raises as :meth:`refuse`."""
 
     def needed_files(self, _results: Sequence[StageResult]) -> Iterable[FileEntry]:
-        """Of a graph that is reused as a whole, what is worth being fetched together with what others need."""
+        """Return files worth fetching early, together with those of other jobs, if the whole graph is reused."""
         return ()
 
     def finish(self, results: tuple[StageResult, ...], began: float) -> T:
-        """Put in place what came of it, and tell. *began*: of ``time.monotonic``.
+        """Publish the results and return the job's result. *began*: from ``time.monotonic``.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
-            WinmlDagError: when it cannot be put in place.
+            WinmlDagError: when it cannot be published.
         """
         raise NotImplementedError
 
     def settle(self, done: T, _results: tuple[StageResult, ...]) -> T:
-        """*done* with what there is to tell of the end, when nothing of this run is needed in the cache any more."""
+        """Return *done* completed with final information, when this run needs nothing in the cache any more."""
         return done
 
     def again(self) -> GraphJob[T]:
-        """What to carry out after a blob was found damaged."""
+        """Return the job to run after a blob was found damaged."""
         return self
 
 
-# What became of a job; None for one that was not begun because another had failed.
+# The outcome of a job; None if it was not started because another had failed.
 Ended: TypeAlias = "T | WinmlDagError | None"
 
 
 def _nobody(_label: str, _ended: object) -> None:
-    """Who is told of nothing."""
+    """Ignore the outcome."""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """Who carries out jobs. ``on_eta`` is given what tells how long it will take, whenever something runs."""
+    """Runs jobs. ``on_eta`` is called with an estimate of the remaining time whenever something runs."""
 
     store: Store
     options: BuildOptions = BuildOptions()
@@ -131,17 +134,17 @@ class Driver:
     on_eta: Callable[[Eta], None] | None = None
 
     def run(self, jobs: Sequence[GraphJob[T]], done: Callable[[str, Ended[T]], None] = _nobody) -> tuple[Ended[T], ...]:
-        """What became of each of *jobs*, whose labels differ; *done* is told of each, by its label, at its end.
+        """Return the outcome of each of *jobs*, whose labels are unique; *done* is called with each label and outcome.
 
-        One that fails keeps no other from going on, as long as the options say so.
+        One failure does not affect the other jobs if the options say so.
 
         Raises:
-            KeyboardInterrupt: after children have been ended; what was put in place by then stays.
+            KeyboardInterrupt: after child processes have been stopped; results published by then stay.
         """
         return _Run(self, jobs, done).run()
 
     def run_one(self, job: GraphJob[T]) -> T:
-        """What became of *job*. Raises what :meth:`run` gives in its place."""
+        """Return the result of *job*, or raise its error."""
         (ended,) = self.run([job])
         if isinstance(ended, WinmlDagError):
             raise ended
@@ -151,7 +154,7 @@ class Driver:
 
 @dataclass
 class _Running(Generic[T]):
-    """A job whose stages run among those of others. ``waits``: nodes of the common graph that have no result yet."""
+    """A job whose stages run together with those of others. ``waits``: nodes of the merged graph without a result."""
 
     place: int
     job: GraphJob[T]
@@ -172,7 +175,7 @@ class _Run(Generic[T]):
         self._done = done
         self._ended: dict[int, Ended[T]] = {}
         self._has_failed = False
-        # Those to settle, and those that are carried out alone, both after the others.
+        # Jobs to settle, and jobs to run alone, both after the others.
         self._finished: dict[int, tuple[T, tuple[StageResult, ...]]] = {}
         self._alone: list[int] = []
 
@@ -220,7 +223,7 @@ class _Run(Generic[T]):
             common = merge([Part(job.label, job.graph, job.known) for job in map(self._jobs.__getitem__, together)])
             self._run_together(together, common)
         self._store.settle()
-        # After the run, while which nothing of what it made would make room.
+        # After the run: during it, trimming the cache could not remove anything that the run made.
         for place, (value, of_job) in self._finished.items():
             self._ended[place] = self._jobs[place].settle(value, of_job)
 
@@ -261,7 +264,7 @@ class _Run(Generic[T]):
                 _reuse_all(results, self._store, self._jobs[place].scope, self._labelled(place))
             value = self._jobs[place].finish(results, began)
         except BlobDamaged:
-            # It is in quarantine now, so the stage that made it will be found wanting.
+            # The blob is in quarantine now, so its stage will be found to need a rerun.
             self._alone.append(place)
         except WinmlDagError as error:
             self._end(place, error)
@@ -274,13 +277,13 @@ class _Run(Generic[T]):
         try:
             for _ in range(_TRIES):
                 job.refuse()
-                # What a run holds in the cache, it holds until the files are where their user finds them.
+                # What a run keeps in the cache is kept until the files are published.
                 with ExitStack() as living:
                     try:
                         results = self._results(job, rebuild, self._labelled(place), living)
                         value = job.finish(results, began)
                     except BlobDamaged:
-                        # Its stage will be found wanting, if only in the whole of the graph.
+                        # Its stage will be found to need a rerun, possibly only in the whole graph.
                         job, rebuild = job.again(), False
                         continue
                 self._store.settle()
@@ -291,14 +294,14 @@ class _Run(Generic[T]):
                 advice="Check the disk, or choose another cache folder with --cache-dir.",
             )
         except WinmlDagError as error:
-            # What ran has its result all the same, and is never offered again: the next run finds it here.
+            # Stages that ran have results, and only this run offers them for upload: the next run finds them locally.
             self._store.settle()
             self._end(place, error)
 
     def _results(
         self, job: GraphJob[T], rebuild: bool, observer: Observer, living: ExitStack
     ) -> tuple[StageResult, ...]:
-        """*living* closes what tells others that this run is alive."""
+        """Return the results of *job*'s stages; *living* releases what marks this run as alive."""
         if not rebuild:
             prefetch(job.graph, job.known, self._store)
         foreseen = self._foreseen(job, rebuild=rebuild)
@@ -331,14 +334,15 @@ class _Run(Generic[T]):
         order: Mapping[str, int] = MappingProxyType({}),
         in_place: InPlace | None = None,
     ) -> tuple[StageResult, ...]:
-        """Run what is not *foreseen* to be reused, in the folder *scratch* of this run's own; one result for each node.
-        With a cluster, what can leave this machine runs there.
+        """Run what is not *foreseen* to be reused, in this run's folder *scratch*; returns one result for each node.
+
+        With a cluster, stages that can run on other machines do.
 
         Raises:
-            BlobDamaged: for one that a stage outside of this graph put out.
-            KeyboardInterrupt: after everything that ran has been ended.
+            BlobDamaged: for an artifact that a stage outside of this graph output.
+            KeyboardInterrupt: after everything running has been stopped.
         """
-        # Imported here: what runs processes and threads takes 30 ms to import, and most builds have nothing to run.
+        # Imported here: code for processes and threads takes 30 ms to import, and most builds have nothing to run.
         from winml_dag.engine.execute import LocalExecutor
         from winml_dag.engine.run import Runner
         from winml_dag.engine.runs import LocalRuns
@@ -388,7 +392,7 @@ class _Run(Generic[T]):
 
 
 def _reuse_all(foreseen: Sequence[StageResult], store: Store, scope: str, observer: Observer) -> None:
-    """Note that all of a graph is reused. No scratch folder, no threads, no process."""
+    """Record that a whole graph is reused, without a scratch folder, threads or processes."""
     store.used(result.cache_key for result in foreseen if result.cache_key)
     found = (result for result in foreseen if result.reason.kind != "up to date")
     store.remember({remembered_name(scope, result.node): result.cache_key for result in found if result.cache_key})
@@ -397,7 +401,7 @@ def _reuse_all(foreseen: Sequence[StageResult], store: Store, scope: str, observ
 
 
 class _Shared(PassingOn, Generic[T]):
-    """Tells *observer* of the common graph, and *finished* of each job when the last of its stages has a result."""
+    """Reports the merged graph to *observer*, and calls *finished* with each job when its last stage has a result."""
 
     def __init__(
         self,
@@ -422,7 +426,7 @@ class _Shared(PassingOn, Generic[T]):
     def finished(self, result: StageResult) -> None:
         super().finished(result)
         node_id = result.node.id
-        # One that has been put in place is not looked at again, when a stage is decided anew for another that reads it.
+        # A published job is not updated when a stage is decided again for another job that reads it.
         waiting = [(self._running[at], own) for at, own in self._readers[node_id] if self._running[at].waits]
         for number, (running, own) in enumerate(waiting):
             made_here = number == 0 or running.job.reports_shared_as_run
@@ -435,8 +439,10 @@ class _Shared(PassingOn, Generic[T]):
 
 
 def _as_seen_from(node: Node, result: StageResult, *, made_here: bool) -> StageResult:
-    """*result* as that of *node* of one job. What ran once for several is told of as run by the first: the others
-    found it, as they would have done one after the other; and its time is the first one's, also when it failed.
+    """Return *result* as that of *node* of one job.
+
+    A stage that ran once for several jobs counts as run by the first one; the others found its result, as they would
+    have in sequence. Its time counts for the first one, too, even if it failed.
     """
     if not made_here and result.status is Status.FAILED:
         return replace(result, node=node, elapsed_seconds=0.0)
@@ -447,7 +453,7 @@ def _as_seen_from(node: Node, result: StageResult, *, made_here: bool) -> StageR
 
 
 class _Labelled(PassingOn):
-    """Tells *observer* of a job that is carried out alone, as one of several."""
+    """Reports a job that runs alone to *observer*, as one of several."""
 
     def __init__(self, observer: Observer, label: str) -> None:
         super().__init__(observer)

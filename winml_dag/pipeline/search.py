@@ -1,7 +1,7 @@
-"""What became of the search for capabilities in a build that was carried out, and what of that a build refuses.
+"""The result of the search for capabilities in a finished build, and what makes the build reject it.
 
-Known only when all has run, unlike everything else in the settings and notices of a build. Light on purpose: a build
-that was recalled asks for it, too.
+Unlike all other settings and notices of a build, it is only determined after all stages have run. This module is light
+on purpose: a build from the plan cache uses it, too.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.rounds import round_of
 from winml_dag.store.quantities import counted
 
-# What a build asks of its last analysis; see `refusal` in engine/decide.py.
+# The check of a build's last analysis; see `refusal` in engine/decide.py.
 CHECK = "winml_dag.pipeline.search:refuse_unsupported"
 
-# Operators that a sentence names.
+# How many operators a sentence names.
 _MOST_OPERATORS = 5
 
 
 @dataclass(frozen=True)
 class Search:
-    """How a build searches. ``begin``: nothing discovered, as a file. ``rounds``: how many optimizations may follow the
-    first. ``refuses_unsupported``: whether an operator that the target cannot run at all fails the build.
+    """How a build searches.
 
-    ``tables``: what is known of the target, None where nothing is; ``looked_at`` and ``absent`` decided on that.
+    Attributes:
+        begin: a file without discoveries.
+        rounds: how many optimizations may follow the first.
+        refuses_unsupported: whether an operator that the target cannot run at all fails the build.
+        tables: the support tables of the target; None without any.
+        looked_at, absent: the paths that decided on the tables.
     """
 
     begin: Source | None = None
@@ -43,13 +47,13 @@ class Search:
 
 @dataclass(frozen=True)
 class Searched:
-    """What became of the search in one line of a build.
+    """The result of the search in one line of a build.
 
     Attributes:
-        line: what the ids of its stages begin with; empty where the build has one line.
-        last: the analysis of the model that the build goes on with.
+        line: the prefix of its stages' ids; empty if the build has one line.
+        last: the analysis of the model that the build continues with.
         iterations: how many different models were analyzed.
-        discovered: the capabilities that are on in that model besides the recipe's own, in the order of their names.
+        discovered: the capabilities enabled in that model in addition to the recipe's, sorted by name.
         left: those that would have been added next.
     """
 
@@ -66,16 +70,16 @@ class Searched:
 
     @property
     def target(self) -> str:
-        """``QNNExecutionProvider (npu)``."""
+        """The target, such as ``QNNExecutionProvider (npu)``."""
         return _target(self.last.node.config)
 
     def count(self, verdict: str) -> int:
-        """How many nodes got *verdict*."""
+        """Return the number of nodes with *verdict*."""
         return _count(self.metrics, verdict)
 
 
 def searches(results: Iterable[StageResult]) -> list[Searched]:
-    """One for each line that was analyzed; *results* are those of a build that was carried out."""
+    """Return one search for each line that was analyzed; *results* are those of a finished build."""
     lines: dict[str, dict[int, StageResult]] = {}
     for result in results:
         place = round_of(result.node)
@@ -97,12 +101,10 @@ def _discovered(result: StageResult | None) -> frozenset[str]:
 
 
 def completed(summary: BuildSummary, results: Iterable[StageResult]) -> BuildSummary:
-    """*summary* with what only a build that was carried out can say: the capabilities that were discovered, in its
-    settings, and what to know of the analysis.
-    """
+    """Complete *summary* after the build has run: add discovered capabilities to its settings, and notices."""
     done = list(results)
     found = searches(done)
-    # What compile has left to the CPU it tells itself, and it knows.
+    # compile itself reports accurately what it left on the CPU.
     compiled = {result.node.id.removesuffix("compile") for result in done if result.node.stage.name == "compile"}
     settings = summary.settings
     for one in found:
@@ -113,8 +115,9 @@ def completed(summary: BuildSummary, results: Iterable[StageResult]) -> BuildSum
 
 
 def _with_capabilities(settings: JsonObject, searched: Searched) -> JsonObject:
-    """A build from these, with ``auto`` off, optimizes once and gets the same bytes: capabilities are applied together,
-    to what was exported, in every round of a search as well.
+    """Return settings that give the same bytes with ``auto`` off and one optimize stage.
+
+    This works because every round of a search, too, applies all capabilities together to the exported model.
     """
     component = searched.line.removesuffix(".")
     if not component:
@@ -167,7 +170,7 @@ def _count(metrics: JsonObject, verdict: str) -> int:
 
 
 def _operators(told: JsonValue, *, with_nodes: bool = False) -> str:
-    """``: Erf (3), ai.custom/Foo (1) and 2 other operators``; *with_nodes* also names of nodes, and why."""
+    """Return ``: Erf (3), ai.custom/Foo (1) and 2 other operators``; *with_nodes* adds node names and reasons."""
     if not isinstance(told, list | tuple) or not told:
         return ""
     operators = [one for one in told if isinstance(one, Mapping)]
@@ -178,7 +181,7 @@ def _operators(told: JsonValue, *, with_nodes: bool = False) -> str:
 
 
 def _with_nodes(operator: Mapping[str, JsonValue]) -> str:
-    """``Erf (3 nodes: /a, /b, ...; no table has it)``."""
+    """Return ``Erf (3 nodes: /a, /b, ...; no table has it)``."""
     nodes, count = operator["nodes"], operator["count"]
     assert isinstance(nodes, list | tuple)
     assert isinstance(count, int)

@@ -1,4 +1,4 @@
-"""From the sections of a recipe to the configs of the stages: each gets the fields that it reads, defaults included."""
+"""Turn the sections of a recipe into configs of stages: each gets the fields that it reads, including defaults."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields,
 from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig
 from winml_dag.stages.validate import ValidateConfig
 
-# At 21 uint16 QDQ is plain ONNX; 23 brings an Attention operator that QNN leaves on the CPU (1 graph became 4).
+# From 21 on, uint16 QDQ is plain ONNX; 23 adds an Attention operator that QNN leaves on the CPU (1 graph became 4).
 DEFAULT_OPSET = 21
 
-# What a mode without ranges has no use for.
+# Fields that have no effect in a mode without ranges.
 _OF_RANGES = ("calibration_load_path", "calibration_save_path", "save_calibration")
 
 
 def refuse_unused(recipe: Recipe) -> None:
-    """Raise RecipeError for fields that nothing would act on: silence would be a wrong result."""
+    """Raise RecipeError for fields that would have no effect: ignoring them would give a wrong result."""
     if recipe.export is not None and recipe.export.module_arguments and recipe.loader.module_path is None:
         raise RecipeError(
             "export.module_arguments are what a module is called with, but the recipe is for a whole model.",
@@ -46,7 +46,7 @@ def refuse_unused(recipe: Recipe) -> None:
 
 
 def refuse_other_quantize(context: ResolveContext, quant: Quant | Skip, onnx: OnnxFile | None) -> None:
-    """Raise RecipeError for a ``compile.quantize``, which decides nothing, that is not what happens."""
+    """Raise RecipeError if ``compile.quantize``, which decides nothing, contradicts what the build does."""
     section, overrides = context.recipe.compile, context.overrides
     if section is None or section.quantize is None:
         return
@@ -69,7 +69,7 @@ def export_config(context: ResolveContext, task: str | None, model_type: str | N
             model_type=model_type,
             model_class=loader.model_class,
             module_path=loader.module_path,
-            # A model made from a seed brings no code.
+            # A model with random weights has no code of its own.
             trust_remote_code=context.trusts_code and random is None,
             random_weights=None if random is None else RandomWeights(random.seed, random.config),
         ),
@@ -95,7 +95,7 @@ def _export_fields(export: Export) -> ExportFields:
         export_params=export.export_params,
         do_constant_folding=export.do_constant_folding,
         enable_hierarchy_tags=export.enable_hierarchy_tags,
-        # The form of what is not written down says nothing.
+        # Without tags their format has no effect, so it is not part of the key.
         hierarchy_tag_format=export.hierarchy_tag_format if export.enable_hierarchy_tags else "full",
         clean_onnx=export.clean_onnx and export.enable_hierarchy_tags,
         input_tensors=None
@@ -121,7 +121,7 @@ def _export_fields(export: Export) -> ExportFields:
 def optimize_config(
     context: ResolveContext, onnx: OnnxFile | None, quant: Quant | Skip, *, standard_only: bool
 ) -> OptimizeConfig | Skip:
-    """*standard_only*: the target takes operators of the ONNX standard only.
+    """Return the config of optimize. *standard_only*: the target takes only standard ONNX operators.
 
     Raises:
         RecipeError: for capabilities that contradict each other.
@@ -134,15 +134,16 @@ def optimize_config(
     if wanted is None and onnx is not None and onnx.kind in kinds.INTEGER_MODELS:
         return Skip(f"{onnx.path.name} is quantized already, and optimizing would break its QDQ pairs")
     selection = select({**_kept_apart(quant), **recipe.optim})
-    # Only where the form of one depends on it: otherwise builds for different targets share this stage.
+    # Only if a capability's result depends on it: otherwise builds for different targets share this stage.
     target = OptimizeTarget(standard_domain_only=standard_only and selection.form_depends_on_domain)
     return OptimizeConfig(dict(sorted(selection.essential().items())), target)
 
 
 def _kept_apart(quant: Quant | Skip) -> dict[str, bool]:
-    """Capabilities that scale the weights of a Conv by channel are off for dynamic quantization, which has one scale
-    for all channels of a Conv. PaddleOCR's classifier has an SQNR of 36 dB with its BatchNormalization apart, and of
-    20 dB with it folded in.
+    """Return capabilities to disable for dynamic quantization: those that scale a Conv's weights by channel.
+
+    It has one scale for all channels of a Conv. PaddleOCR's classifier has an SQNR of 36 dB with a separate
+    BatchNormalization, and of 20 dB with it folded in.
     """
     if isinstance(quant, Skip) or quant.mode != "dynamic":
         return {}
@@ -174,14 +175,16 @@ def calibrate_config(
 
 
 def _kept_back(wanted: Validate) -> int:
-    """As many samples as validate runs. Of a build that validates on other data, whose ``samples`` are of that, as many
-    as by default: with none kept back, it would have to be calibrated anew to validate on them.
+    """Return how many samples calibration keeps back: as many as validate runs.
+
+    If the build validates on other data, ``samples`` counts that data, so the default applies: with no samples kept
+    back, validating on them later would need a new calibration.
     """
     return wanted.samples if wanted.input_data is None else Validate().samples
 
 
 def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> SensitivityConfig:
-    """What ranks the nodes that *quantize* is for, on the samples of *validate*."""
+    """Return the config for ranking the nodes that *quantize* quantizes, on the samples of *validate*."""
     same = {field.name: getattr(quantize.quant, field.name) for field in fields_of(quantize.quant)}
     columns = None if validate.quant is None else validate.quant.columns_mapping
     of = validate.validate
@@ -190,7 +193,7 @@ def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> Se
 
 
 def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfig, ...] | Skip:
-    """The quantizations that *quant* asks for, one after the other."""
+    """Return the quantizations that *quant* requests, in order."""
     if isinstance(quant, Skip):
         return quant
     if quant.mode == "static":
@@ -200,19 +203,20 @@ def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfi
     first = QuantizeConfig(_quantize_fields(quant))
     if quant.mode != "rtn" or quant.rtn_float_type == "float32":
         return (first,)
-    # A second, so that w4a32 and w4a16 share the first. It is not for integers, so their operators are not its own.
+    # A second one, so that w4a32 and w4a16 share the first. It does not use integers, so their operator list does not
+    # apply.
     rest = quant.model_copy(update={"mode": "fp16", "op_types_to_quantize": None})
     return (first, QuantizeConfig(_quantize_fields(rest)))
 
 
 def operators_by_default(quant: Quant, target: Target) -> tuple[str, ...] | None:
-    """What static quantization for *target* takes where *quant*, whose types are settled, does not say; None: all."""
+    """Return the operators that static quantization for *target* takes by default; None: all. *quant* has its types."""
     assert quant.activation_type is not None
     return target.ep.integers.operators.get(type_bits(quant.activation_type))
 
 
 def _quantize_fields(quant: Quant) -> QuantizeFields:
-    """What the mode of *quant*, whose types are settled, reads of it."""
+    """Return the fields of *quant*, whose types are set, that its mode reads."""
     left_out = QuantizeFields(
         quant.mode,
         op_types_to_quantize=_distinct(quant.op_types_to_quantize),
@@ -254,19 +258,19 @@ def _quantize_fields(quant: Quant) -> QuantizeFields:
         weight_symmetric=quant.weight_symmetric,
         activation_symmetric=quant.activation_symmetric,
         node_overrides=tuple(overrides) or None,
-        # With 16 bits as well, where nothing comes of it: who edits the precision is told of that, and of nothing else.
+        # Also set with 16 bits, where it has no effect, so that editing the precision reports only that change.
         equalize=quant.equalize is not False,
         reduce_range=quant.reduce_range,
     )
 
 
 def _distinct(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """*names* as the set that they are: order and repetition change no key, and none at all is the same as no list."""
+    """Return *names* as a sorted set: order and repetition do not change a key, and an empty list equals none."""
     return tuple(sorted(set(names))) if names else None
 
 
 def notices(quant: Quant | Skip, given: Calibration) -> tuple[str, ...]:
-    """What the user should know before relying on the result."""
+    """Return what the user should know before relying on the result."""
     found = []
     static = not isinstance(quant, Skip) and quant.mode == "static"
     if static and given.data is None and given.ranges is None:

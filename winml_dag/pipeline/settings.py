@@ -1,7 +1,7 @@
-"""The settings of a build: a recipe with everything decided, written to ``winml_build_config.json``.
+"""The settings of a build: the frozen recipe in ``winml_build_config.json``.
 
-Building from it gives the same keys on any machine that has the same model and tools: paths are relative to the
-output folder, where the file will lie, and nothing is left to ``auto``.
+Building it gives the same keys on any machine with the same model and tools: paths are relative to the output folder,
+which contains the file, and nothing is left as ``auto``.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from winml_dag.recipe.schema import Compile, Export, Quant
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.normalize import NormalizeConfig
 
-# Decided in other fields (precision in quant), or no part of what is built (output_dir, perf).
+# Decided in other fields (precision in quant), or not part of the result (output_dir, perf).
 _DECIDED = ("precision", "output_dir", "perf", "eval", "max_optim_iterations", "allow_unsupported_nodes")
 
-# Besides provider options, the fields of ``compile`` that sessions are made from as well.
+# Fields of ``compile`` that sessions also use, in addition to provider options.
 _OF_SESSIONS = (*NPU_SETTINGS, "provider_option_file_keys")
 
 
 def settings_of(
     build: Build, context: ResolveContext, model: Model, quant: Quant | None, data: Quant | None
 ) -> JsonObject:
-    """The recipe that gives *build* again; *quant* is its quantization as decided, *data* what says on what it is
-    validated, also without one.
+    """Return the recipe that gives *build* again.
 
-    Defaults are written out: another version may have others.
+    *quant* is its resolved quantization; *data* has the data settings for validation, also without quantization.
+    Defaults are written out, since another version may have different ones.
     """
-    # Random weights and a script of the user's make a model that has no file.
+    # Random weights and a user's script make a model without a file.
     made = model.onnx is None and model.folder is None
     left_out = ("model", *_DECIDED) if made else _DECIDED
     written = {name: value for name, value in context.recipe.to_dict().items() if name not in left_out}
@@ -54,7 +54,7 @@ def settings_of(
         if build.summary.origin == "onnx"
         else {**_whole(export), "opset_version": export.opset_version or DEFAULT_OPSET},
         "optim": written.get("optim") or {},
-        # null means that nothing is quantized; where data is named all the same, the precision says that.
+        # null means no quantization; if data is still named, the precision says so instead.
         **({"precision": "fp32"} if quant is None and data is not None else {}),
         "quant": None if data is None else _quant(data, context, build.summary.output_dir, whole=quant is not None),
         "compile": _session(context, build)
@@ -67,7 +67,7 @@ def settings_of(
 
 
 def _inputs(config: NormalizeConfig | None) -> JsonObject | None:
-    """Of an ONNX model, the section that gives its inputs again; None where they are as the file has them."""
+    """Return the section with the inputs of an ONNX model; None if they are as in the file."""
     if config is None or not config.export.input_tensors:
         return None
     told = {name: config_json(given) for name, given in config.export.input_tensors.items()}
@@ -80,14 +80,14 @@ def _inputs(config: NormalizeConfig | None) -> JsonObject | None:
 
 
 def _whole(section: Section) -> dict[str, JsonValue]:
-    """*section* with its defaults, but without what is not set at all."""
+    """Return *section* with defaults, but without unset fields."""
     plain: dict[str, JsonValue] = section.model_dump(mode="json", by_alias=True, exclude_none=True)
     return plain
 
 
 def _loader(context: ResolveContext, summary: BuildSummary) -> JsonObject:
     loader = context.recipe.loader.model_copy(update={"task": summary.task, "random_weights": context.random_weights})
-    settings = {name: value for name, value in _whole(loader).items() if name != "path"}  # `model` says it
+    settings = {name: value for name, value in _whole(loader).items() if name != "path"}  # in `model`
     if loader.user_script is not None:
         settings["user_script"] = _portable(resolve_path(context.base, loader.user_script), summary.output_dir)
     return settings
@@ -102,7 +102,7 @@ def _model(model: Model, build: Build) -> str:
 
 
 def _quant(quant: Quant, context: ResolveContext, output_dir: Path, *, whole: bool) -> JsonObject:
-    # Where else the ranges are put is no part of what is built.
+    # An additional path for the ranges is not part of the result.
     written = _whole(quant) if whole else quant.to_dict()
     settings = {name: value for name, value in written.items() if name != "calibration_save_path"}
     for name in ("calibration_data", "calibration_load_path"):
@@ -110,14 +110,15 @@ def _quant(quant: Quant, context: ResolveContext, output_dir: Path, *, whole: bo
             settings[name] = _portable(resolve_path(context.base, str(settings[name])), output_dir)
     for name in ("dataset_name", "model_id"):
         path = resolve_path(context.base, str(settings.get(name, "")))
-        if name in settings and path.exists():  # else a hub id
+        if name in settings and path.exists():  # otherwise a hub id
             settings[name] = _portable(path, output_dir)
     return settings
 
 
 def _validate(context: ResolveContext, output_dir: Path) -> JsonObject:
-    """The section as it was written, which may be not at all; a path in it as seen from the output folder. Whether it
-    is left out may have been said elsewhere, and is said here.
+    """Return the section as written, which may be empty, with paths relative to the output folder.
+
+    If another setting disables validation, this section does.
     """
     section = context.recipe.validation
     written = section.to_dict()
@@ -129,7 +130,7 @@ def _validate(context: ResolveContext, output_dir: Path) -> JsonObject:
 
 
 def _compile(config: CompileConfig, context: ResolveContext, build: Build) -> JsonObject:
-    """The section as decided; what it says of quantization is in ``quant`` by now."""
+    """Return the resolved section; its quantization is in ``quant``."""
     section = context.recipe.compile or Compile()
     settings = {name: value for name, value in _whole(section).items() if name not in ("quant_config", "quantize")}
     if section.qnn_sdk_root is not None:
@@ -144,7 +145,7 @@ def _compile(config: CompileConfig, context: ResolveContext, build: Build) -> Js
 
 
 def _session(context: ResolveContext, build: Build) -> JsonObject | None:
-    """The section where nothing is compiled: what a session on the provider is told; None when it is told nothing."""
+    """Return the section for a build that does not compile: the options of sessions; None without any."""
     section = context.recipe.compile or Compile()
     told: dict[str, JsonValue] = section.model_dump(mode="json", include={*_OF_SESSIONS}, exclude_defaults=True)
     if given := _provider_options(section, context, build):
@@ -153,7 +154,7 @@ def _session(context: ResolveContext, build: Build) -> JsonObject | None:
 
 
 def _provider_options(section: Compile, context: ResolveContext, build: Build) -> dict[str, str]:
-    """Those that were given; files in them as seen from the output folder."""
+    """Return the given provider options, with file paths relative to the output folder."""
     given = dict(section.provider_options)
     for name in file_option_names(context, build.target):
         given[name] = _portable(resolve_path(context.base, given[name]), build.summary.output_dir)
@@ -161,8 +162,8 @@ def _provider_options(section: Compile, context: ResolveContext, build: Build) -
 
 
 def _portable(path: Path, folder: Path) -> str:
-    """*path* as seen from *folder*, with ``/`` on every system."""
+    """Return *path* relative to *folder*, with ``/`` on every system."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:  # on Windows there is no relative path to another drive
+    except ValueError:  # Windows has no relative path to another drive
         return path.resolve().as_posix()

@@ -1,4 +1,4 @@
-"""From what a recipe calls a model to the files that a build stands on."""
+"""Turn the recipe's name of a model into the source files of a build."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from winml_dag.stages.samples import SUFFIXES, kind_of
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.inspect import ModelSummary
 
-# What transformers reads besides the weights, by who reads it. Everything else in a folder (pictures, licences, other
-# frameworks' weights) may change without a stage having to run.
+# Files that transformers reads other than weights, by reader. All other files in a folder (pictures, licences, weights
+# of other frameworks) may change without a rerun of any stage.
 _MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
-    "adapter_config.json",  # for export to refuse: without it, the base model alone would be exported
+    "adapter_config.json",  # export rejects it: otherwise it would export the base model alone
 )
 _PROCESSOR_FILES = (
     "config.json",
@@ -52,13 +52,13 @@ _PROCESSOR_FILES = (
 _WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _ABOUT_OTHERS = ("json", "csv")
-# What lies in an output folder under the very name that the stage behind it reads it by.
+# Files of an output folder that are named as the next stage expects its input.
 _RESULTS = (EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, COMPILED)
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A PyTorch model as transformers saves it: local, or a snapshot in the hub cache."""
+    """A PyTorch model as saved by transformers: a local folder, or a snapshot in the hub cache."""
 
     folder: Path
     config: JsonObject
@@ -67,7 +67,7 @@ class ModelFolder:
 
     @classmethod
     def at(cls, folder: Path, looked_at: tuple[Path, ...] = (), *, from_hub: bool = False) -> ModelFolder:
-        """*looked_at*: paths that led here. Raises InputError when it is no such folder."""
+        """Open a model folder. *looked_at*: paths that led here. Raises InputError when it is not a model folder."""
         path = folder / "config.json"
         before_reading(folder)
         before_reading(path)
@@ -86,10 +86,10 @@ class ModelFolder:
         return cls(folder, config, (folder, *looked_at), from_hub)
 
     def model_source(self, *, code: bool) -> Source:
-        """Config and weights; with *code* also the Python files that ``trust_remote_code`` would run.
+        """Return config and weights; with *code* also the Python files that ``trust_remote_code`` would run.
 
         Raises:
-            InputError: when there are no weights, or a part of them is missing.
+            InputError: when there are no weights, or some are missing.
         """
         names = [name for name in _MODEL_FILES if (self.folder / name).is_file()]
         names += self._weights()
@@ -98,7 +98,7 @@ class ModelFolder:
         return Source("model folder", kinds.MODEL_FOLDER, self._files(names))
 
     def processor_source(self) -> Source:
-        """Tokenizer and preprocessor settings. Raises InputError when there are none."""
+        """Return tokenizer and preprocessor settings. Raises InputError when there are none."""
         names = [name for name in _PROCESSOR_FILES if (self.folder / name).is_file()]
         if not names:
             raise InputError(f"{self.folder} has neither a tokenizer nor an image processor.")
@@ -133,15 +133,15 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A model that is ONNX already."""
+    """A model that is already ONNX."""
 
     path: Path
     summary: ModelSummary
 
     @classmethod
     def at(cls, path: Path) -> OnnxFile:
-        """Raises InputError when it is missing, no ONNX model, truncated, or when files that belong to it are."""
-        # Imported here: only builds that start from ONNX need it, and it takes 10 ms.
+        """Open a model. Raises InputError when it or a file of it is missing or truncated, or when it is not ONNX."""
+        # Imported here: only builds from ONNX need it, and it takes 10 ms.
         from winml_dag.onnxmodel.inspect import inspect_model
 
         before_reading(path)
@@ -157,10 +157,10 @@ class OnnxFile:
 
     @property
     def target(self) -> Target:
-        """Whose binaries a compiled model has; the CPU runs all others.
+        """The target of a compiled model's binaries; the CPU for all other models.
 
         Raises:
-            InputError: when its EPContext nodes name no execution provider that is known, or several.
+            InputError: when its EPContext nodes name no supported execution provider, or several.
         """
         if self.kind != kinds.COMPILED_MODEL:
             return Target(CPU, "cpu")
@@ -177,7 +177,7 @@ class OnnxFile:
         return Target(ep, ep.devices[0])
 
     def target_named(self, ep: str | None, device: str | None, own: Target) -> Target:
-        """The target that *ep* and *device* mean for the model, which is for *own* where they leave that open.
+        """Return the target that *ep* and *device* select for the model; *own* is the default.
 
         Raises:
             UsageError: for an unknown name, a device that the provider cannot drive, and a compiled model on another
@@ -197,11 +197,11 @@ class OnnxFile:
         return target
 
     def source(self) -> Source:
-        """The model with its external data and EPContext sidecars."""
+        """Return the model with its external data and EPContext sidecars."""
         folder = self.path.parent
-        # Under the name that export uses: then a model that was exported here and one given as ONNX are one to what
-        # follows, and renaming the file changes no key. One that has the name of a stage's result keeps it, since it
-        # may be that: then what follows is known. What it refers to must keep the name that it uses.
+        # Use the file name of export: then a model that was exported here and one given as ONNX have the same key
+        # downstream, and renaming the file changes no key. A file with the name of a stage's result keeps it, since it
+        # may be that result, whose downstream stages are cached. Files that it refers to must keep their names.
         own = self.path.name
         name_of_own = own if own in _RESULTS else EXPORTED
         files = (SourceFile(name_of_own if name == own else name, folder / name) for name in self.summary.files)
@@ -209,10 +209,10 @@ class OnnxFile:
 
 
 def find_model_folder(name: str, base: Path, revision: str | None, *, download: bool) -> ModelFolder:
-    """The folder that *name* means: a path (relative to *base*), else a hub id.
+    """Return the folder of *name*: a path (relative to *base*), else a hub id.
 
     Raises:
-        InputError: when it is neither here nor to be had.
+        InputError: when it is neither local nor available on the hub.
     """
     path = resolve_path(base, name)
     before_reading(path)
@@ -223,15 +223,16 @@ def find_model_folder(name: str, base: Path, revision: str | None, *, download: 
     if is_path_like(name):
         raise InputError(f"{path} does not exist.", advice="Check the path, or give a hub id such as org/name.")
     folder = hub.snapshot(name, revision, download=download)
-    # A folder of that name here would come before the hub, and the hub cache's reference may move to another commit.
+    # A local folder of this name would take precedence over the hub, and the cached reference may move to another
+    # commit.
     return ModelFolder.at(folder, (path, hub.reference(name, revision)), from_hub=True)
 
 
 def find_processor_folder(name: str, base: Path, *, download: bool) -> ModelFolder:
-    """The folder that *name* means, of which only the processor counts: it may lie alone, without a model's config.
+    """Return the folder of *name* for its processor alone: it need not have a model's config.
 
     Raises:
-        InputError: when it is neither here nor to be had.
+        InputError: when it is neither local nor available on the hub.
     """
     path = resolve_path(base, name)
     before_reading(path)
@@ -241,7 +242,7 @@ def find_processor_folder(name: str, base: Path, *, download: bool) -> ModelFold
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """*folder* and all folders in it: their entries decide which files are data."""
+    """Return *folder* and all folders in it: their entries decide which files are data."""
     before_reading(folder)
     inside = sorted(entry for entry in folder.rglob("*") if entry.is_dir())
     for entry in inside:
@@ -250,12 +251,12 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def calibration_source(path: Path, field: str = "quant.calibration_data") -> Source:
-    """A data file, or every data file in a folder; *field* is where the user has named it.
+    """Return a data file, or every data file in a folder; *field* is the setting that names it.
 
     Raises:
         InputError: when there is none.
     """
-    folders_in(path)  # before their entries are read for good
+    folders_in(path)  # log these reads before the entries are listed
     files = tuple(_data_files(path))
     if not files:
         what = "has no data files" if path.is_dir() else "is not a data file" if path.exists() else "does not exist"
@@ -265,9 +266,9 @@ def calibration_source(path: Path, field: str = "quant.calibration_data") -> Sou
 
 
 def data_source(files: Sequence[SourceFile], named: str) -> Source:
-    """*files* as data, which are of one kind; *named* says in a complaint which they are.
+    """Return *files*, which must be of one kind, as data; *named* identifies them in errors.
 
-    Beside data of other kinds, tables in JSON and CSV are what tells about them (``metadata.csv``), and left out.
+    JSON and CSV tables next to other kinds of data describe that data (``metadata.csv``), and are skipped.
 
     Raises:
         InputError: when they are of several kinds.
@@ -288,7 +289,7 @@ def _data_files(path: Path) -> Iterator[SourceFile]:
         inside = sorted(entry for entry in path.rglob("*") if kind_of(entry.name) is not None and entry.is_file())
         yield from (SourceFile(entry.relative_to(path).as_posix(), entry) for entry in inside)
     elif path.is_file() and kind_of(path.name) is not None:
-        # The user's name for a single file says nothing: under a fixed one, renaming it changes no key. But an array
-        # has the name of the input that it is for.
+        # The name of a single file has no meaning: with a fixed name, renaming it changes no key. But an array has the
+        # name of its input.
         suffix = path.suffix.lower()
         yield SourceFile(path.name if suffix == ".npy" else f"data{suffix}", path)

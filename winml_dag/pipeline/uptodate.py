@@ -1,15 +1,15 @@
-"""Whether there is nothing to do: the first thing that a build asks, and mostly the last.
+"""Check whether there is nothing to do: the first step of a build, and usually the last.
 
-Reading a recipe, resolving it, declaring and deciding thousands of stages takes many times as long as seeing that all
-is as it was. So the plan cache has an entry for each request: the graph that it led to and, when that was carried out,
-what lies in the store and where its user finds it; with what one stat said of every file and folder that had a say, and
-a fingerprint of the environment. Whoever asks again looks at every path once and compares two arrays. Only what differs
-is read, and what is racy: what had changed so shortly before it was looked at that a later change need not show.
+Reading a recipe, resolving it, and declaring and deciding thousands of stages takes many times as long as checking that
+nothing has changed. So the plan cache has an entry for each request: its graph and, after it ran, the blobs and
+published files; with the stat signatures of every file and folder that influenced it, and a fingerprint of the
+environment. A later request stats every path once and compares two arrays. It reads only files that differ or are racy:
+those that changed so shortly before they were checked that a later change need not show.
 
-An entry is one file. A first line of JSON says what the rest is; then come the paths, what was seen of them, their
-digests, and the plan. Each part is taken out of the bytes only by who needs it: for 4000 stages the first two take 1
-ms, the plan as a whole 50. An index row would do the same, but SQLite and diskcache take 20 ms to import. Whatever is
-wrong with an entry, it counts as absent: all in it can be had otherwise.
+An entry is one file. Its first line is JSON that describes the rest: the paths, their signatures, their digests, and
+the plan. Each part is only decoded when needed: for 4000 stages the first two take 1 ms, the whole plan 50 ms. An index
+row would serve as well, but SQLite and diskcache take 20 ms to import. An invalid entry counts as absent: everything in
+it can be recomputed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from winml_dag.store import changetime
 from winml_dag.store.changetime import INODE_MASK, signature_from
 from winml_dag.store.usage_log import note_build
 
-# --- What one stat says of each path. Thousands are looked at in each build, so this is one flat array that is compared
-# as a whole: 9000 paths take 15 ms, where an object for each would take as long again.
+# --- Stat signatures of paths. Each build checks thousands, so they are one flat array that is compared as a whole:
+# 9000 paths take 15 ms; an object for each would take as long again.
 
-# Size, time of modification, inode, time of change: see ``changetime`` for what the last one is for.
+# Size, modification time, inode, change time: see ``changetime`` for the purpose of the last one.
 PER_PATH = 4
 _ABSENT = (0, 0, 0, 0)
 _CHANGED = 3
 
 
 def look(paths: Iterable[str]) -> array[int]:
-    """``PER_PATH`` numbers for each path: zeros for one that is not there."""
+    """Return ``PER_PATH`` numbers for each path: zeros for one that does not exist."""
     found = array("q")
     extend, stat, is_windows = found.extend, os.stat, sys.platform == "win32"
     for path in paths:
@@ -63,7 +63,7 @@ def look(paths: Iterable[str]) -> array[int]:
 
 
 def differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """The places of the paths for which two looks at the same paths differ."""
+    """Return the indices of the paths whose signatures differ."""
     if one == other:
         return []
     return [
@@ -74,22 +74,20 @@ def differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def changed_ns(seen: Sequence[int], place: int) -> int:
-    """When the path at *place* last changed; 0 for one that is not there."""
+    """Return when the path at *place* last changed; 0 if it does not exist."""
     return seen[place * PER_PATH + _CHANGED]
 
 
 def racy(seen: Sequence[int], looked_ns: int) -> list[int]:
-    """The places of the paths that had changed shortly before *looked_ns*: a write that followed could have got the
-    very same time.
-    """
+    """Return the indices of paths that changed shortly before *looked_ns*: a later write could have the same time."""
     settled_ns = looked_ns - changetime.SETTLED_NS
     return [place for place, changed in enumerate(seen[_CHANGED::PER_PATH]) if changed > settled_ns]
 
 
 class FirstLooks:
-    """What was seen of each path before planning read it: a log of reads (see ``readlog``).
+    """The signature of each path before planning read it: a log of reads (see ``readlog``).
 
-    A look that is taken later may show another file under the same path, and would vouch for what nobody has read.
+    A later signature may be that of another file under the same path, and would validate content that was never read.
     """
 
     def __init__(self) -> None:
@@ -97,7 +95,7 @@ class FirstLooks:
         self._changed: set[str] = set()
 
     def __call__(self, path: str, signature: Signature | None) -> None:
-        # As ``text_of`` in ``plan_cache`` has it. Nearly all are absolute, and to make a Path of each takes a while.
+        # As ``text_of`` in ``plan_cache``. Nearly all paths are absolute, and making a Path of each is slow.
         at = path if path.startswith("/") else str(Path(path).absolute())
         if signature is None:
             size, modified_ns, inode, changed_ns = look([at])
@@ -106,9 +104,7 @@ class FirstLooks:
             self._changed.add(at)
 
     def of(self, paths: Iterable[str]) -> array[int] | None:
-        """What was first seen of *paths*, as ``look`` has it; None where that vouches for nothing: nobody told of a
-        path, or it changed between two reads.
-        """
+        """Return the first signatures of *paths*; None if a path was not logged, or changed between two reads."""
         found = array("q")
         for path in paths:
             first = self._first.get(path)
@@ -118,7 +114,7 @@ class FirstLooks:
         return found
 
 
-# --- The content of a path, for where signatures differ.
+# --- The content of a path, for when signatures differ.
 
 ABSENT = "absent"
 _NAMES = "names:"
@@ -127,7 +123,7 @@ _UNREADABLE = "unreadable"
 
 
 def content_of(path: str, function: str = "xxh3-128") -> str:
-    """The digest of a file, of the names in a folder, or that nothing is there."""
+    """Return the digest of a file, the digest of the names in a folder, or that nothing exists."""
     try:
         if os.path.isdir(path):
             return _NAMES + short_hash(sorted(os.listdir(path)))
@@ -142,13 +138,13 @@ def content_of(path: str, function: str = "xxh3-128") -> str:
 
 
 def program_content(path: str, function: str = "xxh3-128") -> str:
-    """The same of a file that is a program, or may become one."""
+    """Return the content of a file that is a program, or may become one."""
     may_run = os.path.isfile(path) and os.access(path, os.X_OK)
     return _PROGRAM + (content_of(path, function) if may_run else ABSENT)
 
 
 def places_of(folders: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
-    """Where each folder really is."""
+    """Return the real path of each folder."""
     return {folder: os.path.realpath(folder) for folder in folders}
 
 
@@ -156,22 +152,24 @@ def places_of(folders: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
 
 FORMAT = 3
 _SUFFIX = ".note"
-# Beside an entry: the keys that it stands on, for who collects what nobody uses.
+# Next to an entry: the keys that it depends on, for garbage collection.
 KEYS_SUFFIX = ".keys"
 _HEX = 16
 _PARTS = 4
 
-# What reading an entry can raise, whoever wrote it: it counts as absent.
+# What reading an invalid entry can raise: it counts as absent.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """How many of an entry's paths are of each kind; they come in this order.
+    """How many of an entry's paths are of each kind, in this order.
 
-    ``steering``: files and folders that a plan is made from, such as the recipe. ``data``: files that stages only read,
-    so that another content changes keys but not the plan. ``outputs``: what a build puts where its user finds it.
-    ``blobs``: what the records of its stages need in the store.
+    Attributes:
+        steering: files and folders that a plan is made from, such as the recipe.
+        data: files that only stages read, so that new content changes keys but not the plan.
+        outputs: published files.
+        blobs: blobs that the records of its stages need.
     """
 
     steering: int
@@ -181,7 +179,7 @@ class Groups:
 
     @property
     def hashed(self) -> int:
-        """How many, from the first on, have a digest: a blob's is its name."""
+        """How many paths, from the first on, have a digest; a blob's digest is its name."""
         return self.steering + self.data + self.outputs
 
 
@@ -190,13 +188,13 @@ class Header:
     """The first line of an entry.
 
     Attributes:
-        asked: the request, word for word.
+        asked: the exact request.
         environment: its fingerprint.
-        places: where each folder really is, for folders whose names are written into what is built.
-        racy: places in the list of paths of files that are read again.
-        complete: whether the build that was planned was also carried out, so that outputs and blobs are in the list.
-        summary: the line that a build which has nothing to do ends with, without its time.
-        stages: how many there are; ``seconds``: how long they took when they ran.
+        places: the real paths of folders whose names are part of the result.
+        racy: indices of paths that have to be read again.
+        complete: whether the planned build also ran, so that outputs and blobs are in the list.
+        summary: the last line of a build with nothing to do, without its time.
+        stages: the number of stages; ``seconds``: how long they took when they ran.
     """
 
     asked: str
@@ -211,10 +209,10 @@ class Header:
 
 
 class Entry:
-    """An entry, each part of which is taken out of its file when it is asked for.
+    """An entry, each part of which is decoded from its file on demand.
 
-    ``paths``; ``seen`` with four numbers for each path; ``digests`` with a text for each of the hashed ones; ``plan``
-    as whoever writes it knows it.
+    ``paths``; ``seen`` with four numbers for each path; ``digests`` with a text for each hashed path; ``plan`` in the
+    format of its writer.
     """
 
     def __init__(self, header: Header, parts: Sequence[bytes | memoryview]) -> None:
@@ -247,12 +245,13 @@ class Entry:
         return bytes(self._parts[3])
 
     def keep(self, cache_dir: str, keys: Iterable[str] | None = None) -> None:
-        """Write it, and the *keys* that it stands on where these are others than before. A cache that cannot be
-        written, or has no room, keeps nothing: the next build plans anew.
-        """
-        from winml_dag.store import files  # here, since it is done once after a change
+        """Write the entry, and the *keys* it depends on if they have changed.
 
-        # Surrogates, which stand for bytes in names that are no text, are escaped: the line is ASCII.
+        A cache that is not writable, or full, saves nothing: the next build plans again.
+        """
+        from winml_dag.store import files  # here, since it only happens after a change
+
+        # Surrogates, which are bytes of names that are not valid text, are escaped: the line is ASCII.
         first = {"format": FORMAT, **asdict(self.header), "lengths": [len(part) for part in self._parts]}
         body = b"".join([json.dumps(first, separators=(",", ":")).encode(), b"\n", *self._parts])
         path = Path(file_of(cache_dir, self.header.asked))
@@ -262,19 +261,19 @@ class Entry:
                 files.write_whole(path.with_suffix(KEYS_SUFFIX), "".join(f"{key}\n" for key in keys).encode())
 
     def seen_again(self, header: Header, seen: array[int]) -> Entry:
-        """The same entry with another header, after another look at the same paths."""
+        """Return the same entry with another header, and new signatures of the same paths."""
         paths, _, *others = self._parts
         return Entry(header, (paths, seen.tobytes(), *others))
 
 
 def file_of(cache_dir: str, asked: str) -> str:
-    """Where the entry of the request *asked* is, or would be."""
+    """Return the path of the entry of the request *asked*."""
     name = xxhash.xxh3_128_hexdigest(asked.encode("utf-8", "surrogatepass"))
     return os.path.join(cache_dir, "standing", f"{name}{_SUFFIX}")
 
 
 def keys_of(cache_dir: str, asked: str) -> list[str]:
-    """The keys that the entry of the request *asked* stands on; none when that cannot be told."""
+    """Return the keys that the entry of the request *asked* depends on; none if unavailable."""
     try:
         return read_text(os.path.splitext(file_of(cache_dir, asked))[0] + KEYS_SUFFIX, MOST_BYTES_OF_MANY).split()
     except (OSError, ValueError):
@@ -282,7 +281,7 @@ def keys_of(cache_dir: str, asked: str) -> list[str]:
 
 
 def load(cache_dir: str, asked: str) -> Entry | None:
-    """The entry of the request *asked*; None when there is none that can be used."""
+    """Load the entry of the request *asked*; None if there is no valid one."""
     try:
         data = read_bytes(file_of(cache_dir, asked), MOST_BYTES_OF_MANY)
         if data[:_HEX] != xxhash.xxh3_64_hexdigest(memoryview(data)[_HEX:]).encode():
@@ -305,10 +304,10 @@ def load(cache_dir: str, asked: str) -> Entry | None:
 
 @dataclass(frozen=True)
 class CurrentPlan:
-    """A plan that still holds.
+    """A plan that is still valid.
 
-    ``changed``: places, in the entry's list of paths, of data, outputs and blobs that are not what they were; ``seen``:
-    what was seen of all paths when that was found out, which was not before ``at_ns``.
+    ``changed``: indices, in the entry's list of paths, of data, outputs and blobs that have changed; ``seen``: the
+    signatures of all paths during the check, which was not before ``at_ns``.
     """
 
     entry: Entry
@@ -323,8 +322,9 @@ class CurrentPlan:
 
 
 def check(cache_dir: str, asked: str, environment: Environment | None = None) -> CurrentPlan | None:
-    """What stands of the request *asked*; None when it has to be planned anew. *environment*: if somebody has looked
-    just now.
+    """Return the current plan of the request *asked*; None if it has to be planned again.
+
+    *environment*: a snapshot, if one was just taken.
     """
     entry = load(cache_dir, asked)
     try:
@@ -352,28 +352,28 @@ def _check(cache_dir: str, entry: Entry, environment: Environment) -> CurrentPla
 
 
 def _is_as_before(entry: Entry, place: int, seen: array[int]) -> bool:
-    """Whether the path at *place*, of which *seen* tells otherwise, still has the content that it had."""
+    """Whether the path at *place* still has its content, although its signature in *seen* differs or it is racy."""
     path, now = entry.paths[place], seen[place * PER_PATH : (place + 1) * PER_PATH]
     if place >= entry.header.groups.hashed:
-        # As the store itself takes a blob for sound without reading it.
+        # As in the store, which accepts a blob as intact without reading it.
         from winml_dag.store.blobs import STAMP_NS
 
         return now[0] == entry.seen[place * PER_PATH] and now[1] == STAMP_NS
     digest = entry.digests[place]
     read = program_content if digest.startswith(_PROGRAM) else content_of
     function = digest.removeprefix(_PROGRAM).partition(":")[0]
-    # Looked at again: what was seen of the file must be true of the bytes that were read.
+    # Check the signature again: it must be that of the bytes that were read.
     return digest != _UNREADABLE and read(path, function) == digest and look([path]) == now
 
 
 def note_use(cache_dir: str, current_plan: CurrentPlan) -> None:
-    """Note that a build found all of *current_plan* up to date: its records were used, and its time was saved."""
+    """Record that a build found all of *current_plan* up to date: its records were used, and its time was saved."""
     touch(cache_dir, current_plan.entry)
     header = current_plan.entry.header
     note_build(cache_dir, reused=header.stages, ran=0, seconds_saved=header.seconds)
 
 
 def touch(cache_dir: str, entry: Entry) -> None:
-    """Say that the records that *entry* stands on are being used."""
+    """Mark the records that *entry* depends on as used."""
     with suppress(OSError):
         os.utime(os.path.splitext(file_of(cache_dir, entry.header.asked))[0] + KEYS_SUFFIX)

@@ -1,6 +1,6 @@
 """A build: one fully resolved variant (one model, one precision, one EP and device) and its one output folder.
 
-Every stage has its complete config here, or the reason why it is left out; nothing downstream looks at a recipe again.
+It has the complete config of every stage, or the reason why it is skipped; nothing downstream reads a recipe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from winml_dag.stages.sensitivity import SensitivityConfig
 from winml_dag.stages.shared import FinalizeSharedConfig
 from winml_dag.stages.validate import ValidateConfig
 
-# The line of stages as people see it.
+# The line of stages that users see.
 LINE = ("export", "normalize", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
 
 T = TypeVar("T")
@@ -36,19 +36,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Skip:
-    """A stage that is left out, and why."""
+    """A stage that is skipped, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The sources of a build by role; None where the build has no such input.
+    """The sources of a build by role; None if the build has no such input.
 
-    ``model``: what export reads, or the ONNX model itself when there is no export. ``script``: the user's Python
-    file that makes the model. ``validation_data``: what the result
-    is run on, when that is not what calibration leaves; each data has its processor. ``looked_at``: the folders and
-    files that decided which files these are.
+    Attributes:
+        model: what export reads, or the ONNX model itself without an export.
+        script: the user's Python file that makes the model.
+        validation_data: what the result runs on, if that is not kept back by calibration; each data has its own
+            processor.
+        looked_at: the folders and files that decided the choice of these files.
     """
 
     model: Source | None = None
@@ -64,7 +66,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class SavePath:
-    """A file of the user's own choice: ``path``, with ``/``, in ``folder``, which is absolute and without links."""
+    """A path that the user chose: ``path``, with ``/``, in ``folder``, which is absolute and without links."""
 
     folder: Path
     path: str
@@ -72,16 +74,19 @@ class SavePath:
 
 @dataclass(frozen=True)
 class Build:
-    """One resolved variant: what it is called, where it starts, and the config of each stage.
+    """One resolved variant: its summary, its inputs, and the config of each stage.
 
-    ``quantize`` are quantizations one after the other, at least one: float16 of what 4-bit weights leave in float32
-    is a second. ``also``: further models that compile puts into one binary with the first. ``sdk``: what
-    compiles in place of onnxruntime. ``sensitivity`` ranks nodes
-    by the first quantization, beside the line. ``normalize`` is for an ONNX file that needs it; no other build has that
-    stage, nor says that it is left out. ``save_ranges``: where calibrate's ranges are put besides. ``declared``:
-    stages of the recipe's own, which run beside and between ours. ``search``: in how many rounds optimize and analyze
-    come, and what they begin with. ``lacks``: what it takes to run this that is not
-    here, as sentences; only of one that is only looked at.
+    Attributes:
+        quantize: at least one quantization, in order; a second one converts what 4-bit weights leave in float32 to
+            float16.
+        also: further models that compile puts into one binary with the first.
+        sdk: compiles instead of onnxruntime.
+        sensitivity: ranks nodes by the first quantization, outside of the line.
+        normalize: for an ONNX file that needs it; other builds neither have that stage nor list it as skipped.
+        save_ranges: an additional path for calibrate's ranges.
+        declared: the recipe's own stages, which run next to and between built-in ones.
+        search: the number of rounds of optimize and analyze, and their initial input.
+        lacks: what this machine lacks to run it, as sentences; only for a build that is only planned.
     """
 
     summary: BuildSummary
@@ -107,8 +112,10 @@ class Build:
 
 @dataclass(frozen=True)
 class CompositeBuild:
-    """A model in several components, which are exported together. ``parts`` are, by name, their builds from there on,
-    whose inputs have what the export reads; ``summary`` is about all.
+    """A model of several components, which are exported together.
+
+    ``parts``: the builds of the components after the export, by name; their inputs include those of the export.
+    ``summary`` is that of the whole model.
     """
 
     summary: BuildSummary
@@ -122,12 +129,12 @@ class CompositeBuild:
 
 @dataclass(frozen=True)
 class OnlyDeclared:
-    """A build without a model: of stages that the recipe declares itself, and nothing else."""
+    """A build without a model: only stages that the recipe declares."""
 
     summary: BuildSummary
     declared: Declared
 
 
 def chosen(config: T | Skip) -> T | None:
-    """The config of a stage that is not left out."""
+    """Return the config of a stage that is not skipped, else None."""
     return None if isinstance(config, Skip) else config

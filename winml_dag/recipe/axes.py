@@ -1,4 +1,4 @@
-"""The axes of a matrix: what each value is called, and what it says of a cell that has it."""
+"""The axes of a matrix: the label of each value, and what it sets in a cell."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from winml_dag.recipe.reading import read_recipe
 from winml_dag.recipe.schema import Recipe
 from winml_dag.recipe.spelling import did_you_mean
 
-# A recipe put together from pieces of several files, and where each of its values was written.
+# A recipe merged from pieces of several files, with the position at which each value was written.
 #
-# Pieces come from the sweep itself and from what ``base:`` names: recipes whose keys are defaults of a sweep's cells,
-# and what those are based on in turn.
+# Pieces come from the sweep itself and from recipes in ``base:``, whose keys are defaults of a sweep's cells, and their
+# own bases in turn.
 
-# Two names of one field: who writes one of them means to replace the other.
+# Two names of one field: writing either replaces the other.
 _PAIRS = (("samples", "calibration_samples"), ("calibration_load_path", "load_path"))
 _TWINS = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """What a file says. ``name`` is what errors call it; its text is looked through for positions once at most."""
+    """The content of a file. ``name`` is for messages; its text is searched for positions at most once."""
 
     name: str
     document: Document
@@ -42,12 +42,12 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Piece:
-    """Keys and values of a recipe that stand together in a file.
+    """Keys and values of a recipe that are together in a file.
 
     Attributes:
-        value: what they say, as keys of a whole recipe; paths may be written as seen from another folder.
-        file: where they stand, at ``source`` in it.
-        target: the place in a recipe of what stands at ``source``: ``()`` unless only a field of it is given.
+        value: keys of a whole recipe; paths may be relative to another folder.
+        file: the file that contains them, at ``source``.
+        target: the location in a recipe of what is at ``source``: ``()`` unless only a field of it is given.
     """
 
     value: Mapping[str, object]
@@ -65,12 +65,12 @@ class Piece:
         return True
 
     def source_of(self, location: Location) -> Location:
-        """Where in the file that is which is at *location* of the recipe, or what it belongs to."""
+        """Return the location in the file of what is at *location* of the recipe, or of its container."""
         return (*self.source, *location[len(self.target) :])
 
 
 def at_field(field: str, value: object, file: TextFile, source: Location) -> Piece:
-    """The piece that gives the *field*, whose name may lead into sections by dots, a value that stands at *source*."""
+    """Return a piece that sets *field*, a name with dots for sections, to a value written at *source*."""
     target = tuple(field.split("."))
     for step in reversed(target):
         value = {step: value}
@@ -79,7 +79,7 @@ def at_field(field: str, value: object, file: TextFile, source: Location) -> Pie
 
 
 def merged(pieces: Sequence[Piece]) -> dict[str, object]:
-    """All pieces as one recipe: of mappings key by key, of anything else the last."""
+    """Merge all pieces to one recipe: mappings key by key, of anything else the last."""
     whole: dict[str, object] = {}
     for piece in pieces:
         whole = _merged(whole, piece.value)
@@ -97,7 +97,7 @@ def _merged(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str
 
 
 class PiecedPositions(Positions):
-    """Positions in what :func:`merged` makes of *pieces*: each in the file that the value comes from."""
+    """Positions in the result of :func:`merged` for *pieces*: each in the file that the value comes from."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class PiecedPositions(Positions):
         raise NotImplementedError(f"no piece is a list of recipes, so there is no place {place}")
 
     def _piece(self, location: Location) -> tuple[Piece, Location]:
-        """The last piece that says what is at *location*, or else at the nearest place around it."""
+        """Return the last piece with a value at *location*, or at the nearest enclosing location."""
         return next((piece, near) for near in _around(location) for piece in reversed(self._pieces) if piece.has(near))
 
 
@@ -143,7 +143,7 @@ class _Read:
 class Bases:
     """The recipes that a sweep in the file *path* is based on; each is read once.
 
-    ``files``: all that were read, and what was looked for to tell paths from ids on the hub.
+    ``files``: all that were read, and all paths checked to distinguish paths from ids on the hub.
     """
 
     def __init__(self, path: Path, findings: Findings) -> None:
@@ -157,11 +157,11 @@ class Bases:
         return (*self._read, *dict.fromkeys(self._looked_at))
 
     def of(self, named: object, at: Location) -> tuple[Piece, ...]:
-        """What the recipes say that the sweep has *named* *at* a place of its file, the last with the last word."""
+        """Return the contents of the recipes that the sweep has *named* at *at* in its file; the last wins."""
         return tuple(self._all(named, self._path, at, (self._path.resolve(),)))
 
     def _all(self, named: object, by: Path, at: Location, chain: tuple[Path, ...]) -> Iterator[Piece]:
-        """*by*: the file that has them named. *at* is always a place in the sweep's."""
+        """Yield the pieces. *by*: the file that names them. *at* is always a location in the sweep's file."""
         names = named if isinstance(named, list) else [named]
         for place, name in enumerate(names):
             here = (*at, place) if isinstance(named, list) and by == self._path else at
@@ -207,7 +207,7 @@ class Bases:
                 raise
             self._findings.add(at, str(error))
             return None
-        except OSError as error:  # a name that is too long, for one, is not even looked for
+        except OSError as error:  # a name that is too long, for example, causes an error
             self._findings.add(at, f"{path} cannot be read: {error.strerror}")
             return None
         value = document.value
@@ -224,7 +224,7 @@ class Bases:
                 message = "has stages of its own, which work in its folder; base takes those of this folder only"
                 self._findings.add(at, f"{path} {message}")
                 return None
-        # Where that build puts its result is no place for others.
+        # The output folder of that build is wrong for others.
         kept.pop("output_dir", None)
         return _Read(path, TextFile(str(path), document), kept)
 
@@ -233,17 +233,17 @@ def _told(by: Path, sweep: Path) -> str:
     return "" if by == sweep else f"{by}: "
 
 
-# What a label cannot have in it: filters and templates mean something by them, and a folder is named by labels.
+# Characters not allowed in a label: they have a meaning in filters and templates, and labels are names of folders.
 _NOT_IN_LABELS = re.compile(r"[,=!\[\]{}]")
 _LONGEST_LABEL = 80
-# Words that stand beside axes in `include` and `exclude`, or say something of the whole sweep.
+# Words that appear next to axes in `include` and `exclude`, or apply to the whole sweep.
 _TAKEN = ("name", "base", "because", "when", "include", "exclude", "output_dir")
 _FIELDS = tuple(info.alias or name for name, info in Recipe.model_fields.items())
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value of an axis: ``bases`` are what it inherits, ``pieces`` what it says itself."""
+    """One value of an axis: ``bases`` are what it inherits, ``pieces`` what it sets itself."""
 
     label: str
     pieces: tuple[Piece, ...] = ()
@@ -252,9 +252,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Axis:
-    """``takes_plain``: some of its values are those of a field, so that another one may be written where it is meant.
+    """An axis of the matrix.
 
-    ``values``: by label.
+    ``takes_plain``: some of its values are plain values of a field, so further plain ones may be added. ``values``: by
+    label.
     """
 
     name: str
@@ -266,7 +267,7 @@ class Axis:
 
 
 class AxisReader:
-    """Reads axes out of the matrix in *file*, and says what is wrong with them to *findings*."""
+    """Reads axes from the matrix in *file*, and reports errors to *findings*."""
 
     def __init__(self, file: TextFile, bases: Bases, findings: Findings) -> None:
         self._file = file
@@ -307,7 +308,7 @@ class AxisReader:
         return False
 
     def value(self, axis: str, written: object, at: Location) -> Value | None:
-        """The value of *axis* that is *written* at a place of the file; None for one that is wrong."""
+        """Return the value of *axis* that is *written* at *at* in the file; None if it is invalid."""
         if isinstance(written, Mapping):
             return self._named(written, at)
         if isinstance(written, list):
@@ -334,14 +335,14 @@ class AxisReader:
         return Value(label, (Piece(keys, self._file, at),), bases)
 
     def refuse_whole(self, keys: Mapping[str, object], at: Location) -> None:
-        """Find fault with *keys* of a cell that only a whole sweep has."""
+        """Report *keys* of a cell that only a whole sweep may have."""
         if "output_dir" in keys:
             message = "is of the whole sweep; cells go below it, as `folder` says"
             self._findings.add((*at, "output_dir"), message, about_key=True)
 
 
 def label_of(value: object) -> str:
-    """What a plain value of an axis is called: as it is written, of a path or an id on the hub its end."""
+    """Return the label of a plain value of an axis: as written; for a path or an id on the hub, its last part."""
     if not isinstance(value, str):
         return json.dumps(value)
     end = re.split(r"[/\\]", value.rstrip("/\\"))[-1]
@@ -349,13 +350,13 @@ def label_of(value: object) -> str:
 
 
 def labels_meant(written: object) -> Iterator[str]:
-    """The labels and patterns that are written as one or as a list of them."""
+    """Yield labels and patterns, which are written as one value or as a list."""
     for each in written if isinstance(written, Sequence) and not isinstance(written, str) else (written,):
         yield each if isinstance(each, str) else label_of(each)
 
 
 def _wrong_label(label: str) -> str:
-    """Why *label* cannot be one; empty when it can."""
+    """Return why *label* is invalid; empty if it is valid."""
     if not is_safe_part(label) or _NOT_IN_LABELS.search(label) or not label.isprintable():
         return 'a name is that of a folder on every system, without < > : " / \\ | ? * , = ! [ ] { }'
     return f"longer than {_LONGEST_LABEL} letters" if len(label) > _LONGEST_LABEL else ""

@@ -1,8 +1,8 @@
 """The capabilities (named optimizations) that a recipe may switch on or off, by winml-cli's names in Python.
 
-Each is one row of :data:`CATALOG`, which names who does it: onnxruntime's transformers, or a rewrite, a function of a
-module of :mod:`winml_dag.stages.optimize`. Nothing here imports onnx, since recipes, plans and ``--list-capabilities``
-read the catalog. What a choice of capabilities comes to is in :mod:`winml_dag.stages.optimize.selection`.
+Each is one row of :data:`CATALOG` with its implementation: onnxruntime's transformers, or a rewrite, a function of a
+module of :mod:`winml_dag.stages.optimize`. Nothing here imports onnx, because recipes, plans and
+``--list-capabilities`` read the catalog. :mod:`winml_dag.stages.optimize.selection` evaluates a choice of capabilities.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Literal
 By = Literal["onnxruntime", "onnxscript", "nobody"]
 
 ORT: Final = "onnxruntime"
-# onnxscript's rewriter; where it has no fitting rule, the rule is ours.
+# onnxscript's rewriter; if it has no suitable rule, the rule is built-in.
 REWRITER: Final = "onnxscript"
 NOBODY: Final = "nobody"
 
@@ -25,20 +25,21 @@ class Capability:
     """One named optimization.
 
     Attributes:
-        description: what it does, for people.
-        rewrite: the function that does it, ``module:function``, in a module of :mod:`winml_dag.stages.optimize`.
+        description: what it does, for users.
+        rewrite: the function that implements it, ``module:function``, in a module of :mod:`winml_dag.stages.optimize`.
         default: whether it is on unless a recipe switches it off.
-        makes: operators outside the ONNX standard that it may insert. Where the target takes the standard only, it uses
-            a form of the standard (``has_standard_form``) or leaves the model as it is.
-        has_standard_form: whether it has a form in the standard; which one it uses depends on opset and target.
+        makes: operators outside the ONNX standard that it may insert. If the target supports only the standard, it uses
+            a form of the standard (``has_standard_form``) or does not change the model.
+        has_standard_form: whether it has a form in the standard; opset and target determine which one it uses.
         needs: capabilities that are switched on with it.
         excludes: capabilities that would undo it.
         same_as: the capability that this is another name of.
-        portable: onnxruntime's transformers of the portable level that do it or a part of it; ``false`` takes them out.
+        portable: onnxruntime's transformers of the portable level that implement it or a part of it; ``false`` disables
+            them.
         extended: onnxruntime's transformer beyond that level.
-        into: operators that it adds or removes, one for each place; the first whose number changes is counted.
+        into: operators that it adds or removes, one for each site; the first whose number changes is counted.
         waits: transformers of the portable level that would remove what it looks for, and so run after it.
-        left: why it does nothing; it is only a name then.
+        left: why it does nothing; it is then only a name.
     """
 
     description: str
@@ -57,19 +58,19 @@ class Capability:
 
     @property
     def by(self) -> By:
-        """Who does it."""
+        """What implements it."""
         if self.left:
             return NOBODY
         return REWRITER if self.rewrite or self.same_as else ORT
 
     @property
     def form_depends_on_domain(self) -> bool:
-        """Whether what it makes depends on ``OptimizeTarget.standard_domain_only``."""
+        """Whether its result depends on ``OptimizeTarget.standard_domain_only``."""
         return bool(self.makes)
 
     @property
     def domain(self) -> str:
-        """The domain of what it makes, for people."""
+        """The domain of the operators that it creates, for users."""
         if not self.makes:
             return "standard"
         return "standard or com.microsoft" if self.has_standard_form else "com.microsoft"
@@ -103,8 +104,8 @@ def _alias(name: str) -> Capability:
     return Capability(f"Another name of {name}.", same_as=name)
 
 
-# In the order in which they are applied: rewrites of values first; then those towards the standard's own operators,
-# each before what it might take a node from; onnxruntime's own operators last, since no rewrite looks for them.
+# In the order in which they are applied: rewrites of values first; then those to the standard's own operators, each
+# before any that might use one of its nodes; onnxruntime's own operators last, because no rewrite looks for them.
 CATALOG: Mapping[str, Capability] = MappingProxyType(
     {
         "ort_graph_optimization": Capability(
@@ -276,7 +277,7 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "As skip_layer_norm_fusion, with the bias of the MatMul before it.",
             "BiasSkipLayerNormFusion",
             "com.microsoft/SkipLayerNormalization",
-            into=("Add",),  # the normalization is there already
+            into=("Add",),  # the normalization already exists
             needs=("skip_layer_norm_fusion",),
             waits=_GEMM,
         ),

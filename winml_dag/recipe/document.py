@@ -1,6 +1,6 @@
-"""What a recipe's text says before the schema checks it: plain values, where each was written, and what is wrong.
+"""A recipe's text before the schema checks it: plain values, the position of each, and errors.
 
-Light: JSON, YAML, the schema and the planner share these types.
+This module imports nothing heavy: JSON, YAML, the schema and the planner share these types.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple, TypeAlias
 
 from winml_dag.errors import RecipeError
 
-# More than any sensible recipe has, and less than what would exhaust the stack of whatever reads it next.
+# More than any reasonable recipe has, and less than what would exhaust the stack of its readers.
 MAX_DEPTH = 64
-# A number with more digits is a slip of the keyboard, or an attempt to keep us busy.
+# A number with more digits is a typing error, or a denial-of-service attempt.
 MAX_DIGITS = 40
 
-# Half of a character that UTF-16 writes as two: no file can hold it, but an escape can write it.
+# Half of a UTF-16 surrogate pair: no file can contain it, but an escape can write it.
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 Location: TypeAlias = tuple[str | int, ...]
@@ -34,7 +34,7 @@ class Position(NamedTuple):
 
 @dataclass
 class Positions:
-    """Where each value, and the key that it stands under, was written."""
+    """The positions of each value and of its key."""
 
     keys: dict[Location, Position] = field(default_factory=dict)
     values: dict[Location, Position] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Positions:
         return _nearest(self.values, location)
 
     def within(self, place: int) -> Positions:
-        """Positions in what stands at *place* of a list, as if it stood alone."""
+        """Return positions inside the item at *place* of a list, as if it were a document of its own."""
         return Positions(
             {where[1:]: at for where, at in self.keys.items() if where[:1] == (place,)},
             {where[1:]: at for where, at in self.values.items() if where[:1] == (place,)},
@@ -53,12 +53,12 @@ class Positions:
         return self.keys.get(location) or self.of_value(location)
 
     def file_of(self, location: Location) -> str | None:  # noqa: ARG002 - for recipes that several files make up
-        """The file that what is at *location* was written in; None where all is in one."""
+        """Return the file that has what is at *location*; None if there is only one file."""
         return None
 
 
 def _nearest(positions: Mapping[Location, Position], location: Location) -> Position:
-    """The position of *location*, or of the nearest thing around it that was written."""
+    """Return the position of *location*, or of its nearest enclosing element."""
     for length in range(len(location), 0, -1):
         if location[:length] in positions:
             return positions[location[:length]]
@@ -67,43 +67,43 @@ def _nearest(positions: Mapping[Location, Position], location: Location) -> Posi
 
 @dataclass(frozen=True)
 class Document:
-    """``positions`` is called only when there is something to complain about."""
+    """``positions`` is called only for error messages."""
 
     value: object
     positions: Callable[[], Positions]
 
     def item(self, place: int) -> Document:
-        """The document that the list which this is has at *place*; an empty one when it has no such place."""
+        """Return the item at *place* of this list as a document; an empty one if it does not exist."""
         within = self.value[place] if isinstance(self.value, list) and place < len(self.value) else None
         return Document(within, lambda: self.positions().within(place))
 
 
 def whole_number(digits: str) -> int | None:
-    """The number, or None when it has more digits than make sense."""
+    """Return the number, or None if it has too many digits."""
     return int(digits) if len(digits) <= MAX_DIGITS else None
 
 
 def decimal_number(digits: str) -> float | None:
-    """The number, or None when it is larger than a float can be."""
+    """Return the number, or None if it is too large for a float."""
     number = float(digits)
     return number if math.isfinite(number) else None
 
 
 def unreadable(name: str, findings: list[tuple[Position, str]]) -> RecipeError:
-    """The error for text that is not even JSON or YAML; *findings* in any order."""
+    """Return the error for text that is not valid JSON or YAML; *findings* in any order."""
     problems = tuple(f"{name}:{line}:{column}: {what}" for (line, column), what in sorted(findings))
     return RecipeError(f"The recipe {name} cannot be read.", problems=problems)
 
 
-# More lines than anybody reads; one wrong folder can make thousands.
+# More lines than anybody reads; one wrong folder can cause thousands.
 _MOST_TOLD = 50
 
 
 class Findings:
     """Problems of the well-formed recipe *path*, collected while a build is planned and reported all at once.
 
-    The schema sees one value at a time; for example, that an input names a stage which does not exist shows only in the
-    whole. *positions* is called only when there is a problem.
+    The schema sees one value at a time; for example, only the whole recipe shows that an input names a nonexistent
+    stage. *positions* is called only if there is a problem.
     """
 
     def __init__(self, path: Path, positions: Callable[[], Positions]) -> None:
@@ -112,11 +112,11 @@ class Findings:
         self._found: list[tuple[Location, bool, str]] = []
 
     def add(self, location: Location, message: str, *, about_key: bool = False) -> None:
-        """*about_key*: the key at *location* is wrong, not the value under it."""
+        """Add a problem; *about_key*: the key at *location* is wrong, not its value."""
         self._found.append((location, about_key, message))
 
     def refuse(self) -> None:
-        """Raise RecipeError when something was found."""
+        """Raise RecipeError if there are problems."""
         if not self._found:
             return
         from winml_dag.recipe.problems import problem_line
@@ -128,7 +128,7 @@ class Findings:
             file = positions.file_of(location) or str(self._path)
             lines.append((file, position, problem_line(file, position, location, message)))
         count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
-        # Sorted by place; one and the same finding about a thing that is named twice is told once.
+        # Sorted by position; a finding about something that is named twice is reported once.
         told = tuple(dict.fromkeys(line for *_, line in sorted(lines)))
         more = (f"... and {len(told) - _MOST_TOLD} more",) if len(told) > _MOST_TOLD else ()
         raise RecipeError(f"The recipe {self._path} has {count}:", problems=told[:_MOST_TOLD] + more)
@@ -139,5 +139,5 @@ class Findings:
 
     @property
     def are_few(self) -> bool:
-        """Whether there are so few that each is worth a search for what may have been meant."""
+        """Whether there are few enough to search for suggestions for each."""
         return len(self._found) < _MOST_TOLD

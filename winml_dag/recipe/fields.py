@@ -1,7 +1,7 @@
-"""The types that the fields of a recipe are made of: strict, because a value that is nearly right is a mistake.
+"""The types of a recipe's fields: strict, because a value that is almost valid is an error.
 
-``"10"`` is not a number and ``1`` is not true; a whole number is a number. Null is the default only where winml-cli
-writes null itself: fields that default to null, and fields that hold other keys.
+``"10"`` is not a number and ``1`` is not true; a whole number is a number. Null means the default only where winml-cli
+writes null itself: fields that default to null, and fields that contain other keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 class Section(BaseModel):
-    """Base of all sections. Compiling the validators waits for the first recipe, which compiles the root's only."""
+    """Base of all sections. Validators are compiled with the first recipe, and only the root's."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -41,20 +41,20 @@ class Section(BaseModel):
         strict=True,
         allow_inf_nan=False,
         defer_build=True,
-        protected_namespaces=(),  # model_id and its like are winml-cli's names
+        protected_namespaces=(),  # model_id and similar names are winml-cli's
     )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object], name: str = "") -> Self:
-        """The section with the fields *values*, as a recipe has them under *name*, by default that of the class.
+        """Create the section from *values*, which a recipe has under *name*, by default that of the class.
 
         Raises:
-            RecipeError: with one line in ``problems`` for everything that is wrong.
+            RecipeError: with one line in ``problems`` for each error.
         """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            # Imported here: few values are wrong, and it needs a while.
+            # Imported here: errors are rare, and the import is slow.
             from winml_dag.recipe.document import Positions
             from winml_dag.recipe.problems import problems
 
@@ -63,13 +63,13 @@ class Section(BaseModel):
             raise RecipeError(f"The {name} section is wrong:", problems=found) from None
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """What was set, as a recipe has it; from that, :meth:`from_dict` makes an equal section."""
+        """Return what was set, as in a recipe; :meth:`from_dict` creates an equal section from it."""
         plain: dict[str, JsonValue] = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return plain
 
 
 def problem(message: str, at: tuple[str, ...] = ()) -> PydanticCustomError:
-    """An error whose *message* is for the user as it stands; *at*: the key below the section that it is about."""
+    """Return an error whose *message* is shown unchanged; *at*: the key below the section that it is about."""
     return PydanticCustomError("recipe", "{message}", {"message": message, "at": at})
 
 
@@ -131,14 +131,14 @@ def _check_model_path(value: object) -> object:
     return value
 
 
-# A list in the file is a tuple here: only the container is lenient, what is in it stays strict.
+# A list in the file is a tuple here: only the container is lenient, its members are strict.
 ListOf = Annotated[tuple[T, ...], Strict(False)]
 MapOf = Annotated[Mapping[str, T], BeforeValidator(_null_is_empty)]
 OrEmpty = Annotated[T, BeforeValidator(_null_is_empty)]
 
-# What a program is given: more than one line, and nothing at all, are as good as any other text.
+# Arguments of a program: multiple lines and empty text are valid.
 Argument = Annotated[str, AfterValidator(_check_argument)]
-# Below opset 9, PyTorch has every weight among the inputs.
+# Below opset 9, PyTorch lists every weight among the inputs.
 Opset = Annotated[int, Field(ge=9, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 Text = Annotated[str, AfterValidator(_check_text)]
@@ -151,7 +151,7 @@ Chip = Annotated[int | str, BeforeValidator(_number_or_name("the number of a chi
 Axis = Annotated[str, AfterValidator(_check_axis)]
 ModelPath = Annotated[str | Mapping[str, str], BeforeValidator(_check_model_path)]
 
-# The names that winml-cli has for the dimensions of inputs.
+# winml-cli's names for the dimensions of inputs.
 InputDimension = Literal[
     "batch_size", "sequence_length", "num_choices", "num_channels", "height", "width", "num_frames",
     "audio_sequence_length", "nb_max_frames", "feature_size", "point_batch_size", "nb_points_per_image",

@@ -1,6 +1,7 @@
-"""What a sweep is for: which of its cells is best, under which bounds, and how a better one is searched for.
+"""The goal of a sweep: which of its cells is best, under which bounds, and how a better one is searched for.
 
-Also which cells a goal chooses among, where its winner goes, and what of that is impossible, before anything runs.
+Also which cells a goal chooses among, where its winner is written, and checks for impossible goals before anything
+runs.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measure:
-    """Something that is known of a cell as a number.
+    """A numeric property of a cell.
 
     Attributes:
-        unit: of the number; by the units of ``units`` others may be written.
-        more_is_better: which way a bound on it goes.
-        lowest, highest: what it can be; None without an end.
-        needs: what has to be in ``measure:`` for it; empty for what every build tells.
-        of_quality: whether a higher precision makes it better.
+        unit: of the number; ``units`` has the factors of others that may be written.
+        more_is_better: the direction of a bound on it.
+        lowest, highest: its range; None for no limit.
+        needs: the required entry in ``measure:``; empty for what every build reports.
+        of_quality: whether a higher precision improves it.
     """
 
     unit: str = ""
@@ -88,10 +89,10 @@ class Bound:
 
 
 def parse_bound(name: str, text: str) -> Bound:
-    """The bound that *text*, such as ``>=0.99`` or ``<= 20 MB``, puts on the measure *name*, which there is.
+    """Parse a bound *text*, such as ``>=0.99`` or ``<= 20 MB``, on the existing measure *name*.
 
     Raises:
-        PydanticCustomError: for anything else, and for a bound that nothing or everything keeps.
+        PydanticCustomError: it is malformed, or nothing or everything meets it.
     """
     measure = MEASURES[name]
     sign = ">=" if measure.more_is_better else "<="
@@ -146,10 +147,11 @@ def _check_bound_text(value: object) -> object:
 
 
 class Goal(Section):
-    """The winner among cells that differ only in what is chosen. ``subject_to``: bounds such as ``">=0.99"`` by the
-    name of a measure. ``per``: the axes that a winner is named for each value of; None: those that change the model or
-    the target. ``folder``: a template of the folder that the winner is put into; None: ``best/``, and a folder for each
-    value of these axes.
+    """Selects the winner among cells that differ only in what is chosen.
+
+    ``subject_to``: bounds such as ``">=0.99"`` by the name of a measure. ``per``: the axes with a winner for each
+    value; None: those that change the model or the target. ``folder``: a template of the folder for the winner; None:
+    ``best/``, and a folder for each value of these axes.
     """
 
     minimize: Literal["latency", "size"]
@@ -174,17 +176,17 @@ class Goal(Section):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What it goes by: what is minimized, then what is bounded."""
+        """The measures that it uses: what is minimized, then what is bounded."""
         return tuple(dict.fromkeys((self.minimize, *self.subject_to)))
 
 
 class Search(Section):
-    """Per-layer mixed precision where a cell of low precision misses the bounds on quality: its worst nodes are kept in
-    a higher one. ``bisect`` looks for the fewest such nodes, ``all`` tries every number of them.
+    """Per-layer mixed precision if a cell of low precision misses the bounds on quality.
 
-    ``keep``: in what they are kept; ``auto``: in 16 bits where the provider mixes widths, else in float.
-    ``most_trials``: for each cell that is searched, None for as many as it takes. ``nodes_at_most``: that are kept;
-    None for all but one.
+    Its worst nodes are kept in a higher precision. ``bisect`` searches for the fewest such nodes, ``all`` tries every
+    number of them. ``keep``: the precision of these nodes; ``auto``: 16 bits if the provider mixes widths, else float.
+    ``most_trials``: for each searched cell, None for no limit. ``nodes_at_most``: the maximum that is kept; None for
+    all but one.
     """
 
     method: Literal["bisect", "all"] = "bisect"
@@ -193,15 +195,13 @@ class Search(Section):
     nodes_at_most: Count | None = None
 
 
-# Of axes with these names nobody means that one value wins over the others.
+# Axes with these names never mean that one value wins over the others.
 _TOLD_BY_NAME = frozenset({"model", "target", "ep", "device"})
 _FOLDER = "best"
 
 
 def group_axes(goal: Goal, axes: Collection[str], cells: Sequence[Cell]) -> tuple[str, ...]:
-    """The axes that *goal* names a winner for each value of: what it says, else those that change the model or the
-    target of a cell.
-    """
+    """Return the axes with a winner for each value: those in *goal*, else those that change model or target."""
     if goal.per is not None:
         return tuple(axis for axis in axes if axis in goal.per)
     subjects = {cell.name: _subject(cell.recipe.recipe) for cell in cells if cell.recipe is not None}
@@ -209,7 +209,7 @@ def group_axes(goal: Goal, axes: Collection[str], cells: Sequence[Cell]) -> tupl
 
 
 def winner_folder(goal: Goal, group: Mapping[str, str]) -> str:
-    """Where the winner among the cells with the values *group* goes, below the folder of the sweep."""
+    """Return the folder of the winner among the cells with the values *group*, below the folder of the sweep."""
     template = goal.folder or "/".join((_FOLDER, *(f"{{{axis}}}" for axis in group)))
     return filled(template, group)
 
@@ -221,8 +221,9 @@ def goal_problems(
     axes: Collection[str],
     cells: Sequence[Cell],
 ) -> Iterator[tuple[Location, str]]:
-    """What is wrong with the goals of a sweep, in view of what it measures and of its cells: where that is written, as
-    if ``goal`` always had a list, and a sentence.
+    """Yield problems with the goals of a sweep, given what it measures and its cells.
+
+    Each has a location, as if ``goal`` were always a list, and a message.
     """
     for place, goal in enumerate(goals):
         for at, what in _problems(goal, measure, axes):
@@ -253,12 +254,12 @@ def _search_problems(goals: Sequence[Goal]) -> Iterator[tuple[Location, str]]:
 
 
 def _clashes(goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell]) -> Iterator[tuple[Location, str]]:
-    """Winners that would go into one folder, or into that of a cell."""
+    """Yield winners that would share a folder, with each other or with a cell."""
     folders: dict[str, str] = {f"the cell {cell.name}": cell.folder for cell in cells if not cell.left_out}
     places: dict[str, int] = {}
     for place, goal in enumerate(goals):
         if goal.folder is not None and template_problem(goal.folder, tuple(axes)):
-            continue  # told already
+            continue  # already reported
         chosen = group_axes(goal, axes, cells)
         if goal.folder is not None and template_problem(goal.folder, chosen):
             each = f"each value of {', '.join(chosen)}" if chosen else "all cells"
@@ -273,7 +274,7 @@ def _clashes(goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell]
     told = set()
     for one, other in clashes(folders):
         named = other if other in places else one
-        # A template that is wrong clashes with many.
+        # An invalid template clashes with many.
         if named in places and places[named] not in told:
             told.add(places[named])
             both = f"{one} and {other} would have the folder {folders[named]}, or one inside of the other's"
@@ -281,13 +282,13 @@ def _clashes(goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell]
 
 
 def groups(chosen: Sequence[str], cells: Sequence[Cell]) -> tuple[Mapping[str, str], ...]:
-    """The values on the axes *chosen* that cells share, each once, in the order of the cells."""
+    """Return the distinct values on the axes *chosen*, in the order of the cells."""
     found = [{axis: cell.values[axis] for axis in chosen} for cell in cells if not cell.left_out]
     return tuple({tuple(group.items()): group for group in found}.values())
 
 
 def _subject(recipe: Recipe) -> str:
-    """What tells the model and the target of one cell from those of another."""
+    """Return what distinguishes the model and the target of a cell from those of another."""
     compiled = recipe.compile
     named = None if compiled is None else (compiled.execution_provider, compiled.device, str(compiled.ep_device))
     loader = recipe.loader.model_dump(mode="json")
@@ -295,7 +296,7 @@ def _subject(recipe: Recipe) -> str:
 
 
 def _changes(axis: str, subjects: Mapping[str, str], cells: Sequence[Cell]) -> bool:
-    """Whether two cells that differ on *axis* alone have another model or target."""
+    """Return whether two cells that differ only on *axis* have another model or target."""
     alike: dict[tuple[tuple[str, str], ...], str] = {}
     for cell in cells:
         if (subject := subjects.get(cell.name)) is not None:

@@ -1,7 +1,7 @@
-"""From a recipe's file to a :class:`Recipe`, or to one error that says all that is wrong with it, line by line.
+"""From a recipe's file to a :class:`Recipe`, or to one error that lists everything that is wrong with it.
 
-Also the recipes that come with winml_dag, one for each task that an architecture is used for: the files of
-``recipes/`` in the repository, of which an installed package has a copy beside its code.
+Also the recipes that are shipped with winml_dag, one for each task of an architecture: the files of ``recipes/`` in the
+repository, of which an installed package has a copy next to its code.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from winml_dag.recipe.spelling import did_you_mean
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe, and the file that it was read from. ``positions`` is called only when there is something to complain
-    about.
-    """
+    """A recipe, and the file that it was read from. ``positions`` is called only for error messages."""
 
     path: Path
     recipe: Recipe
@@ -32,20 +30,20 @@ class LoadedRecipe:
     positions: Callable[[], Positions] = Positions
 
     def resolve_path(self, text: str) -> Path:
-        """The path that *text* names in this recipe.
+        """Return the path that *text* means in this recipe.
 
         Raises:
-            InputError: when it begins with ``~`` and there is no home folder.
+            InputError: it begins with ``~`` and there is no home folder.
         """
         return resolve_path(self.path.parent, text)
 
 
 def load_recipe(path: Path, item: int | None = None) -> LoadedRecipe:
-    """The recipe in the file *path*, whose ending says whether it is JSON or YAML; of a list, the one at place *item*.
+    """Load the recipe in *path*, whose suffix determines JSON or YAML; of a list, the one at index *item*.
 
     Raises:
-        InputError: when there is no such file, or it cannot be read as text.
-        RecipeError: for everything that is wrong with what it says.
+        InputError: the file does not exist, or cannot be read as text.
+        RecipeError: its contents are invalid.
     """
     document, kind = read_recipe(path)
     if item is not None:
@@ -54,10 +52,10 @@ def load_recipe(path: Path, item: int | None = None) -> LoadedRecipe:
 
 
 def parse_recipe(text: str, name: str, format: RecipeFormat) -> Recipe:  # noqa: A002 - the word that users know
-    """The recipe that *text* says; *name* is what errors call it.
+    """Parse *text*; *name* is for messages.
 
     Raises:
-        RecipeError: with one line in ``problems`` for everything that is wrong.
+        RecipeError: with one line in ``problems`` for each error.
     """
     return _recipe(read_text(text.removeprefix("\ufeff"), name, format), name)
 
@@ -91,7 +89,7 @@ _FOLDERS = (_PACKAGE / "shipped_recipes", _PACKAGE.parent / "recipes")
 
 @dataclass(frozen=True)
 class Shipped:
-    """One recipe; ``name`` is what it is asked for by, ``summary`` the first line of its file."""
+    """One recipe; ``name`` identifies it, ``summary`` is the first line of its file."""
 
     name: str
     path: Path
@@ -108,21 +106,21 @@ class Shipped:
 
 
 def shipped_recipes() -> tuple[Shipped, ...]:
-    """All that name an architecture and a task, by name.
+    """Return all that name an architecture and a task, sorted by name.
 
     Raises:
-        RecipeError: for one that cannot be read.
+        RecipeError: one cannot be read.
     """
-    # Sweeps are recipes for many builds; each is asked for by its name, and none is for one architecture.
+    # Sweeps are recipes for many builds; each is requested by name, and none is for one architecture.
     found = (_shipped(name, path) for name, path in _files() if not is_sweep(path))
     return tuple(each for each in found if each.model_type and each.task)
 
 
 def shipped_path(name: str) -> Path:
-    """The file of the recipe called *name*.
+    """Return the file of the recipe called *name*.
 
     Raises:
-        UsageError: when there is none, with the nearest name.
+        UsageError: there is none, with the nearest name.
     """
     files = dict(_files())
     if name not in files:
@@ -134,7 +132,7 @@ def shipped_path(name: str) -> Path:
 
 
 def shipped_name(path: Path) -> str | None:
-    """What the recipe at *path* is called in the catalog; None for any other file."""
+    """Return the name of the recipe at *path* in the catalog; None for any other file."""
     return next((name for name, file in _files() if file == path), None)
 
 

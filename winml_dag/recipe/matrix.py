@@ -1,7 +1,7 @@
-"""From the file of a sweep to its cells: axes are multiplied, some cells left out, others added, all given their keys.
+"""From the file of a sweep to its cells: multiply axes, exclude some cells, add others, merge the keys of each.
 
-Of what a cell is made from, the later has the last word: what it is based on, the keys of the sweep itself, the values
-in the order of the axes, ``include``, ``overrides``.
+Of the sources of a cell, later ones have precedence: its bases, the keys of the sweep itself, the values in the order
+of the axes, ``include``, ``overrides``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from winml_dag.recipe.selection import Choice, matches
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.recipe.sweep import Cell, Sweep, clashes, filled, folder_problem, standard_template, template_problem
 
-# What a sweep's file says besides the keys of a recipe and the matrix: how it is called, and what it is for.
+# The keys of a sweep's file other than those of a recipe and the matrix: its name and purpose.
 
 
 class SweepHead(Section):
-    """``folder``: a template of a cell's folder and name, in which the name of an axis in braces stands for the label
-    of the value there; None: all labels, joined by ``/``. ``measure``: of each cell, once all are built.
+    """The head of a sweep's file.
+
+    ``folder``: a template of a cell's folder and name, in which an axis name in braces is replaced with the label of
+    the value; None: all labels, joined by ``/``. ``measure``: of each cell, once all are built.
     """
 
     name: Text | None = None
@@ -61,21 +63,21 @@ class ManyGoals(SweepHead):
 
 
 MOST_CELLS = 10_000
-# More lines than anybody reads; one slip can make thousands.
+# More lines than anybody reads; one error can cause thousands.
 _MOST_WRONG = 50
 _MOST_CLASHES = 10
 _BESIDE_AXES = ("include", "exclude")
 _NOT_OF_CELLS = (*OneGoal.model_fields, "matrix", "overrides", "base")
-# What several cells would write into the folder of the recipe, each its own.
+# What several cells would each write to the folder of the recipe.
 _WRITES_BESIDE = "would be put into this folder by {} cells, each its own; keep it to one cell, by `overrides`"
 
 
 def load_sweep(path: Path) -> Sweep:
-    """The sweep in the file *path*.
+    """Load the sweep in the file *path*.
 
     Raises:
-        InputError: when a file is missing, or cannot be read as text.
-        RecipeError: for everything that is wrong with what it says, each line once, in whichever file.
+        InputError: a file is missing, or cannot be read as text.
+        RecipeError: the contents are invalid; has each error once, in whichever file.
     """
     document, kind = read_recipe(path)
     if not isinstance(document.value, Mapping):
@@ -86,7 +88,7 @@ def load_sweep(path: Path) -> Sweep:
 
 @dataclass
 class _Draft:
-    """A cell as it is put together: its value on each axis, and what was added to it besides."""
+    """A cell while it is assembled: its value on each axis, and what else was added to it."""
 
     values: tuple[Value, ...]
     added: list[Piece] = field(default_factory=list)
@@ -95,7 +97,7 @@ class _Draft:
 
 
 class _Reading:
-    """One sweep being read. ``written``: what its file says."""
+    """One sweep being read. ``written``: the contents of its file."""
 
     def __init__(self, path: Path, file: TextFile, kind: RecipeFormat, written: Mapping[str, object]) -> None:
         self._path = path
@@ -162,7 +164,7 @@ class _Reading:
         return None
 
     def _entries(self, at: Location, listed: object) -> Iterator[tuple[Location, Mapping[str, object]]]:
-        """The entries of a list that may be left out, each with its place."""
+        """Yield the entries of an optional list, each with its location."""
         if listed is not None and not isinstance(listed, list):
             self._findings.add(at, "expected a list")
             return
@@ -199,7 +201,7 @@ class _Reading:
     def _include(
         self, drafts: dict[tuple[str, ...], _Draft], axes: tuple[Axis, ...], listed: object
     ) -> tuple[Axis, ...]:
-        """The axes with the labels that included cells bring."""
+        """Return the axes with the labels that included cells add."""
         found = {axis.name: axis for axis in axes}
         for at, entry in self._entries(("matrix", "include"), listed):
             values = [self._included(found[axis.name], entry, at) for axis in axes]
@@ -220,7 +222,7 @@ class _Reading:
         return tuple(found.values())
 
     def _included(self, axis: Axis, entry: Mapping[str, object], at: Location) -> Value | None:
-        """The value that an included cell has on *axis*: one that is there, or one of its own."""
+        """Return the value of an included cell on *axis*: an existing one, or a new one."""
         here = (*at, axis.name)
         if axis.name not in entry:
             self._findings.add(at, f"names no value of {axis.name}; for several cells there is `overrides`")
@@ -261,7 +263,7 @@ class _Reading:
     def _piece(
         self, entry: Mapping[str, object], at: Location, but: tuple[str, ...]
     ) -> tuple[Piece, tuple[Piece, ...]]:
-        """What *entry* says for cells, besides the keys *but*, and what that is based on."""
+        """Return what *entry* sets for cells, without the keys *but*, and its bases."""
         keys = {key: value for key, value in entry.items() if key not in (*but, "base")}
         self._reader.refuse_whole(keys, at)
         bases = self._bases.of(entry["base"], (*at, "base")) if "base" in entry else ()
@@ -295,7 +297,7 @@ class _Reading:
     def _folders(
         self, drafts: Mapping[tuple[str, ...], _Draft], names: Sequence[str], template: str
     ) -> tuple[str, ...]:
-        """The folder of each cell, which is its name."""
+        """Return the folder of each cell, which is its name."""
         found = {labels: filled(template, dict(zip(names, labels, strict=True))) for labels in drafts}
         at = ("folder",) if "folder" in self._written else ("matrix",)
         for folder in found.values():
@@ -346,7 +348,7 @@ class _Reading:
         self._findings.refuse()
 
     def _refuse_shared_files(self, cells: Sequence[Cell]) -> None:
-        """Stages of the recipe's own, and saved ranges, are put beside the recipe: those of one cell at most."""
+        """Refuse cells that share files: the recipe's own stages, and saved ranges, are written next to the recipe."""
         writers: dict[Location, list[LoadedRecipe]] = {}
         for cell in cells:
             for at in () if cell.recipe is None else _written_beside(cell.recipe.recipe):
@@ -372,7 +374,7 @@ def _written_beside(recipe: Recipe) -> Iterator[Location]:
 
 
 def _quants(recipe: Recipe) -> Iterator[tuple[Location, Quant | None]]:
-    """Wherever quantization can be written."""
+    """Yield every location of a quantization section."""
     parts: list[tuple[Location, Recipe | Component]] = [((), recipe)]
     parts += [(("components", name), component) for name, component in recipe.components.items()]
     for at, part in parts:

@@ -1,7 +1,7 @@
-"""Paths in a recipe: relative to the recipe's own folder, so that a recipe means the same wherever it is run from.
+"""Paths in a recipe: relative to the recipe's own folder, so that a recipe is independent of the current folder.
 
-Of a recipe that is read as a part of one in another folder, :func:`relocated` makes the paths absolute. It changes
-nothing else, because two spellings of one setting would be two keys.
+If a recipe is read as part of one in another folder, :func:`relocated` makes the paths absolute. It changes nothing
+else, because two spellings of one setting would be two keys.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 
 
 def is_path_like(model: str) -> bool:
-    """Whether *model* can only be a path, not a hub id: ``./bert``, ``C:/models``, ``a/b/c``, ``resnet.onnx``.
+    """Return whether *model* can only be a path, not a hub id: ``./bert``, ``C:/models``, ``a/b/c``, ``resnet.onnx``.
 
-    ``bert`` and ``org/bert`` can be both; whoever may look at the file system decides.
+    ``bert`` and ``org/bert`` can be both; a caller that may read the file system decides.
     """
     return model.casefold().endswith(".onnx") or not _HUB_ID.fullmatch(model)
 
 
 def resolve_path(folder: Path, text: str) -> Path:
-    """The path that *text* names in a recipe that lies in *folder*; ``~`` is the user's home.
+    """Return the path that *text* means in a recipe in *folder*; ``~`` is the user's home.
 
     Raises:
-        InputError: when there is no home to put for ``~``.
+        InputError: there is no home folder for ``~``.
     """
     try:
         return folder / Path(text).expanduser()
@@ -37,7 +37,7 @@ def resolve_path(folder: Path, text: str) -> Path:
         raise InputError(f"The path {text!r} names a home folder that does not exist.") from None
 
 
-# By section, the fields that are paths, and those that may as well be ids on the hub.
+# By section, the fields that are paths, and those that may also be ids on the hub.
 _QUANT = ("calibration_data", "calibration_load_path", "load_path")
 _QUANT_EITHER = ("model_id", "dataset_name")
 _COMPILE = ("qnn_sdk_root",)
@@ -45,8 +45,10 @@ _EVAL = ("input_data", "reference_path")
 
 
 def relocated(recipe: Mapping[str, object], folder: Path) -> tuple[dict[str, object], tuple[Path, ...]]:
-    """*recipe*, whose paths are relative to *folder*, with absolute ones, and the paths that were checked for existence
-    to tell paths from other values. Values that the schema does not allow stay as they are.
+    """Make the paths of *recipe*, which are relative to *folder*, absolute.
+
+    Also returns the paths whose existence was checked to distinguish paths from other values. Values that the schema
+    does not allow are not changed.
     """
     there = _There(folder.absolute())
     return _relocated(recipe, there), tuple(there.looked_at)
@@ -54,7 +56,7 @@ def relocated(recipe: Mapping[str, object], folder: Path) -> tuple[dict[str, obj
 
 @dataclass(frozen=True)
 class _There:
-    """The folder that paths are relative to. ``looked_at``: what may or may not be there."""
+    """The folder that paths are relative to. ``looked_at``: paths whose existence was checked."""
 
     folder: Path
     looked_at: list[Path] = field(default_factory=list)
@@ -63,7 +65,7 @@ class _There:
         return value if value.startswith("~") else str(self.folder / value)
 
     def has(self, value: str, *, file: bool = False) -> bool:
-        """Whether there is a *file*, or anything, that *value* may mean."""
+        """Return whether a *file*, or anything, exists that *value* may mean."""
         path = self.folder / value
         before_reading(path)
         try:
@@ -74,7 +76,7 @@ class _There:
         return found
 
     def is_path(self, value: str) -> bool:
-        """Whether *value*, a path or an id on the hub, is a path."""
+        """Return whether *value*, a path or an id on the hub, is a path."""
         return is_path_like(value) or self.has(value)
 
 
@@ -89,7 +91,7 @@ def _relocated(recipe: Mapping[str, object], there: _There) -> dict[str, object]
 
 
 def _sections(whole: Mapping[str, object], there: _There) -> dict[str, object]:
-    """Those that a component has as well as a recipe."""
+    """Relocate the sections that a component has as well as a recipe."""
     found = dict(whole)
     _within(found, "quant", lambda section: _part(section, there, _QUANT, _QUANT_EITHER))
     _within(found, "compile", lambda section: _compile(section, there))
@@ -110,7 +112,7 @@ def _compile(section: Mapping[str, object], there: _There) -> dict[str, object]:
 
 
 def _options(options: Mapping[str, object], section: Mapping[str, object], there: _There) -> dict[str, object]:
-    """Which options name files, the providers know. One that there is a file for here can mean nothing else."""
+    """Make options that name files absolute. Only providers know them, but an existing file is unambiguous."""
     keys = section.get("provider_option_file_keys")
     named = keys if isinstance(keys, list) else ()
     return {

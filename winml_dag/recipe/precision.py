@@ -1,7 +1,7 @@
-"""The names of precisions, what each asks of the quantize stage, and which may follow each other.
+"""The names of precisions, what each requires of the quantize stage, and which may follow each other.
 
 Two names for the same work (``int8`` and ``w8a8``) are one :class:`Precision`, so that a sweep over both is one build.
-A name tells widths; the execution provider decides which integers have them (:mod:`winml_dag.ep.provider`).
+A name determines widths; the execution provider determines which integers have them (:mod:`winml_dag.ep.provider`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from winml_dag.errors import UsageError
 
 @dataclass(frozen=True)
 class Precision:
-    """A precision by its one name.
+    """A precision by its canonical name.
 
     Attributes:
         mode: static, dynamic, rtn or fp16; None for a model that is not quantized, and for ``auto``. Weights of 4 bits
-            are rtn here, blocks beside float activations; a provider may take them in static instead.
+            are rtn here, blocks with float activations; a provider may use static for them instead.
         weight_bits: width of the weights, for static and rtn.
-        activation_bits: width of the activations: integers for static, what rtn leaves in floats.
+        activation_bits: width of the activations: integers for static, floats for rtn.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Precision:
 
 
 class QuantFields(Protocol):
-    """What :func:`precision_name` reads of a ``quant`` section, whose types are settled."""
+    """The fields of a ``quant`` section with resolved types that :func:`precision_name` reads."""
 
     @property
     def mode(self) -> str: ...
@@ -74,15 +74,15 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     }
 )
 
-# The type of 16 bits in place of one of 8: of the same sign.
+# The 16-bit type that replaces an 8-bit one: of the same sign.
 SIXTEEN_BITS: Mapping[str, str] = MappingProxyType({"uint8": "uint16", "int8": "int16"})
 
 
 def parse_precision(name: str) -> Precision:
-    """The precision called *name*. ``auto`` is a precision of its own, which the target settles.
+    """Return the precision called *name*. ``auto`` is a precision of its own, which the target resolves.
 
     Raises:
-        UsageError: for a name that is not known, with the nearest one that is.
+        UsageError: the name is unknown, with the nearest known one.
     """
     found = PRECISIONS.get(name)
     if found is None:
@@ -93,7 +93,7 @@ def parse_precision(name: str) -> Precision:
 
 
 def precision_name(quant: QuantFields | None) -> str:
-    """What to call the precision that a ``quant`` section asks for, by the widths of its types: ``w8a16``, ``fp32``."""
+    """Return the name of the precision of a ``quant`` section, by the widths of its types: ``w8a16``, ``fp32``."""
     if quant is None:
         return "fp32"
     if quant.mode == "static":
@@ -106,26 +106,26 @@ def precision_name(quant: QuantFields | None) -> str:
 
 
 def type_bits(integer_type: str) -> int:
-    """The width of ``uint8`` and its like."""
+    """Return the width of an integer type such as ``uint8``."""
     return int(integer_type.removeprefix("u").removeprefix("int"))
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The first of the precisions, None when there is none, and the fields of ``quant`` that say what follows it."""
+    """The first of the precisions, None if there is none, and the fields of ``quant`` for what follows it."""
 
     precision: str | None
     fields: dict[str, str]
 
 
 def chained(names: Sequence[str]) -> Chain:
-    """What the precisions *names*, applied in this order, come to, as in ``quantize -p int4 -p fp16``.
+    """Return the result of applying the precisions *names* in this order, as in ``quantize -p int4 -p fp16``.
 
     Only float16 can follow, for what 4-bit or 8-bit weights leave in float32: every other quantization leaves nothing
     in float32.
 
     Raises:
-        UsageError: for a name that is not known, and for precisions that cannot follow each other.
+        UsageError: a name is unknown, or precisions cannot follow each other.
     """
     parsed = [parse_precision(name) for name in names]
     if len(names) < 2:

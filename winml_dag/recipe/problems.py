@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in the words of somebody who writes recipes: which line, which key, what is expected."""
+"""Converts pydantic's errors to messages for authors of recipes: which line, which key, what is expected."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _OF_SWEEPS = ("base", "overrides", "goal", "search", "measure")
 
 
 def problems(error: ValidationError, root: type[BaseModel], positions: Positions, name: str) -> tuple[str, ...]:
-    """One line for each finding, in the order of the file: ``bert.yaml:12: quant.sampels: unknown key; ...``."""
+    """Return one line for each finding, in file order: ``bert.yaml:12: quant.sampels: unknown key; ...``."""
     return tuple(line for *_, line in sorted(placed_problems(error, root, positions, name)))
 
 
 def placed_problems(
     error: ValidationError, root: type[BaseModel], positions: Positions, name: str
 ) -> Iterator[tuple[str, Position, str]]:
-    """The line for each finding, behind the file and the position that it is about."""
+    """Yield file and position of each finding, with its line."""
     for details in error.errors(include_url=False):
         location, is_about_key = _location(details)
         position = positions.of_key(location) if is_about_key else positions.of_value(location)
@@ -51,13 +51,13 @@ def placed_problems(
 
 
 def problem_line(name: str, position: Position, location: Location, message: str) -> str:
-    """``bert.yaml:12: quant.samples: expected a whole number``."""
+    """Return ``bert.yaml:12: quant.samples: expected a whole number``."""
     label = f"{_dotted(location)}: " if location else ""
     return f"{name}:{position.line}: {label}{message}"
 
 
 def _location(details: ErrorDetails) -> tuple[Location, bool]:
-    """Where the finding is, and whether it is about the key rather than its value."""
+    """Return the location of the finding, and whether it is about the key rather than its value."""
     location = details["loc"]
     if details["type"] == "recipe":
         location = (*location, *details["ctx"]["at"])
@@ -101,15 +101,15 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
 
 
 def _is_recipe(root: type[BaseModel]) -> bool:
-    """Not so a section by itself, or a file of configuration: these have few keys, which can be listed."""
-    # Imported here: the schema imports this module where it has found something wrong.
+    """Return false for a single section or a configuration file: they have few keys, which can be listed."""
+    # Imported here: the schema imports this module when it finds an error.
     from winml_dag.recipe.schema import Recipe
 
     return issubclass(root, Recipe)
 
 
 def _choices(location: Location, root: type[BaseModel], *, keys: bool) -> list[str]:
-    """What may stand at *location*, or as a key in it."""
+    """Return what is allowed at *location*, or as a key in it."""
     types = _types_at(location, root)
     if keys:
         types = [get_args(kind)[0] for kind in types if get_origin(kind) is Mapping]
@@ -118,7 +118,7 @@ def _choices(location: Location, root: type[BaseModel], *, keys: bool) -> list[s
 
 
 def _types_at(location: Location, root: type[BaseModel]) -> list[Any]:
-    """The types that the schema has at *location*; several, where it allows several."""
+    """Return the types that the schema allows at *location*."""
     types: list[Any] = [root]
     for step in location:
         types = [inner for kind in types for inner in _step(kind, step)]
@@ -137,7 +137,7 @@ def _step(kind: Any, step: str | int) -> Iterator[Any]:
 
 
 def _alternatives(kind: Any) -> Iterator[Any]:
-    """The types in a union, without what is annotated to them."""
+    """Yield the types in a union, without annotations."""
     if get_origin(kind) is Annotated:
         yield from _alternatives(get_args(kind)[0])
     elif get_origin(kind) in (Union, UnionType):
@@ -152,7 +152,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _keys(name: str, info: FieldInfo) -> list[str]:
-    """What a recipe may call the field."""
+    """Return the names of the field in a recipe."""
     alias = info.validation_alias
     if isinstance(alias, AliasChoices):
         return [choice for choice in alias.choices if isinstance(choice, str)]

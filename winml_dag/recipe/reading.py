@@ -1,6 +1,6 @@
-"""The file of a recipe as plain values, and whether it has one recipe or a list of them, before the schema has a say.
+"""Read the file of a recipe as plain values, and determine whether it has one recipe or a list, without the schema.
 
-Light: which builds a file is about is asked at the start of every build, and the schema takes 0.1 s to import.
+Every build starts by checking which builds a file contains, and the schema takes 0.1 s to import.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from winml_dag.recipe.document import (
 )
 from winml_dag.smallfiles import read_bytes
 
-# Recipes in JSON: strictly JSON, which Python's reader is not (it takes NaN, and the last of two equal keys).
+# Recipes in JSON: strict, unlike Python's reader, which accepts NaN and uses the last of two equal keys.
 #
-# Reading is Python's; finding positions is a second, slower pass that runs only when there is an error.
+# Python reads; positions are found in a second, slower pass that runs only if there is an error.
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,]|[^][{}:,"\s]+', re.DOTALL)
 
@@ -40,10 +40,10 @@ _WORDS = ("true", "false", "null")
 
 
 def read_json(text: str, name: str) -> Document:
-    """What *text* says.
+    """Parse *text*.
 
     Raises:
-        RecipeError: for anything that is not JSON, with line and column; all findings at once where that is possible.
+        RecipeError: it is not JSON, with line and column; all findings at once if possible.
     """
     suspicions: list[str] = []
 
@@ -78,7 +78,7 @@ def read_json(text: str, name: str) -> Document:
         raise unreadable(name, [(Position(error.lineno, error.colno), what)]) from None
     except RecursionError:
         raise unreadable(name, [(Position(1, 1), "nested too deeply")]) from None
-    # The middle one says no more than "perhaps", which is enough, because it is rare.
+    # The middle condition means only "perhaps", which is sufficient because it is rare.
     if suspicions or "\\ud" in text.casefold() or _is_too_deep(value):
         findings = _Scan(text).findings
         if findings:
@@ -87,7 +87,7 @@ def read_json(text: str, name: str) -> Document:
 
 
 def _is_too_deep(value: object) -> bool:
-    """Whether lists and objects lie in each other further than MAX_DEPTH, looked at level by level."""
+    """Return whether lists and objects are nested deeper than MAX_DEPTH, checked level by level."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -108,7 +108,7 @@ def _positions(text: str) -> Positions:
 
 @dataclass
 class _Container:
-    """An object or array that is being read: ``step`` is the key or index of the value to come."""
+    """An object or array that is being read: ``step`` is the key or index of the next value."""
 
     location: Location
     step: str | int | None
@@ -119,7 +119,7 @@ class _Container:
 
 
 class _Scan:
-    """One walk over the tokens of a valid JSON text."""
+    """One pass over the tokens of a valid JSON text."""
 
     def __init__(self, text: str) -> None:
         self.positions = Positions()
@@ -182,44 +182,45 @@ def _number(token: str) -> int | float | None:
 RecipeFormat: TypeAlias = Literal["json", "yaml"]
 
 _FORMATS: dict[str, RecipeFormat] = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
-# The key that makes a sweep of a recipe.
+# The key that turns a recipe into a sweep.
 MATRIX = "matrix"
-# What builds and sweeps leave in their folders. Both files of a build: that no folder of recipes has them by chance.
+# Files that builds and sweeps leave in their folders. A build needs both files, so that no folder of recipes matches by
+# chance.
 _OF_BUILDS = ("build_manifest.json", "winml_build_config.json")
 _OF_SWEEPS = ("sweep.json", "report.json")
-# A key of these, and none of a recipe.
+# A key of these files that no recipe has.
 _BEGAN = b'"began_at"'
-# Enough to find it in: before it stands what the sweep is called, and its recipes.
+# Enough to contain that key: only the sweep's name and recipes come before it.
 _HEAD_BYTES = 64 * 1024
-# What the first thing that a list has to say can begin with; after the last two anything may follow.
+# Possible first characters of a list; after the last two anything may follow.
 _LIST_BEGINS = {"json": "[", "yaml": "-[&!"}
 
 
 @dataclass(frozen=True)
 class ModuleItem:
-    """One recipe of a list: the module that it is about, and the class of that as the recipe has it, if it does."""
+    """One recipe of a list: the path of its module, and the class of the module if the recipe has it."""
 
     module_path: str
     class_name: str | None
 
     def label(self, place: int) -> str:
-        """What the build of the module at *place* of its list is called, and its folder."""
+        """Return the name of the build of the module at index *place* of its list, and of its folder."""
         return f"{re.sub(r'[^0-9A-Za-z_-]+', '_', self.class_name or 'module')}_{place}"
 
 
 def read_recipe(path: Path) -> tuple[Document, RecipeFormat]:
-    """What the file *path* says, whose ending tells whether it is JSON or YAML.
+    """Read the file *path*, whose suffix determines JSON or YAML.
 
     Raises:
-        InputError: when there is no such file, or it cannot be read as text.
-        RecipeError: when its name or its text is of neither format.
+        InputError: the file does not exist, or cannot be read as text.
+        RecipeError: its name or its text is of neither format.
     """
     kind = _format(path)
     return read_text(_read(path), str(path), kind), kind
 
 
 def read_text(text: str, name: str, format: RecipeFormat) -> Document:  # noqa: A002 - the word that users know
-    """What *text* says; *name* is what errors call it. Raises RecipeError when it is not of that *format*."""
+    """Parse *text*; *name* is for messages. Raises RecipeError if it is not in that *format*."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -233,7 +234,7 @@ def read_text(text: str, name: str, format: RecipeFormat) -> Document:  # noqa: 
 
 
 def module_items(path: Path) -> tuple[ModuleItem, ...] | None:
-    """The recipes that the file *path* lists, each for one module of a model; None when it has one recipe.
+    """Return the recipes that the file *path* lists, each for one module of a model; None if it has one recipe.
 
     Raises:
         InputError, RecipeError: as :func:`read_recipe`, and for a list that names no modules.
@@ -261,7 +262,7 @@ def module_items(path: Path) -> tuple[ModuleItem, ...] | None:
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether the file *path* has a matrix of builds, told by its text alone where that has no word of one.
+    """Return whether the file *path* has a matrix of builds, without parsing if its text does not contain that word.
 
     Raises:
         InputError, RecipeError: as :func:`read_recipe`.
@@ -275,11 +276,10 @@ def is_sweep(path: Path) -> bool:
 
 
 def recipe_files(named: Sequence[Path]) -> tuple[Path, ...]:
-    """The files of recipes that are *named*: each itself, all in a folder but what builds have left there, or all that
-    match a pattern.
+    """Return the recipe files that are *named*: files, all in a folder except outputs, or all that match a pattern.
 
     Raises:
-        InputError: for a folder or pattern without any.
+        InputError: a folder or pattern has none.
     """
     found: list[Path] = []
     for path in named:
@@ -287,7 +287,8 @@ def recipe_files(named: Sequence[Path]) -> tuple[Path, ...]:
         if path.is_dir():
             inside = _recipes_in(path)
         elif any(letter in str(path) for letter in "*?[") and not path.exists():
-            inside = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))  # left to us on Windows
+            # shells on Windows do not expand patterns
+            inside = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
         if not inside:
             raise InputError(f"There is no recipe in {path}.", advice="The name of a recipe ends with .json or .yaml.")
         found += inside
@@ -295,7 +296,7 @@ def recipe_files(named: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _recipes_in(folder: Path) -> list[Path]:
-    """Outputs may lie in a folder of recipes, and some are JSON: a second run would take them for further recipes."""
+    """Return the recipes in *folder* without outputs, which are partly JSON and would be taken for recipes."""
     found = [file for file in folder.rglob("*") if file.suffix.casefold() in _FORMATS and file.is_file()]
     every = set(found)
     built = {file.parent for file in found if all(file.with_name(name) in every for name in _OF_BUILDS)}
@@ -309,17 +310,18 @@ def _recipes_in(folder: Path) -> list[Path]:
 
 
 def _is_of_a_run(file: Path) -> bool:
-    """Whether *file* tells what became of a sweep, and is no recipe of that name. It may be larger than any recipe."""
+    """Return whether *file* is the result of a sweep, not a recipe of that name. It may be larger than any recipe."""
     try:
         with file.open("rb") as opened:
             return _BEGAN in opened.read(_HEAD_BYTES)
     except OSError:
-        return False  # to be told of as a recipe
+        return False  # it will be reported as a recipe
 
 
 def labels_of(files: Sequence[Path]) -> tuple[str, ...]:
-    """A name for each of *files* that no other has: its own, or with folders where that is not enough. Upper and lower
-    case are one: folders are named by it, and there are systems to which they are.
+    """Return a unique name for each of *files*: its own, or with folders if necessary.
+
+    Case is ignored: folders are named after it, and some systems ignore case.
     """
     names = [file.stem for file in files]
     if _differ(names):
@@ -345,7 +347,7 @@ def _item(value: object) -> ModuleItem | None:
 
 
 def _may_be_list(text: str, format: RecipeFormat) -> bool:  # noqa: A002
-    """Whether the first line that says something begins as a list does: most recipes are told by that to be none."""
+    """Return whether the first line with content begins like a list, which excludes most recipes."""
     for line in text.splitlines():
         said = line.strip()
         if said and not said.startswith(("#", "---", "%")):

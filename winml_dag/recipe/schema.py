@@ -1,8 +1,8 @@
-"""What a person may write: a recipe is winml-cli's ``WinMLBuildConfig`` with a few keys of ours.
+"""The schema of a recipe: winml-cli's ``WinMLBuildConfig`` with additional keys.
 
-A section that was left out and one that is null differ only for ``export`` (default settings, or "the model is ONNX
-already"); ``model_fields_set`` still tells them apart everywhere. Names and defaults are winml-cli's unless a comment
-says otherwise. Paths are kept as written: see :mod:`winml_dag.recipe.paths`.
+A missing section and a null one differ only for ``export`` (default settings, or "the model is already ONNX");
+``model_fields_set`` still distinguishes them everywhere. Names and defaults are winml-cli's unless a comment says
+otherwise. Paths are kept as written: see :mod:`winml_dag.recipe.paths`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ from winml_dag.recipe.fields import (
 
 
 class RandomWeights(Section):
-    """Ours: weights made from a seed instead of loaded. ``config`` overrides the architecture's own settings."""
+    """Generate weights from a seed instead of loading them. Not in winml-cli.
+
+    ``config`` overrides the architecture's own settings.
+    """
 
     seed: Seed = 0
     config: MapOf[JsonValue] = Field(default_factory=dict)
@@ -49,7 +52,10 @@ def _unfold_random_weights(value: object) -> object:
 
 
 class Loader(Section):
-    """Where the PyTorch model comes from. Ours: ``path`` (a local folder), ``revision``, ``random_weights``."""
+    """The source of the PyTorch model.
+
+    Not in winml-cli: ``path`` (a local folder), ``revision``, ``random_weights``.
+    """
 
     task: Text | None = None
     model_class: Text | None = None
@@ -80,12 +86,12 @@ class Compatibility(Section):
 
 
 class Export(Section):
-    """How the PyTorch model becomes ONNX.
+    """How the PyTorch model is exported to ONNX.
 
-    ``opset_version`` None: what suits the target (17 in winml-cli). ``dynamo`` None: the exporter that works best for
-    the architecture (false in winml-cli). Ours: ``module_arguments``, what a module is called with besides tensors;
-    ``shape_config``, sizes of dimensions by name, of inputs that ``input_tensors`` does not give a shape: winml-cli's
-    names (:data:`~winml_dag.recipe.fields.InputDimension`) for an export, those of its own for an ONNX model.
+    ``opset_version`` None: suitable for the target (17 in winml-cli). ``dynamo`` None: the exporter that works best for
+    the architecture (false in winml-cli). Not in winml-cli: ``module_arguments``, arguments of a module other than
+    tensors; ``shape_config``, sizes of dimensions by name, for inputs without a shape in ``input_tensors``: winml-cli's
+    names (:data:`~winml_dag.recipe.fields.InputDimension`) for an export, the model's own for an ONNX model.
     """
 
     opset_version: Opset | None = None
@@ -110,20 +116,19 @@ def _current_mode(value: object) -> object:
 
 
 class NodeOverride(Section):
-    """Ours: the types of some nodes, where they are not those of the rest."""
+    """The types of some nodes that differ from the default. Not in winml-cli."""
 
     weight_type: WeightType | None = None
     activation_type: IntegerType | None = None
 
 
 class Quant(Section):
-    """How floats become integers or float16: the one configuration of it, in ``quant`` and ``compile.quant_config``.
+    """How floats are quantized to integers or float16, for ``quant`` and ``compile.quant_config``.
 
-    Ours: ``calibration_data``, the path of data in files; ``dataset_subset``, ``dataset_split`` and
-    ``columns_mapping``, which say what of ``dataset_name`` is used; ``op_types_to_exclude``; ``node_overrides``, by
-    names of nodes or patterns; ``equalize``; ``rtn_float_type``, of what rtn leaves in floats.
-
-    ``weight_type``, ``activation_type``, ``per_channel``, ``symmetric`` and ``equalize`` None: as suits the target
+    Not in winml-cli: ``calibration_data``, the path of data in files; ``dataset_subset``, ``dataset_split`` and
+    ``columns_mapping``, which select the data of ``dataset_name``; ``op_types_to_exclude``; ``node_overrides``, by
+    names of nodes or patterns; ``equalize``; ``rtn_float_type``, the type of what rtn leaves in floats.
+    ``weight_type``, ``activation_type``, ``per_channel``, ``symmetric`` and ``equalize`` None: suitable for the target
     and precision (uint8 and false in winml-cli).
     """
 
@@ -173,10 +178,10 @@ class EpDevice(Section):
 
 
 class EpSettings(Section):
-    """What both forms of a ``compile`` section can say about the execution provider's compiler.
+    """The settings of the execution provider's compiler in both forms of a ``compile`` section.
 
-    Ours: ``soc_model`` (a number or the name of a chip), ``htp_arch`` and ``htp_optimization_level``, which stand for
-    QNN's provider options; ``require_full_offload``: nothing may stay on the CPU.
+    Not in winml-cli: ``soc_model`` (a number or the name of a chip), ``htp_arch`` and ``htp_optimization_level``, which
+    set QNN's provider options; ``require_full_offload``: nothing may stay on the CPU.
     """
 
     provider_options: MapOf[str] = Field(default_factory=dict)
@@ -193,16 +198,16 @@ class EpSettings(Section):
 
 
 class EpConfig(EpSettings):
-    """The nested form, as winml-cli's reference describes it."""
+    """The nested form, as in winml-cli's reference."""
 
     provider: Text | None = None
 
 
 class Compile(EpSettings):
-    """What the execution provider makes of the model. Both forms are read; the flat one is what the object has.
+    """How the execution provider compiles the model. Both forms are read; the object has the flat one.
 
-    Ours: ``quant_config``, a ``quant`` section for this target. ``quantize`` is in files of old versions of winml-cli,
-    and is refused where it does not say what happens anyway.
+    Not in winml-cli: ``quant_config``, a ``quant`` section for this target. ``quantize`` is in files of old versions of
+    winml-cli, and is refused unless it matches what happens anyway.
     """
 
     execution_provider: Text | None = None
@@ -221,7 +226,7 @@ class Compile(EpSettings):
             value = getattr(nested, name)
             if flat_name in self.model_fields_set and getattr(self, flat_name) != value:
                 raise problem(f"differs from compile.{flat_name}; keep one of the two", at=("ep_config", name))
-            # Only here, before anybody else has seen the object, may a frozen section change.
+            # A frozen section may change only here, before any other code has seen the object.
             object.__setattr__(self, flat_name, value)
             self.model_fields_set.add(flat_name)
         object.__setattr__(self, "ep_config", None)
@@ -230,9 +235,9 @@ class Compile(EpSettings):
 
 
 class StageEntry(Section):
-    """Ours: a stage of the user's own, or (``inputs`` only, under the name of one of ours) where that one reads from.
+    """A stage of the user, or (only ``inputs``, under the name of a built-in stage) its inputs. Not in winml-cli.
 
-    What it takes to make sense together is checked when the build is planned, which knows the other stages and files.
+    Consistency is checked when the build is planned, which knows the other stages and files.
     """
 
     command: ListOf[Argument] | None = None
@@ -246,10 +251,10 @@ class StageEntry(Section):
 
 
 class Component(Section):
-    """Ours: what is otherwise for one component of a composite model than what the recipe says for all of them.
+    """Settings for one component of a composite model that differ from the recipe's. Not in winml-cli.
 
-    Of a section, the fields that are written here take the place of the recipe's. ``quant`` and ``compile`` null leave
-    that stage out for this component.
+    The fields of a section that are set here replace the recipe's. ``quant`` and ``compile`` null skip that stage for
+    this component.
     """
 
     precision: PrecisionName | None = None
@@ -264,11 +269,10 @@ class Component(Section):
 class Recipe(Section):
     """A whole recipe.
 
-    Ours: ``model`` (hub id, folder or .onnx file), ``ep``, ``device``, ``precision``, ``output_dir``, ``validate``,
-    ``perf``, ``stages``, ``components`` (by name, of a composite model).
-
-    ``quant``, ``compile`` and ``eval`` None: that stage is left out, whether the section was missing or null.
-    ``export`` None (only when null was written): the model is ONNX already.
+    Not in winml-cli: ``model`` (hub id, folder or .onnx file), ``ep``, ``device``, ``precision``, ``output_dir``,
+    ``validate``, ``perf``, ``stages``, ``components`` (by name, of a composite model). ``quant``, ``compile`` and
+    ``eval`` None: that stage is skipped, whether the section was missing or null. ``export`` None (only if null was
+    written): the model is already ONNX.
     """
 
     model: Text | None = None

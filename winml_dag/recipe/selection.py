@@ -1,11 +1,11 @@
-"""Some cells of a sweep: by label or name (``--filter``), or one machine's part of them (``--shard``).
+"""Select cells of a sweep: by label or name (``--filter``), or one machine's shard of them (``--shard``).
 
-``--filter model=bert,res*`` takes those labels and patterns of an axis, ``precision!=fp32`` all others, and anything
-else is the name of a cell, or a pattern of names. All filters have to hold.
+``--filter model=bert,res*`` selects those labels and patterns of an axis, ``precision!=fp32`` all others, and anything
+else is the name of a cell, or a pattern of names. Multiple filters are combined with AND.
 
-``--shard 3/8`` is the same part on every machine: it depends on the recipes alone, not on the cache, on what is
-installed, or on the order in which a system lists files. Cells with one export stay together unless a part would get
-much more than its share.
+``--shard 3/8`` is the same shard on every machine: it depends only on the recipes, not on the cache, on what is
+installed, or on the order of directory listings. Cells with one export stay together unless a shard would get much more
+than its share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from winml_dag.recipe.sweep import Cell, Sweep
 
 @dataclass(frozen=True)
 class Choice:
-    """By axis, labels and patterns of which one has to match, as in ``when`` and ``exclude``; no axis takes all."""
+    """By axis, labels and patterns of which one must match, as in ``when`` and ``exclude``; no axis matches all."""
 
     patterns: Mapping[str, tuple[str, ...]]
 
@@ -37,10 +37,10 @@ def matches(label: str, patterns: Iterable[str]) -> bool:
 
 
 def filtered(sweep: Sweep, filters: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells of *sweep* that all *filters* take, in its order, those that it leaves out among them.
+    """Return the cells of *sweep* that match all *filters*, in its order, including excluded ones.
 
     Raises:
-        UsageError: for an axis, label or name that there is not, and when nothing is taken.
+        UsageError: an axis, label or name does not exist, or nothing matches.
     """
     taken = sweep.cells
     for text in filters:
@@ -72,7 +72,7 @@ def _filter(text: str, sweep: Sweep) -> Callable[[Cell], bool]:
 
 def _by_name(text: str, sweep: Sweep) -> Callable[[Cell], bool]:
     names = [cell.name for cell in sweep.cells]
-    # A comma is no part of any label, but may well be of the name of a file.
+    # A label cannot contain a comma, but the name of a file can.
     patterns = (text,) if text in names else _each(text)
     for pattern in patterns:
         if pattern not in names and not any(matches(name, (pattern,)) for name in names):
@@ -87,14 +87,14 @@ def _each(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
-# What an export is made from.
+# The sections that determine an export.
 _OF_EXPORT = ("model", "loader", "export")
 _MOST = 10_000
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Part *number* of *count*, counted from 1."""
+    """Shard *number* of *count*, counted from 1."""
 
     number: int
     count: int
@@ -104,7 +104,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """The shard that *text* names as in ``3/8``. Raises UsageError when there is no such one."""
+    """Parse a shard such as ``3/8``. Raises UsageError if it is invalid."""
     match = re.fullmatch(r"([0-9]{1,5})/([0-9]{1,5})", text.strip())
     if match is None:
         raise UsageError(f"{text!r} is no shard.", advice="Write the third of eight as 3/8.")
@@ -116,13 +116,13 @@ def parse_shard(text: str) -> Shard:
 
 
 def in_shard(cells: Sequence[Cell], shard: Shard) -> tuple[Cell, ...]:
-    """Those of *cells* that are in *shard*, in their order. What the sweep leaves out, the first shard tells of."""
+    """Return those of *cells* that are in *shard*, in order. Excluded cells are reported by the first shard."""
     names = {cell.name for cell in shards(cells, shard.count)[shard.number - 1]}
     return tuple(cell for cell in cells if cell.name in names or (cell.left_out and shard.number == 1))
 
 
 def shards(cells: Sequence[Cell], count: int) -> tuple[tuple[Cell, ...], ...]:
-    """All that is to be built of *cells*, in *count* parts: each in exactly one; some are empty when cells are few."""
+    """Split the *cells* to build into *count* shards: each in exactly one; some are empty if there are few cells."""
     groups: dict[str, list[Cell]] = {}
     for cell in sorted((cell for cell in cells if not cell.left_out), key=lambda cell: cell.name):
         groups.setdefault(_export_of(cell), []).append(cell)
@@ -133,16 +133,18 @@ def shards(cells: Sequence[Cell], count: int) -> tuple[tuple[Cell, ...], ...]:
 
 
 def _cut(even: float, share: float, ends: Sequence[int]) -> int:
-    """Where one part ends: where it is *even*, or where a group does, if that is not far. So no part has more than one
-    and a half of its share.
+    """Return the end of a shard: *even*, or the end of a group if that is close.
+
+    So no shard has more than one and a half of its share.
     """
     nearest = min(ends, key=lambda end: abs(end - even), default=0)
     return nearest if abs(nearest - even) <= share / 4 else round(even)
 
 
 def _export_of(cell: Cell) -> str:
-    """What the export of *cell* is made from, as text. Of a recipe that cannot be read, its name: it is refused
-    wherever it goes.
+    """Return what determines the export of *cell*, as text.
+
+    For an unreadable recipe it is the cell's name: the recipe is refused in any shard.
     """
     written: object
     if cell.recipe is not None:

@@ -1,8 +1,8 @@
-"""A sweep as it was asked for: its cells, how they and their folders are named, and the files that it comes from.
+"""A sweep as requested: its cells, the names of cells and folders, and the files that it comes from.
 
 A sweep is one file with a matrix, or several files: each recipe is a cell, each sweep its cells (a folder of
-winml-cli's configurations is one). Recipes of their own are not parsed here, so a build that finds everything up to
-date reads none.
+winml-cli's configurations is one). Standalone recipes are not parsed here, so a build that finds everything up to date
+reads none.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """One build of a sweep, or one that the sweep leaves out.
+    """One build of a sweep, or one that the sweep excludes.
 
     Attributes:
         name: unique in the sweep.
-        values: by axis, the label of the value; empty for a recipe of its own.
+        values: by axis, the label of the value; empty for a standalone recipe.
         folder: its output folder below that of the sweep, with ``/``.
-        recipe: made from what the sweep says; None for one that is left out, and for a recipe of its own.
-        left_out: why the sweep leaves it out; empty for one that is built.
-        file: the file that it is written in: of a recipe of its own, that, with ``item`` its place in a list.
+        recipe: assembled from the sweep; None for an excluded cell, and for a standalone recipe.
+        left_out: why the sweep excludes it; empty for one that is built.
+        file: the file that contains it; for a standalone recipe, ``item`` is its index in a list.
     """
 
     name: str
@@ -47,15 +47,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Several builds that are asked for together.
+    """Several builds that are requested together.
 
     Attributes:
-        path: the file that it is written in; the first of several.
-        axes: by name, the labels of its values, in the order of the file; empty for several recipes.
-        cells: in the order of the file, those that are left out among them.
-        output_dir: the folder that the cells' folders lie in, if the file names one.
+        path: the file that contains it; the first of several.
+        axes: by name, the labels of its values, in file order; empty for several recipes.
+        cells: in file order, including excluded ones.
+        output_dir: the parent folder of the cells' folders, if the file sets one.
         measure: what is measured of each cell: ``perf``, ``eval``.
-        files: all that it was read from, and what may be there or not: a change of one may make it another sweep.
+        files: all files that it was read from, and paths whose existence was checked: a change of one may change the
+            sweep.
     """
 
     name: str
@@ -73,9 +74,9 @@ T = TypeVar("T")
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _MEANT_BY_FILTERS = re.compile(r"[,=!\[\]]")
-# Beside a cache folder and the names of what lies in an output folder, Windows takes 260 letters in all.
+# With a cache folder and the names of files in an output folder, Windows allows 260 letters in all.
 _LONGEST = 160
-# What lies in the folder of the sweep itself.
+# The files in the folder of the sweep itself.
 RESERVED = ("sweep.json", "report.html", "report.json", "report.csv")
 
 
@@ -84,7 +85,7 @@ def standard_template(axes: Sequence[str]) -> str:
 
 
 def template_problem(template: str, axes: Sequence[str]) -> str:
-    """Why *template* cannot name a folder for cells with *axes*; empty when it can."""
+    """Return why *template* cannot name a folder for cells with *axes*; empty if it can."""
     for name in _FIELD.findall(template):
         if name not in axes:
             return f"there is no axis {name!r}{known_instead(name, axes)}"
@@ -97,12 +98,12 @@ def template_problem(template: str, axes: Sequence[str]) -> str:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """*template* with the label of each axis for its name."""
+    """Return *template* with each axis name replaced with its label."""
     return _FIELD.sub(lambda match: values[match[1]], template)
 
 
 def folder_problem(folder: str) -> str:
-    """Why there can be no folder of this name below that of the sweep; empty when there can."""
+    """Return why a folder below that of the sweep cannot have this name; empty if it can."""
     parts = folder.split("/")
     for part in parts:
         if not is_safe_part(part):
@@ -113,9 +114,9 @@ def folder_problem(folder: str) -> str:
 
 
 def clashes(folders: Mapping[T, str]) -> Iterator[tuple[T, T]]:
-    """Pairs of those who have one folder, or one in that of the other. *folders*: by its owner.
+    """Yield pairs of owners that have the same folder, or one inside the other's. *folders*: by owner.
 
-    Upper and lower case are one: there are systems to which they are.
+    Case is ignored, as on some systems.
     """
     owners: dict[str, T] = {}
     for owner, folder in folders.items():
@@ -132,11 +133,11 @@ def clashes(folders: Mapping[T, str]) -> Iterator[tuple[T, T]]:
 
 
 def sweep_of_files(named: Sequence[Path]) -> Sweep:
-    """The sweep that *named* files, folders and patterns are: that of the only file, if it is one, else of all.
+    """Return the sweep of the *named* files, folders and patterns: that of the only file, if it is one, else of all.
 
     Raises:
-        InputError: for a folder or pattern without any recipe, and for a file that cannot be read as text.
-        RecipeError: for everything that is wrong with a sweep, and for a goal that not all cells would be held to.
+        InputError: a folder or pattern has no recipe, or a file cannot be read as text.
+        RecipeError: a sweep is invalid, or has a goal that would not apply to all cells.
     """
     files = recipe_files(named)
     sweeps = {file: _sweep(file) for file in files if is_sweep(file)}
@@ -194,6 +195,6 @@ def _read_for(sweep: Sweep | None) -> tuple[Path, ...]:
 
 
 def _name(named: Sequence[Path]) -> str:
-    """What people would call it: the folder, or the only file."""
+    """Return a name for users: the folder, or the only file."""
     only = named[0].resolve() if len(named) == 1 else named[0].resolve().parent
     return (only.stem if only.is_file() else only.name) or "sweep"

@@ -1,8 +1,8 @@
-"""Recipes in YAML, read as YAML 1.2's core schema does, so that a recipe means what its JSON twin means.
+"""Recipes in YAML, read with YAML 1.2's core schema, so that a recipe means the same as in JSON.
 
-Under YAML 1.1, PyYAML's own, ``no`` is false, ``1e-3`` is text and ``2024-01-01`` is a date. And the values are put
-together here from PyYAML's events, not by PyYAML: its composer recurses in C (200,000 brackets end the process), it
-keeps the last of two equal keys, and a few lines of nested aliases can be made to stand for gigabytes.
+In YAML 1.1, PyYAML's own, ``no`` is false, ``1e-3`` is text and ``2024-01-01`` is a date. The values are assembled here
+from PyYAML's events, not by PyYAML: its composer recurses in C (200,000 brackets end the process), it keeps the last of
+two equal keys, and a few lines of nested aliases can expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from winml_dag.recipe.document import (
     whole_number,
 )
 
-# What aliases stand for, all together; what is written out is bounded by the size of the file.
+# The limit for all aliases together; the size of the file limits what is written out.
 MAX_VALUES = 20_000
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -46,10 +46,10 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 
 
 def read_yaml(text: str, name: str) -> Document:
-    """What *text* says.
+    """Parse *text*.
 
     Raises:
-        RecipeError: for anything that is not one YAML document of JSON's values, with line and column.
+        RecipeError: it is not one YAML document of JSON's values, with line and column.
     """
     reader = _Reader(text)
     try:
@@ -81,7 +81,7 @@ def _first_unprintable(text: str) -> Position:
 
 
 class _Anchor(NamedTuple):
-    """What an alias stands for: how many values it counts as, and how far they are nested."""
+    """The value of an alias, with its number of values and its nesting depth."""
 
     value: object
     size: int
@@ -89,11 +89,11 @@ class _Anchor(NamedTuple):
 
 
 class _CannotGoOn(Exception):
-    """There is a finding after which reading further makes no sense."""
+    """A finding makes further reading useless."""
 
 
 class _Reader:
-    """Puts values together from the parser's events, and notes where each was written."""
+    """Assembles values from the parser's events, and records the position of each."""
 
     def __init__(self, text: str) -> None:
         self.positions = Positions()
@@ -105,7 +105,7 @@ class _Reader:
         self._deepest = 0
 
     def document(self) -> object:
-        """The value of the only document; None for an empty text."""
+        """Return the value of the only document; None for an empty text."""
         value = None
         documents = 0
         for event in self._events:
@@ -176,7 +176,7 @@ class _Reader:
         is_plain = event.implicit[0]
         if is_plain and key == "<<":
             self._find(event, "merge keys (<<) are not supported; write the keys out")
-        # A whole number is taken as its text, as in JSON, where a key cannot be anything else.
+        # A whole number is used as its text, as in JSON, where a key is always text.
         elif not (is_plain and _WHOLE_NUMBER.fullmatch(key)) and not isinstance(self._scalar(event), str):
             self._find(event, "a key must be text; put it in quotes")
         return key
@@ -219,7 +219,7 @@ class _Reader:
 
 
 def _number(text: str) -> int | float | None:
-    """The number that *text*, which has the form of one, stands for; None for one that a recipe cannot use."""
+    """Return the number in *text*, which has the form of one; None for one that a recipe cannot use."""
     if _WHOLE_NUMBER.fullmatch(text):
         return whole_number(text)
     if text.startswith(("0o", "0x")):

@@ -16,7 +16,7 @@ COMPILED_NAME = "compiled.onnx"
 
 @dataclass(frozen=True)
 class CompileFields:
-    """``execution_provider`` is the full name, ``provider_options`` are complete: the target's defaults are in them."""
+    """``execution_provider`` is the full name; ``provider_options`` include the target's defaults."""
 
     execution_provider: str
     device: str
@@ -48,12 +48,12 @@ COMPILE = Stage(
 
 
 def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
-    """Compile ``model`` into ``compiled.onnx`` with its binary inside or in a file beside it.
+    """Compile ``model`` to ``compiled.onnx`` with its binary embedded or in a file next to it.
 
-    The metrics are those of :class:`~winml_dag.stages.compiled.CompiledModel`, and the time that compiling took.
+    The metrics are those of :class:`~winml_dag.stages.compiled.CompiledModel` and the compile time.
 
     Raises:
-        StageError: when the provider is not here, cannot compile the model, or left nothing that it would run.
+        StageError: the provider is not available, cannot compile the model, or compiled no part of it.
     """
     from winml_dag.ep.session import session_options
     from winml_dag.stages.compiled import read_compiled

@@ -1,4 +1,4 @@
-"""What a compiler left behind, read back: a compiler that gave up on half of a model calls that a success."""
+"""Read a compiled model back: a compiler that gave up on half of a model reports success."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 
 COMPATIBILITY = "ep_compatibility_info."
-# As many as a sentence can hold; the metrics of compile have all of them.
+# As many as fit in a sentence; the metrics of compile have all of them.
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class CpuNode:
-    """An operator that was left to the CPU; ``op_type`` has the domain in front of it, unless it is ONNX's own."""
+    """An operator that was left to the CPU; ``op_type`` is prefixed with the domain unless it is ONNX's own."""
 
     name: str
     op_type: str
@@ -33,15 +33,15 @@ class CpuNode:
 
 @dataclass(frozen=True)
 class CompiledModel:
-    """A compiled model and the parts that were left to the CPU.
+    """A compiled model and what was left to the CPU.
 
     Attributes:
-        partitions: the EPContext nodes; one is best, since data is copied between the devices from part to part.
+        partitions: number of EPContext nodes; one is best, because data is copied between devices at each boundary.
         cpu_nodes: the operators that the provider did not take.
         edge_quantization_nodes: conversions of the model's inputs and outputs, left to the CPU on purpose.
-        sdk_version: of the compiler, as it wrote it; empty when it does not.
-        compatibility_info: what onnxruntime asks a device's provider before it loads the model; empty when not there.
-        binary_size: bytes of all binaries, embedded or beside the model.
+        sdk_version: version of the compiler, as it wrote it; empty if it did not.
+        compatibility_info: what onnxruntime asks a device's provider before it loads the model; empty if missing.
+        binary_size: bytes of all binaries, embedded or next to the model.
     """
 
     partitions: int
@@ -67,7 +67,7 @@ def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> Compi
     """Read the model that *ep* compiled to *path*.
 
     Raises:
-        StageError: when it is missing or incomplete, has no EPContext node, or its binaries are not where they should
+        StageError: the model is missing or incomplete, has no EPContext node, or its binaries are not where they should
             be (*embedded*: in the model).
     """
     if not path.is_file():
@@ -92,8 +92,9 @@ def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> Compi
 
 
 def cpu_nodes(model: Model) -> tuple[CpuNode, ...]:
-    """The operators of the compiled *model* that are left to the CPU, in its order; conversions of its inputs and
-    outputs do not count.
+    """Return the operators of the compiled *model* that are left to the CPU, in model order.
+
+    Conversions of its inputs and outputs do not count.
     """
     edge = {id(node) for node in _conversions_at_the_edge(model.graph)}
     return tuple(
@@ -106,7 +107,7 @@ def cpu_nodes(model: Model) -> tuple[CpuNode, ...]:
 
 
 def together(models: Sequence[CompiledModel]) -> JsonObject:
-    """The metrics of *models* that share one binary: over all, and of each in ``models``."""
+    """Return the metrics of *models* that share one binary: totals, and those of each model in ``models``."""
     whole = CompiledModel(
         partitions=sum(model.partitions for model in models),
         cpu_nodes=tuple(node for model in models for node in model.cpu_nodes),
@@ -123,7 +124,7 @@ def counted_types(nodes: Iterable[CpuNode]) -> dict[str, int]:
 
 
 def first_names(nodes: tuple[CpuNode, ...]) -> str:
-    """``/a (Gather), /b (Cast), /c (Cast) and 4 more``; conversions last, since they follow from the others."""
+    """Return ``/a (Gather), /b (Cast), /c (Cast) and 4 more``; conversions last, since other operators cause them."""
     more = len(nodes) - _MOST_NAMED
     ranked = sorted(nodes, key=lambda node: node.op_type in QDQ)
     return ", ".join(map(str, ranked[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")

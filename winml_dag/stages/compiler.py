@@ -1,7 +1,7 @@
-"""The compilers of onnxruntime, and what they need around them: the model in its place, option files, fixed shapes.
+"""The compilers of onnxruntime and what they need: the model at a fixed path, option files, fixed shapes.
 
-QNN's bytes depend on the path of the model as given and on what its process compiled before; so a model always has the
-same path, relative to the current folder, and a process compiles once: the engine gives every stage a folder and a
+QNN's bytes depend on the model path as given and on what its process compiled before. So a model always has the same
+path, relative to the current folder, and a process compiles once: the engine gives every stage its own folder and
 process.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from winml_dag.onnxmodel.inspect import ModelSummary
 
-# Of the model that was given, plans have seen to it: this one comes from somewhere else.
+# Planning has checked the source model's shapes; a model that fails here comes from somewhere else.
 GIVE_SIZES = (
     "Give its sizes with --batch-size, --shape-config or --input-specs. A model from a stage of your own goes through"
     " `normalize` for that: stages.normalize.inputs.model."
@@ -35,12 +35,13 @@ GIVE_SIZES = (
 
 MODEL_NAME = "model.onnx"
 
-# onnxruntime's compile API, and its older way: a session that is told to keep what its provider compiled.
+# onnxruntime's compile API, and the older way: a session with the option to save what its provider compiled.
 COMPILERS = ("ort", "ort_session")
-# How its sentence for a model begins of which the provider took no part.
+# Start of onnxruntime's message for a model of which the provider took no operator.
 _TOOK_NOTHING = "Unable to compile any nodes"
 
-# And its sentence for one in which it replaced an operator that is defined by others, such as Softsign in opset 18.
+# Start of its message for a model in which it replaced an operator that is defined as a function of others, such as
+# Softsign in opset 18.
 _REPLACED = "Encountered an invalid node while compiling"
 
 
@@ -48,7 +49,7 @@ _used = False
 
 
 def use_process() -> None:
-    """Raise RuntimeError when this process has compiled before."""
+    """Raise RuntimeError if this process has compiled before."""
     global _used
     if _used:
         raise RuntimeError("This process has compiled before, and QNN's bytes would tell; use a fresh one.")
@@ -56,7 +57,7 @@ def use_process() -> None:
 
 
 def target_of(execution_provider: str, device: str) -> Target:
-    """The target to compile for. Raises StageError when it is none that models are compiled for."""
+    """Return the target to compile for. Raises StageError if models are not compiled for it."""
     target = resolve_target(execution_provider, device)
     if not target.ep.makes_ep_context:
         raise StageError(f"{target.ep.name} does not compile models ahead of time.", advice="Leave compile out.")
@@ -64,10 +65,10 @@ def target_of(execution_provider: str, device: str) -> Target:
 
 
 def place_model(source: Path, ep: ExecutionProvider, folder: Path = Path()) -> Path:
-    """Put the model *source* and its external data into *folder*, the model under its one name.
+    """Put the model *source* and its external data into *folder*, the model under a fixed name.
 
     Raises:
-        StageError: when *ep* cannot compile it, or one of its files has that name.
+        StageError: *ep* cannot compile it, or one of its files has that name.
     """
     from winml_dag.onnxmodel.inspect import inspect_model
 
@@ -89,7 +90,7 @@ def place_model(source: Path, ep: ExecutionProvider, folder: Path = Path()) -> P
 
 
 def _require_fixed_shapes(summary: ModelSummary, ep: ExecutionProvider) -> None:
-    """A compiler skips nearly all of a graph whose shapes it does not know, and calls that a success."""
+    """Raise StageError for a dynamic input shape: a compiler would skip nearly all of the graph and report success."""
     for spec in summary.inputs:
         if dynamic := [str(dim) for dim in spec.shape if not isinstance(dim, int)]:
             raise StageError(
@@ -100,7 +101,7 @@ def _require_fixed_shapes(summary: ModelSummary, ep: ExecutionProvider) -> None:
 
 
 def option_files(workspace: Workspace) -> dict[str, str]:
-    """Each option whose value is a file, with the path of our copy; the input has them as ``<option>/<file>``."""
+    """Return the path of the local copy for each option whose value is a file; the input has ``<option>/<file>``."""
     if not workspace.has("option_files"):
         return {}
     folder = workspace.inputs["option_files"]
@@ -116,11 +117,12 @@ def compile_with(
     *,
     embed: bool,
 ) -> None:
-    """Let *ep*, which is in *settings*, compile *model* to *output*, its binary inside (*embed*) or beside. What the
-    model says of itself stays.
+    """Compile *model* to *output* with *ep*, which is configured in *settings*; *embed* puts the binary inside.
+
+    The model's metadata is preserved.
 
     Raises:
-        StageError: with the provider's own sentence, when it cannot.
+        StageError: the provider failed; the message includes its own.
     """
     import onnxruntime
 
@@ -135,13 +137,13 @@ def compile_with(
     outputs = [value.name for value in graph.outputs]
     if ep == QNN and any(node.op_type == "AveragePool" for node in graph.nodes):
         _changed(model, count_padding)
-    # QNN gives its part of a model an output for each time that one is listed, and all of them the same name.
+    # QNN gives its partition one output for each time that an output is listed, all with the same name.
     changed = len(set(outputs)) < len(outputs) and _changed(model, _list_outputs_once)
     try:
         try:
             _compile(compiler, settings, model, output, embed=embed)
         except Exception:
-            # Not before: where the provider takes an If as a part of its own, weights that are outputs prevent that.
+            # Only after a failure: if the provider takes an If into a partition, weights that are outputs prevent that.
             if not _changed(model, put_out_inner_weights):
                 raise
             changed = True
@@ -167,9 +169,9 @@ def _compile(compiler: str, settings: onnxruntime.SessionOptions, model: Path, o
     import onnxruntime
 
     if compiler == "ort":
-        # By default the model compiler optimizes nothing, and a single shape computed from constants then splits the
-        # graph: a BERT came out in 5 parts with 60 operators on the CPU, in 1 part with none at this level. Higher
-        # levels make operators for the CPU that no other provider takes.
+        # By default the model compiler optimizes nothing. A single shape computed from constants then splits the graph:
+        # a BERT resulted in 5 partitions with 60 operators on the CPU; at this level, in 1 partition with none. Higher
+        # levels create operators for the CPU that no other provider takes.
         onnxruntime.ModelCompiler(
             settings,
             model.as_posix(),
@@ -186,13 +188,13 @@ def _compile(compiler: str, settings: onnxruntime.SessionOptions, model: Path, o
 
 
 def _changed(path: Path, change: Callable[[ModelProto], bool]) -> bool:
-    """Whether *change* had something to do in the model *path*, which then has it. External data stays as it is."""
+    """Apply *change* to the model file *path*; return whether it changed anything. External data stays as it is."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
     if not change(model):
         return False
-    path.unlink(missing_ok=True)  # it may be a link to the model that was given
+    path.unlink(missing_ok=True)  # it may be a link to the source model
     path.write_bytes(model.SerializeToString(deterministic=True))
     return True
 
@@ -206,7 +208,7 @@ def _list_outputs(path: Path, names: list[str]) -> None:
 
 
 def _set_outputs(model: ModelProto, names: list[str]) -> bool:
-    """Let *model* have the outputs *names*, which it has among others, in this order."""
+    """Reduce the outputs of *model* to *names*, in this order."""
     outputs = {value.name: value for value in model.graph.output}
     wanted = [outputs[name] for name in names]
     del model.graph.output[:]

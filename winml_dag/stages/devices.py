@@ -1,7 +1,7 @@
-"""Devices: what an execution provider finds when it is really loaded. No stage of a build: ``winml-dag sys`` asks.
+"""The devices that an execution provider reports when it is loaded. Not a stage of a build: ``winml-dag sys`` runs it.
 
-Its library, and the drivers that it loads, may crash or hang. So it is asked in a process of its own, of the
-environment that has it, and nothing of the answer is kept.
+The provider's library and the drivers that it loads may crash or hang. So this runs in a separate process of the
+environment that has the provider, and nothing is cached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DevicesConfig:
-    """``execution_provider``: its full name."""
+    """``execution_provider``: the full name."""
 
     execution_provider: str
 
@@ -38,22 +38,22 @@ DEVICES = Stage(
     timeout_seconds=60.0,
 )
 
-# ``y = Relu(x)`` of four numbers, IR 8, opset 17: what every provider takes. The environment may have no onnx.
+# ``y = Relu(x)`` of four numbers, IR 8, opset 17, which every provider supports. The environment may not have onnx.
 _RELU = bytes.fromhex(
     "08083a3b0a0c0a0178120179220452656c751201675a130a0178120e0a0c080112080a0208010a02080462130a0179120e0a0c080112080a"
     "0208010a02080442040a001011"
 )
-# Libraries whose file names have the version of the SDK that they are of.
+# Libraries whose file names contain the version of their SDK.
 _SDK_LIBRARY = re.compile(r"(?:lib)?(?:openvino|tensorrt_rtx|nvinfer)\.so\.(\d+(?:\.\d+)+)")
-# OpenVINO 2025.4.1 also goes by this name, and a plugin has it alone: libopenvino.so.2541
+# OpenVINO 2025.4.1 also uses this name, and a plugin may contain only this file: libopenvino.so.2541
 _OPENVINO_LIBRARY = re.compile(r"libopenvino\.so\.(\d\d)(\d)(\d)")
 
 
 def run(config: DevicesConfig, workspace: Workspace) -> JsonObject:  # noqa: ARG001 - it has no files
-    """Load the provider, and tell its devices.
+    """Load the provider and return its devices.
 
     Raises:
-        StageError: when it does not load.
+        StageError: the provider does not load.
     """
     import onnxruntime
 
@@ -68,8 +68,8 @@ def run(config: DevicesConfig, workspace: Workspace) -> JsonObject:  # noqa: ARG
         "onnxruntime": onnxruntime.__version__,
         "sdk_version": sdk_version(ep),
         "devices": found,
-        # A provider that is part of its build of onnxruntime tells no devices: whether one is there, only a session
-        # tells.
+        # A provider that is compiled into onnxruntime reports no devices; only creating a session shows whether one
+        # exists.
         "tried": {} if found else dict(_tried(ep)),
     }
 
@@ -92,7 +92,7 @@ def _texts(value: Mapping[str, str]) -> dict[str, JsonValue]:
 
 
 def _tried(ep: ExecutionProvider) -> Iterator[tuple[str, str]]:
-    """Each device that *ep* may drive, with why it does not; empty where it does."""
+    """Yield each device that *ep* may drive and the reason why it does not work; empty if it works."""
     from winml_dag.ep.options import complete_options
     from winml_dag.ep.registry import Target
     from winml_dag.ep.session import create_session
@@ -110,7 +110,7 @@ def _tried(ep: ExecutionProvider) -> Iterator[tuple[str, str]]:
 
 
 def sdk_version(ep: ExecutionProvider) -> str:
-    """That of the hardware vendor's SDK in the package; empty when nothing tells."""
+    """Return the version of the hardware vendor's SDK in the package; empty if it cannot be determined."""
     from winml_dag.ep.availability import package_of
     from winml_dag.ep.fingerprint import libraries_of
 

@@ -1,6 +1,6 @@
-"""What is measured of each output of a model against the reference's: over all samples, of the worst one, by class.
+"""Metrics of each output of a model compared with the reference: over all samples, of the worst sample, and by class.
 
-Positions that only pad a text are left out: nobody reads them, and in a short text they would be most of an output.
+Padding positions of a text are excluded: nothing reads them, and in a short text they would be most of an output.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Feed = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class OutputFigures:
-    """One output.
+    """The metrics of one output.
 
     Attributes:
         read: over all values that are read, of all samples at once.
-        whole: over all values there are; it differs from ``read`` where there is padding.
-        cosine_min: the lowest cosine of a single sample; None when an output is a single number, whose cosine tells
-            nothing but its sign.
-        top1: how often the best class is the same; None when the output has no scores of classes.
-        top5: how often the reference's best class is among the best five; None also when there are no more than five.
-        exact: how many values are the same; None for an output of floats, which hardly ever are.
-        floor: the error up to which the values count as the same; None where every error counts.
+        whole: over all values; it differs from ``read`` if there is padding.
+        cosine_min: the lowest cosine of a single sample; None if an output is a single number, whose cosine is only its
+            sign.
+        top1: how often the best class is the same; None if the output has no class scores.
+        top5: how often the reference's best class is among the best five; None also if there are at most five classes.
+        exact: how many values are the same; None for an output of floats, which rarely are.
+        floor: the error up to which values count as the same; None if every error counts.
     """
 
     read: OutputComparison
@@ -44,28 +44,28 @@ class OutputFigures:
     floor: float | None = None
 
     def below(self, floor: float) -> OutputFigures:
-        """The same, in which errors up to *floor*, which all of them are, count as none."""
+        """Return a copy in which errors up to *floor*, which includes all of them, count as none."""
         same = OutputComparison(self.read.name, self.read.shape, 1.0, math.inf, self.read.max_abs_error, 0, 0)
         return replace(self, read=same, cosine_min=None if self.cosine_min is None else 1.0, floor=floor)
 
     @property
     def is_single(self) -> bool:
-        """Whether it is a single float, of which an angle tells nothing but the sign."""
+        """Whether it is a single float, whose cosine is only its sign."""
         return self.cosine_min is None and self.exact is None
 
     @property
     def relative_error(self) -> float | None:
-        """Of all samples' values at once; None where the cosine tells more."""
+        """The relative error of all samples' values at once; None if the output has a cosine."""
         return 10 ** (-self.read.sqnr_db / 20) if self.is_single else None
 
     @property
     def scale(self) -> float | None:
-        """None where there is none: of integers, which may be names of classes, and of what has no similarity."""
+        """The scale; None for integers, which may be class ids, and for values without similarity."""
         return None if self.read.scale is None or self.exact is not None else round(self.read.scale, 3)
 
     @property
     def cosine(self) -> float:
-        """This and the others below are rounded to digits that another processor would give as well."""
+        """The cosine, rounded like the values below to digits that are the same on other processors."""
         return round(self.read.cosine, 5)
 
     @property
@@ -74,7 +74,7 @@ class OutputFigures:
 
     @property
     def sqnr_db(self) -> float | None:
-        """None where the ratio is infinite, which JSON cannot say: without noise, or without a signal."""
+        """The SQNR; None if it is infinite, which JSON cannot represent: without noise, or without a signal."""
         return round(self.read.sqnr_db, 1) if math.isfinite(self.read.sqnr_db) else None
 
     @property
@@ -101,9 +101,10 @@ def measure(
     candidate: Sequence[Sequence[Array]],
     scores: Collection[str],
 ) -> tuple[OutputFigures, ...]:
-    """The figures of the outputs *names*; both models' values are by sample, then by output, and of equal shapes.
+    """Return the metrics of the outputs *names*.
 
-    *scores*: outputs whose values are scores of classes.
+    Both models' values are by sample, then by output, and have equal shapes. *scores*: outputs whose values are class
+    scores.
     """
     measuring = Measuring(names, scores)
     for feed, expected, found in zip(feeds, reference, candidate, strict=True):
@@ -112,19 +113,19 @@ def measure(
 
 
 class Measuring:
-    """Figures sample by sample: memory holds sums, however many samples there are and however large their outputs.
+    """Accumulates metrics sample by sample; memory holds only sums, whatever the number and size of the samples.
 
-    *scores*: outputs whose values are scores of classes.
+    *scores*: outputs whose values are class scores.
     """
 
     def __init__(self, names: Sequence[str], scores: Collection[str]) -> None:
         self._outputs = [_Output(name, is_scores=name in scores) for name in names]
 
     def add(self, feed: Feed, reference: Sequence[Array], candidate: Sequence[Array]) -> None:
-        """One sample: its inputs, and both models' values by output.
+        """Add one sample: its inputs, and both models' values by output.
 
         Raises:
-            StageError: when a shape or the kind of values differs.
+            StageError: a shape or kind of values differs.
         """
         for output, expected, found in zip(self._outputs, reference, candidate, strict=True):
             output.add(feed, expected, found)
@@ -134,7 +135,7 @@ class Measuring:
 
 
 def quality(figures: Sequence[OutputFigures], *, samples: int, data: str, held_out: bool | None) -> Quality:
-    """The figures of a whole model: those of its worst output, and the decisions of all."""
+    """Return the metrics of a whole model: those of its worst output, and the decisions of all outputs."""
     worst = min(figures, key=_likeness)
     decisions = _sum(output.top1 for output in figures)
     return Quality(
@@ -153,11 +154,9 @@ def quality(figures: Sequence[OutputFigures], *, samples: int, data: str, held_o
 
 
 def _likeness(output: OutputFigures) -> float:
-    """1 for the reference's own values: lower by the cosine, and by what an angle does not see."""
+    """Return 1 for the reference's own values, less for a lower cosine and for errors that a cosine does not show."""
     if output.relative_error is not None:
-        return (
-            1 - min(output.relative_error, 2.0) ** 2 / 2
-        )  # what the cosine of such an error is; see bounds.scale_tolerance
+        return 1 - min(output.relative_error, 2.0) ** 2 / 2  # the cosine for such an error; see bounds.scale_tolerance
     scale = output.read.scale if output.exact is None else None
     return output.read.cosine if scale is None else output.read.cosine * min(scale, 1 / scale)
 
@@ -168,7 +167,7 @@ def _sum(decisions: Iterable[Agreement | None]) -> Agreement | None:
 
 
 class _Output:
-    """One output, so far."""
+    """The sums of one output so far."""
 
     def __init__(self, name: str, *, is_scores: bool) -> None:
         self._name, self._is_scores = name, is_scores
@@ -195,17 +194,17 @@ class _Output:
             self._exact.append(Agreement(int((expected == found).sum()), expected.size))
 
     def figures(self) -> OutputFigures:
-        # Flat, since an output's shape may depend on the sample (detections found).
+        # Flat, because an output's shape may depend on the sample (number of detections).
         read, whole = (sums.comparison(self._name, (sums.count,)) for sums in (self._read, self._whole))
         return OutputFigures(read, whole, self._lowest, _sum(self._top1), _sum(self._top5), _sum(self._exact))
 
 
 def _not_padding(feed: Feed, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Which positions of an output of that *shape* are no padding; None when the output has no positions of a text.
+    """Return which positions of an output of that *shape* are not padding; None if it has no text positions.
 
-    Such an output has the two axes of the attention mask, and one or more behind them: the axes of an output with two
-    only, batch and features, could have the same lengths by chance. Where a decoder has a text of its own, the mask is
-    not known to be that of the output.
+    An output with text positions has the two axes of the attention mask followed by at least one more: an output with
+    only batch and feature axes could have the same lengths by chance. If a decoder has a text of its own, the mask may
+    not be that of the output.
     """
     mask = feed.get("attention_mask")
     if mask is None or len(shape) < 3 or shape[:2] != mask.shape or "decoder_input_ids" in feed:

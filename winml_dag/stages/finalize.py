@@ -24,7 +24,7 @@ class OffloadFields:
 
 @dataclass(frozen=True)
 class FinalizeConfig:
-    """``file``: what the model is called. The external-data rule is the same for every model."""
+    """``file``: the file name of the model. The rule for external data is the same for every model."""
 
     file: str = MODEL_FILE
     compile: OffloadFields = OffloadFields()
@@ -46,12 +46,13 @@ FINALIZE = Stage(
 
 
 def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:
-    """Put the model under its final name, and what lies beside it under names that begin with that: weights as
-    ``<name>.data`` where they are large, binaries of a compiled model as ``<stem>_<rest of their name>``.
+    """Give the model its final name, and its other files names that start with it.
+
+    Large weights become ``<name>.data``, binaries of a compiled model ``<stem>_<rest of their name>``.
 
     Raises:
-        StageError: when the result is not the model that it was made from, or *config* requires full offload of a
-            model of which an operator is left to the CPU.
+        StageError: the result differs from the source model, or *config* requires full offload and an operator is left
+            to the CPU.
     """
     source = workspace.input_file("model", ".onnx")
     destination = workspace.outputs["model"] / config.file
@@ -65,7 +66,7 @@ def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:
         for name, final in names.items():
             (source.parent / name).replace(destination.parent / final)
     elif not before.external_data and before.weight_size < EXTERNAL_DATA_THRESHOLD:
-        # The input is this run's own copy: it is moved, and so not written once more.
+        # The input is this run's own copy, so it is moved instead of written again.
         source.replace(destination)
         expected = replace(before, files=(destination.name,))
     else:
@@ -81,7 +82,7 @@ def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:
 
 
 def require_full_offload(models: Iterable[Path]) -> None:
-    """Raise StageError when an operator of the compiled *models* is left to the CPU."""
+    """Raise StageError if an operator of the compiled *models* is left to the CPU."""
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.stages.compiled import cpu_nodes, first_names
 
@@ -97,8 +98,9 @@ def require_full_offload(models: Iterable[Path]) -> None:
 
 
 def final_names(files: Iterable[str], source: Path, models: Iterable[str], stem: str) -> dict[str, str]:
-    """What each of the *files* beside the compiled model *source* is called beside the final *models*: two models in
-    one folder must not have one name for two binaries, so it begins with *stem*.
+    """Return the final names of the *files* next to the compiled model *source*.
+
+    Each name starts with *stem*, so that two models in one folder do not use one name for two binaries.
     """
     taken = {model.casefold() for model in models}
     names = {}
@@ -115,10 +117,10 @@ def final_names(files: Iterable[str], source: Path, models: Iterable[str], stem:
 
 
 def write_final(source: Path, summary: ModelSummary, destination: Path, names: Mapping[str, str]) -> ModelSummary:
-    """Put the compiled model *source* to *destination*, where it knows its files by their new *names*; returns what is
-    expected of the result, which *summary* tells.
+    """Write the compiled model *source* to *destination* with references to its files under their new *names*.
 
-    Nothing else inside may change: its provider may check that.
+    Returns the expected summary of the result, derived from *summary*. Nothing else in the model may change, because
+    its provider may check that.
     """
     if names:
         from winml_dag.onnxmodel.renamed import write_renamed

@@ -1,7 +1,7 @@
 """The float model that calibrate and quantize both start from: checked, in normal form, with the type of every tensor.
 
-Both must see the same tensors. onnxruntime's tools pass over a tensor whose type they do not know, with a line in the
-log: with one operator from outside the ONNX standard, everything behind it would silently stay in float.
+Both must see the same tensors. onnxruntime's tools skip a tensor of unknown type with only a line in the log: after one
+operator from outside the ONNX standard, everything downstream would silently stay in float.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from winml_dag.onnxmodel.protos import Naming, distinct_names, graphs_inside, gr
 from winml_dag.stages.infinity import clamp_certain
 from winml_dag.stages.normalize.forms import normalize_forms
 
-# Constants written down as quantization tools expect them: none is sparse, and none is what a subgraph puts out.
-
 
 def plain_constants(model: ModelProto) -> None:
-    """Write sparse constants of *model* in full, in place, and let subgraphs put out constants through an Identity.
-    Values must have names of their own in subgraphs (see :func:`~winml_dag.onnxmodel.protos.distinct_names`).
+    """Write sparse constants of *model* as dense ones, in place; subgraphs then output constants through an Identity.
+
+    Quantization tools expect constants in this form. Values must have unique names in subgraphs (see
+    :func:`~winml_dag.onnxmodel.protos.distinct_names`).
     """
     for graph in graphs_of(model.graph):
         graph.initializer.extend(_dense(sparse) for sparse in graph.sparse_initializer)
@@ -38,7 +38,7 @@ def plain_constants(model: ModelProto) -> None:
                 if attribute.name == "sparse_value":
                     dense = _dense(attribute.sparse_tensor)
                     attribute.CopyFrom(helper.make_attribute("value", dense, attr_type=AttributeProto.TENSOR))
-    # Those of the outermost graph are set aside while it is quantized.
+    # Only subgraphs: constants that the outermost graph outputs are set aside while it is quantized.
     naming = Naming.of(model.graph)
     for graph in graphs_inside(model.graph.node):
         _put_out_through_nodes(graph, naming)
@@ -77,7 +77,8 @@ NOT_COMPUTING = frozenset({"Constant", "Cast"})
 def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = False) -> None:
     """Raise StageError unless the model *source* is in float32, so that it can be *done* (such as "quantized").
 
-    With *weight_only_too*, it may also have 4-bit or 8-bit weights in MatMulNBits, which float16 leaves alone.
+    With *weight_only_too*, it may also have 4-bit or 8-bit weights in MatMulNBits, which float16 conversion does not
+    change.
     """
     model = inspect_model(source)
     if model.is_compiled:
@@ -99,15 +100,14 @@ def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = Fals
 
 
 def write_typed(source: Path, destination: Path, *, finite: bool = False) -> int:
-    """Write *source* as *destination*, in its normal form (see :func:`normalize_forms`), with all types and shapes that
-    can be known.
+    """Write *source* to *destination* in normal form (see :func:`normalize_forms`), with all types and shapes inferred.
 
-    Large weights are in a file beside it and never in memory. With *finite*, it will be quantized by ranges: constants
-    that stand for infinity become numbers that integers can hold; returns how many.
+    Large weights are in a file next to it and never in memory. With *finite*, the model will be quantized by ranges:
+    constants that mean infinity are replaced with numbers that integers can hold. Returns how many were replaced.
 
     Raises:
-        StageError: when the shapes that the model states contradict each other, onnxruntime cannot load it, or it
-            computes nothing in float32.
+        StageError: the shapes in the model contradict each other, onnxruntime cannot load it, or it computes nothing in
+            float32.
     """
     resave(source, destination)
     model = onnx.load(destination, load_external_data=False)
@@ -143,7 +143,10 @@ def _with_shapes(model: ModelProto) -> ModelProto:
 
 
 def _forget_initializer_shapes(graph: GraphProto) -> None:
-    """The dynamo exporter states them as values too; they are wrong as soon as a tool transposes a weight."""
+    """Remove the shapes of initializers from value_info.
+
+    The dynamo exporter writes them there too, and they become wrong as soon as a tool transposes a weight.
+    """
     initializers = {tensor.name for tensor in graph.initializer}
     kept = [value for value in graph.value_info if value.name not in initializers]
     del graph.value_info[:]
@@ -156,9 +159,9 @@ def _outputs_without_type(graph: GraphProto) -> list[str]:
 
 
 def _ask_onnxruntime(model: ModelProto, names: list[str]) -> None:
-    """Add what onnxruntime, which also knows its own operators, says of the float tensors *names*.
+    """Add the types of the float tensors *names* as inferred by onnxruntime, which also knows its own operators.
 
-    A session tells the types of its outputs; a model that it writes to disk carries none.
+    A session reports the types of its outputs; a model that it writes to disk has none.
     """
     probe = ModelProto()
     probe.CopyFrom(model)
@@ -167,13 +170,13 @@ def _ask_onnxruntime(model: ModelProto, names: list[str]) -> None:
     onnx.save(probe, _PROBE_FILE)
     for argument in open_session(_PROBE_FILE, "the model").get_outputs():
         if argument.name in names and argument.type == "tensor(float)":
-            # No dimensions: a number, or, as usual, a shape that it does not know.
+            # No dimensions: a scalar, or, more often, an unknown shape.
             shape = argument.shape or None
             model.graph.value_info.append(helper.make_tensor_value_info(argument.name, TensorProto.FLOAT, shape))
 
 
 def float_tensors(graph: GraphProto) -> frozenset[str]:
-    """Names of all float32 activations: what nodes of the graph itself take and make, initializers left out."""
+    """Return the names of all float32 activations of the nodes of the graph itself, without initializers."""
     initializers = {tensor.name for tensor in graph.initializer}
     values = (*graph.input, *graph.output, *graph.value_info)
     floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
@@ -182,19 +185,20 @@ def float_tensors(graph: GraphProto) -> frozenset[str]:
 
 
 def float_values(graph: GraphProto) -> frozenset[str]:
-    """:func:`float_tensors` and the float32 initializers."""
+    """Return the names of :func:`float_tensors` and of the float32 initializers."""
     return float_tensors(graph) | {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
 
 
 def compute_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """The nodes that compute with floats, in graphs inside of nodes too: constants, type conversions, integer
-    arithmetic on shapes and nodes that run graphs are none.
+    """Yield the nodes that compute with floats, including nodes in subgraphs.
+
+    Constants, type conversions, integer arithmetic on shapes and nodes that run graphs do not count.
     """
     return _compute_nodes(graph, frozenset())
 
 
 def compute_nodes_inside(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
-    """Those of :func:`compute_nodes` that are in graphs inside of nodes, each with the operator that runs its graph."""
+    """Yield the nodes of :func:`compute_nodes` that are in subgraphs, each with the operator that runs its graph."""
     floats = _typed_floats(graph)
     for node in graph.node:
         for inner in _graphs_in(node):
@@ -213,7 +217,7 @@ def _compute_nodes(graph: GraphProto, around: frozenset[str]) -> Iterator[NodePr
 
 
 def _typed_floats(graph: GraphProto) -> frozenset[str]:
-    """Float32 values of *graph* itself, and its float32 initializers, whoever reads them."""
+    """Return the float32 values of *graph* itself and its float32 initializers, wherever they are read."""
     values = (*graph.input, *graph.output, *graph.value_info)
     floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
     return frozenset(floats.union(tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT))

@@ -1,7 +1,6 @@
-"""The kinds of artifact that our stages exchange: which stage may follow which is settled by these words.
+"""The artifact types that the built-in stages exchange; they determine which stage may follow which.
 
-The refusals are what a user reads who puts stages together that cannot follow each other; the graph is checked before
-anything runs.
+The refusals are shown to a user who connects stages that do not fit; the graph is checked before anything runs.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from winml_dag.engine.stage import InputSlot
 
 MODEL_FOLDER = "model folder"  # config.json and weights as transformers saves them
-USER_SCRIPT = "user script"  # a Python file that makes the model
+USER_SCRIPT = "user script"  # a Python file that creates the model
 PROCESSOR_FOLDER = "processor folder"  # tokenizer and preprocessor files
 CALIBRATION_DATA = "calibration data"  # .npz, .npy or .txt
 OPTION_FILES = "provider option files"
@@ -18,12 +17,12 @@ FLOAT_MODEL = "onnx"  # an ordinary model in float32
 HALF_MODEL = "float16 onnx"
 QUANTIZED_MODEL = "quantized onnx"  # QDQ or QOperator
 WEIGHT_ONLY_MODEL = "weight-only quantized onnx"  # MatMulNBits: integer weights, everything else in float32
-COMPILED_MODEL = "compiled onnx"  # has EPContext nodes: an execution provider's own binary
+COMPILED_MODEL = "compiled onnx"  # has EPContext nodes with an execution provider's own binary
 COMPILED_MODELS = "compiled onnx models"  # several that share one binary
 
 RANGES = "activation ranges"
-OPTIMIZATIONS = "optimizations"  # one file optimizations.json: {capability: true} for all that analyze discovered
-SUPPORT = "operator support"  # tables of what execution providers do with operators
+OPTIMIZATIONS = "optimizations"  # one file optimizations.json: {capability: true} for each that analyze discovered
+SUPPORT = "operator support"  # tables of how execution providers support operators
 PROBE = "probe result"
 ANALYSIS = "analysis"
 HIERARCHY = "module hierarchy"
@@ -44,7 +43,7 @@ _COMPILED = (
 
 
 def model_slot(done: str, *accepts: str) -> InputSlot:
-    """The model input of a stage in which a model is *done* (such as "quantized"), with its refusals in words."""
+    """Return the model input of a stage in which a model is *done* (such as "quantized"), with its refusal messages."""
     refusals = {
         COMPILED_MODEL: _COMPILED.format(done=done),
         QUANTIZED_MODEL: f"it is already quantized and cannot be {done} again; use the float model",

@@ -1,7 +1,7 @@
-"""Outputs that are nothing but rounding: how large the values are that an output is computed from.
+"""Detect outputs that are only rounding noise, by the magnitude of the values that an output is computed from.
 
-Logits that cancel leave 1e-8 of sums of 10, and a saturated sigmoid leaves 1e-12. There the reference itself is noise:
-an angle to it says nothing, and an error is large or small only against what was added up.
+Logits that cancel leave 1e-8 of sums of 10, and a saturated sigmoid leaves 1e-12. The reference itself is then noise:
+the cosine to it has no meaning, and an error is large or small only relative to the summands.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ from winml_dag.stages.figures import OutputFigures
 from winml_dag.stages.running import run_model
 from winml_dag.stages.samples.samples import Feed
 
-# Of an operator that adds up: with magnitudes for its inputs it gives the magnitude of what it adds up.
+# Operators that add up: with magnitudes as inputs, the mapped operator returns the magnitude of the summands.
 _ADDING = {name: name for name in ("Add", "Sum", "Mean", "MatMul", "Gemm", "Conv", "ConvTranspose", "ReduceSum")}
 _ADDING |= {"Sub": "Add", "ReduceMean": "ReduceMean", "GlobalAveragePool": "GlobalAveragePool"}
-# Values stay what they are, of the first input; where they move, their magnitudes move with them. Clipping only cuts.
+# Operators that pass on the values of the first input; if they move values, the magnitudes move too. Clipping only
+# cuts.
 _MOVING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Gather", "Split", "Expand"})
 _IN_PLACE = frozenset({"Identity", "Cast", "Dropout", "Relu", "Clip", "Neg", "Abs"})
-# Results are parts of 1.
+# Results are fractions of 1.
 _OF_ONE = frozenset({"Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softsign"})
-# The part of that magnitude up to which an output is noise, of the size of a rounding error and at most: what is larger
-# is information, also where 8 bits have no step for it (each of 1,000 classes with a probability of 0.001).
+# Values up to this fraction of that magnitude are noise: relative to the size of a rounding error, and as an absolute
+# maximum. Larger values are information, even if 8 bits have no step for them (each of 1,000 classes with a probability
+# of 0.001).
 _NOISE, MOST_NOISE = 1 / 64, 2**-12
-# Of the steps back. Sums of sums grow the magnitude without end.
+# Steps to trace back. Sums of sums grow the magnitude without limit.
 _FARTHEST = 6
 
 
 def without_rounding(
     outputs: Sequence[OutputFigures], suspects: Collection[str], path: Path, feeds: Iterable[Feed], rounding: float
 ) -> tuple[OutputFigures, ...]:
-    """*outputs*, in which the errors of *suspects* count as none where both they and the values of the reference *path*
-    on *feeds* are no larger than rounding errors. *rounding* is the size of one, relative to what is added up.
+    """Return *outputs* with the errors of *suspects* ignored where they are no more than rounding noise.
 
-    Of single numbers the values may be larger: whether one of 0.02 is right depends on what it is a sum of.
+    Both the errors and the values of the reference *path* on *feeds* must be no larger than rounding errors. *rounding*
+    is the size of one, relative to the summands. For single numbers the values may be larger: whether 0.02 is right
+    depends on what it is a sum of.
     """
     found = magnitudes(path, suspects, feeds)
 
@@ -54,8 +57,9 @@ def without_rounding(
 
 
 def magnitudes(path: Path, outputs: Collection[str], feeds: Iterable[Feed]) -> Mapping[str, float]:
-    """The largest magnitude that each of *outputs* of the model *path* is computed from, on *feeds*; only of outputs
-    where that can be told.
+    """Return the largest magnitude that each of *outputs* of the model *path* is computed from, on *feeds*.
+
+    Outputs whose magnitude cannot be determined are omitted.
     """
     model = onnx.load(path, load_external_data=False)
     tracing = _Tracing(model.graph)
@@ -77,21 +81,22 @@ def magnitudes(path: Path, outputs: Collection[str], feeds: Iterable[Feed]) -> M
 
 
 class _Tracing:
-    """Nodes beside those of *graph*, ``added``, that compute magnitudes of its values."""
+    """Nodes to add to *graph* (``added``) that compute magnitudes of its values."""
 
     def __init__(self, graph: GraphProto) -> None:
         self._makers: dict[str, NodeProto] = {name: node for node in graph.node for name in node.output if name}
         self.added: list[NodeProto] = []
 
     def magnitude(self, name: str, steps: int) -> str | None:
-        """The value that has the magnitudes of what *name* is computed from; None for an operator that is neither a sum
-        nor a part of 1: the size of what it gives tells all there is.
+        """Return the value that has the magnitudes of what *name* is computed from.
+
+        Returns None for an operator that is neither a sum nor a fraction of 1: the size of its result is enough.
         """
         node = self._makers.get(name)
         if node is None or node.domain not in ("", "ai.onnx") or not steps:
             return None
         if node.op_type in _OF_ONE:
-            # 1 in each place.
+            # 1 at each position.
             return self._add("Exp", [self._add("Sub", [name, name])])
         if node.op_type in _MOVING | _IN_PLACE:
             first = self.magnitude(node.input[0], steps - 1)
@@ -100,7 +105,7 @@ class _Tracing:
             return self._like(node, node.op_type, [first, *node.input[1:]], list(node.output).index(name))
         if node.op_type not in _ADDING:
             return None
-        # The axes of a sum are integers and stay.
+        # The axes of a sum are integers and stay unchanged.
         summands = 1 if node.op_type.startswith("Reduce") else len(node.input)
         inputs = [self._of_input(each, steps) if each else "" for each in node.input[:summands]]
         return self._like(node, _ADDING[node.op_type], [*inputs, *node.input[summands:]], 0)

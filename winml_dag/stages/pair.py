@@ -1,4 +1,4 @@
-"""A model run beside its reference, or alone where it has none: figures of its outputs, and values that are none."""
+"""Run a model together with its reference, or alone; collect metrics of its outputs and non-finite values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OVERFLOW = "Half precision overflows beyond 65504: try optim.clamp_constant_val
 
 @dataclass(frozen=True)
 class Odd:
-    """How many values of an output are no numbers."""
+    """How many values of an output are NaN or infinite."""
 
     nan: int = 0
     infinite: int = 0
@@ -45,17 +45,17 @@ class Odd:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of every output, and what of the reference's values and of the model's is no number, by output."""
+    """Metrics of every output, and the non-finite values of the reference and of the model by output."""
 
     outputs: tuple[OutputFigures, ...]
     reference: dict[str, Odd]
     found: dict[str, Odd]
 
     def require_numbers(self, words: str) -> None:
-        """Raise StageError for NaN and infinities, wherever they come from; *words* say what the models were run on.
+        """Raise StageError for NaN and infinities from either model; *words* describe the inputs.
 
-        Infinities of the reference alone are no fault: integers hold none, so a quantized model has a number in place
-        of a mask. But there has to be something else to compare.
+        Infinities in the reference alone are allowed: integers cannot hold them, so a quantized model has a number in
+        place of a mask. At least one value must remain to compare.
         """
         for output in self.outputs:
             whole, (count,) = output.whole, output.whole.shape
@@ -74,7 +74,7 @@ class Measured:
                 )
 
     def warnings(self, words: str) -> Iterator[str]:
-        """A sentence for each output that is infinite in the reference alone."""
+        """Yield a message for each output that is infinite only in the reference."""
         for name, odd in self.reference.items():
             if odd:
                 yield (
@@ -84,10 +84,10 @@ class Measured:
 
 
 class Pair:
-    """Sessions of a model and of its reference, which have the outputs *names*."""
+    """Sessions of a model and its reference, which have the outputs *names*."""
 
     def __init__(self, reference: onnxruntime.InferenceSession, candidate: onnxruntime.InferenceSession) -> None:
-        """Raises StageError when their outputs are not of the same names."""
+        """Raises StageError if their output names differ."""
         expected, found = _names(reference), _names(candidate)
         if set(expected) != set(found):
             raise StageError(
@@ -98,10 +98,10 @@ class Pair:
         self._candidate = candidate
 
     def leave_out_random(self, feed: Feed) -> list[str]:
-        """Leave the outputs out that the reference itself gives otherwise when it is run again; their names.
+        """Exclude the outputs that differ when the reference itself runs again; return their names.
 
         Raises:
-            StageError: when it does not run.
+            StageError: the reference does not run.
         """
         once, again = (run_model(self._reference, self.names, feed) for _ in range(2))
         pairs = zip(self.names, once, again, strict=True)
@@ -110,10 +110,10 @@ class Pair:
         return differing
 
     def measure(self, feeds: Samples, scores: Collection[str], progress: Tell = tell_nobody) -> Measured:
-        """Run both. *scores*: outputs whose values are scores of classes.
+        """Run both models. *scores*: outputs whose values are class scores.
 
         Raises:
-            StageError: when one of them does not run, or an output has another shape or kind of values.
+            StageError: one of them does not run, or an output has another shape or kind of values.
         """
         measuring = Measuring(self.names, scores)
         reference, candidate = ({name: Odd() for name in self.names} for _ in range(2))
@@ -132,10 +132,10 @@ class Pair:
 
 
 def run_alone(session: onnxruntime.InferenceSession, feeds: Samples, words: str, progress: Tell = tell_nobody) -> None:
-    """Run a model that there is nothing to hold against on *feeds*, which *words* describe.
+    """Run a model that has no reference on *feeds*, which *words* describe.
 
     Raises:
-        StageError: when it does not run, or gives what is no number.
+        StageError: the model does not run, or outputs NaN or infinities.
     """
     names = _names(session)
     for done, feed in enumerate(feeds):
@@ -153,7 +153,10 @@ def run_alone(session: onnxruntime.InferenceSession, feeds: Samples, words: str,
 
 
 def ones(sample: Feed) -> Samples:
-    """One sample like *sample*, in which every float is 1. Integers stay: which ones a model takes is not known."""
+    """Return one sample like *sample* with every float set to 1.
+
+    Integers are unchanged, because the valid ones are not known.
+    """
     return Samples.one_by_one(
         "ones", 1, lambda _: {name: np.ones_like(v) if v.dtype.kind == "f" else v for name, v in sample.items()}
     )
@@ -169,7 +172,7 @@ def _require_alike(name: str, expected: Array, found: Array) -> None:
             f"Output {name!r} of the model has the shape {list(found.shape)}, but its reference's has"
             f" {list(expected.shape)}."
         )
-    # float16 for float32 is what quantizing does; numbers for truth values are another output.
+    # float16 for float32 is a result of quantization; numbers for booleans are a different output.
     if (expected.dtype.kind == "f") != (found.dtype.kind == "f"):
         raise StageError(
             f"Output {name!r} of the model has values of type {found.dtype}, but its reference's are {expected.dtype}."

@@ -1,6 +1,6 @@
-"""compile with the QAIRT SDK's own tools: ONNX to a DLC, that to a context binary, and an EPContext model around it.
+"""compile with the QAIRT SDK's tools: ONNX to a DLC, the DLC to a context binary, and an EPContext model around it.
 
-Quantization comes with the model: the converter takes it from Q and DQ nodes, so nothing is calibrated here.
+The converter takes the quantization from Q and DQ nodes, so nothing is calibrated here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from winml_dag.errors import StageError
 from winml_dag.stages import kinds
 from winml_dag.stages.compile import COMPILED_NAME, SINGLE_MODEL, CompileConfig
 
-# The name of the graph in the binary, which the SDK takes from the name of the file.
+# The name of the graph in the binary, which the SDK derives from the file name.
 _GRAPH = "model"
 _DLC = f"{_GRAPH}.dlc"
 _BINARY = "compiled_qnn.bin"
@@ -39,10 +39,10 @@ COMPILE_QAIRT = Stage(
 
 
 def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
-    """Compile ``model`` with the SDK that is among the surroundings of the node.
+    """Compile ``model`` with the SDK in the environment of the node.
 
     Raises:
-        StageError: when a tool fails, with its last words, or writes nothing.
+        StageError: a tool fails (with the last line of its output) or writes nothing.
     """
     from winml_dag.onnxmodel.epcontext import Context, wrap_context
     from winml_dag.onnxmodel.metadata import restore_metadata
@@ -76,9 +76,9 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
 def _conversion(model: Path) -> list[str]:
     return [
         *("--input_network", model.as_posix(), "--output_path", _DLC),
-        # Floats are computed in half precision there, as they are when onnxruntime compiles.
+        # Floats are computed in half precision, as when onnxruntime compiles.
         *("--target_backend", "HTP", "--float_bitwidth", "16"),
-        # Inputs and outputs as the model has them: else those with Q and DQ nodes become integers.
+        # Keep the types of inputs and outputs: otherwise those with Q and DQ nodes become integers.
         "--preserve_io_datatype",
     ]
 
@@ -94,7 +94,7 @@ def _generation(libraries: Path) -> list[str]:
 
 
 def _write_settings(options: Mapping[str, str], libraries: Path) -> None:
-    """What the generator is told in files: which chip, and how to prepare the graph for it."""
+    """Write the files with the generator's settings: the chip, and how to prepare the graph for it."""
     graph: dict[str, object] = {"graph_names": [_GRAPH]}
     if level := options.get("htp_graph_finalization_optimization_mode"):
         graph["O"] = int(level)
@@ -120,7 +120,7 @@ def _write(path: Path, value: Mapping[str, object]) -> None:
 
 
 def _environment(root: Path, host: str) -> dict[str, str]:
-    """What the SDK's own script for shells sets, on top of what is there."""
+    """Return the current environment with the variables that the SDK's shell script sets."""
     libraries, programs = str(root / "lib" / host), str(root / "bin" / host)
     where = "PATH" if sys.platform == "win32" else "LD_LIBRARY_PATH"
     set_here = {
@@ -135,10 +135,10 @@ def _environment(root: Path, host: str) -> dict[str, str]:
 
 
 def _call(arguments: Sequence[str], environment: Mapping[str, str], result: Path) -> None:
-    """Run a tool of the SDK, whose words go to the log of this stage.
+    """Run a tool of the SDK; its output goes to the log of this stage.
 
     Raises:
-        StageError: when it fails, or ends well without having written *result*.
+        StageError: it fails, or succeeds without having written *result*.
     """
     name = CONVERTER if CONVERTER in Path(arguments[1]).name else GENERATOR
     print("$", *arguments, flush=True)

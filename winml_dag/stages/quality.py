@@ -1,6 +1,6 @@
-"""How good a quantized model is: what validate measured against the float model, as one value with a sentence.
+"""The quality of a quantized model: what validate measured against the float model, as one value and as a sentence.
 
-Light on purpose: builds that have little to do read it from records, without what measures it being imported.
+This module imports nothing heavy: short builds read it from records without importing the measurement code.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from winml_dag.stages.bounds import REPORTED_SCALE_ERROR, scale_tolerance, too_l
 
 RANDOM = "random"
 
-# The cosine from which a model of a precision usually serves as its float model does, by the precision's name. What is
-# lower and still above validate's bound is not broken, but no user would call it good.
+# The cosine from which a model of a precision is usually as useful as its float model, by name of the precision. A
+# lower value above validate's threshold is not broken, but no user would call it good.
 USUAL_COSINE: Mapping[str, float] = {
     "fp16": 0.999,
     "w16a16": 0.999,
@@ -27,11 +27,11 @@ USUAL_COSINE: Mapping[str, float] = {
     "w4a16": 0.95,
     "w4a8": 0.95,
 }
-# In so many decisions at least, and so large a part of them, the best class has to be the same.
+# The best class must be the same in at least this fraction of decisions, if there are at least this many.
 _FEWEST_DECISIONS = 10
 _USUAL_AGREEMENT = 0.9
 
-# What to try instead of a precision that is not good enough for a model.
+# The precision to try if one is not good enough for a model.
 _HIGHER: Mapping[str, str] = {
     "w4a8": "w4a16",
     "w4a16": "w8a16",
@@ -47,21 +47,21 @@ _HIGHER: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Quality:
-    """The output that is farthest from the float model's by cosine and scale, and how often the best class is the same.
+    """The output that differs most from the float model's by cosine and scale, and how often the best class agrees.
 
     Attributes:
         output: its name.
         cosine: over all of its values of all samples.
         cosine_min: the lowest of a single sample, which a mean hides; None for an output of single numbers.
-        sqnr_db: signal to quantization noise; None when there is no noise.
-        scale: how many times as large as the float model's the values are at the least; 1 where it may be noise alone,
-            None where there is nothing to tell, and in what older versions wrote.
+        sqnr_db: signal to quantization noise; None if there is no noise.
+        scale: the minimum factor between these values and the float model's; 1 if it may be noise alone, None if there
+            is nothing to measure, and in records of older versions.
         max_abs_error: the largest difference of a value.
         top1_agreed, top1_of: in how many of how many decisions the class with the highest score is the same, over all
-            outputs that are scores of classes; None where there are none.
+            outputs with class scores; None if there are none.
         samples: how many inputs were run.
-        data: their kind, as calibrate has it (text, npz, random).
-        held_out: whether calibration has seen none of them; None where that is not known.
+        data: their kind, as calibrate names it (text, npz, random).
+        held_out: whether calibration has used none of them; None if unknown.
     """
 
     output: str
@@ -81,7 +81,7 @@ class Quality:
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Quality | None:
-        """None for what :meth:`to_json` did not write: a record may come from a cache that somebody else filled."""
+        """Parse the JSON of :meth:`to_json`; None if malformed, because a record may come from somebody's cache."""
         if not isinstance(value, Mapping):
             return None
         try:
@@ -102,7 +102,7 @@ class Quality:
             return None
 
     def shortfall(self, precision: str) -> str | None:
-        """Why the model is worse than models in *precision* usually are; None when it is not."""
+        """Return why the model is worse than usual for *precision*; None if it is not."""
         usual = USUAL_COSINE.get(precision)
         if usual is not None and self.cosine < usual:
             return f"cosine {self.cosine:.5f}, where {precision} usually has {usual:g} and more"
@@ -142,8 +142,9 @@ class Quality:
 
 
 def what_to_try(precision: str, *, calibrated_on: str | None, measured_on: str) -> str:
-    """The end of a message about a model that falls short. Both are kinds of data; nothing was calibrated where the
-    first is None.
+    """Return the end of a message about a model that falls short.
+
+    Both arguments are kinds of data; *calibrated_on* is None if nothing was calibrated.
     """
     tries = []
     if calibrated_on == RANDOM:

@@ -1,7 +1,7 @@
-"""The file that calibrate writes and quantize reads: what values every activation had.
+"""The file that calibrate writes and quantize reads: the range of values of every activation.
 
-A format of our own, because onnxruntime's differs from run to run (its tensors are in the order of a set), holds
-histograms that nobody reads, and is known to some of its versions only.
+onnxruntime's format is not used: it differs from run to run (its tensors are in the order of a set), holds histograms
+that nothing reads, and only some of its versions have it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class Provenance:
-    """What ranges come from. Whatever files hold them, the same samples leave the same here.
+    """The source of ranges. The same samples result in the same values, whatever files hold them.
 
     Attributes:
-        model: digest of the model as an artifact, as the manifest has it.
+        model: digest of the model as an artifact, as in the manifest.
         data: npz, npy, text, images, dataset or random.
         samples: how many the model was run on; ``digest``: of their arrays, as they were fed.
         seed, distribution: of random data; else None.
-        seen: the digest of each sample, of which :class:`~winml_dag.stages.samples.samples.Fed` says what it is of;
-            empty for random data, and in files of older versions.
+        seen: the digest of each sample (:class:`~winml_dag.stages.samples.samples.Fed` defines what it covers); empty
+            for random data and in files of older versions.
     """
 
     model: str
@@ -46,14 +46,14 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Ranges:
-    """What the activations of a model were, by tensor, each number exactly a float32.
+    """The ranges of a model's activations by tensor; each number is exactly a float32.
 
     Attributes:
         method: how the bounds were found.
         bounds: lowest and highest value.
-        typical: magnitude of most values of what normalizations read and make.
-        channels: lowest and highest values of the channels of the last axis, of what normalizations make and 8 bits
-            are too coarse for.
+        typical: magnitude of most values of the inputs and outputs of normalizations.
+        channels: lowest and highest values of the channels of the last axis, for outputs of normalizations for which 8
+            bits are too coarse.
     """
 
     method: str
@@ -63,7 +63,7 @@ class Ranges:
     channels: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Write the one text of these ranges."""
+        """Write the canonical text of these ranges."""
         bounds = {name: list(pair) for name, pair in self.bounds.items()}
         text = canonical_json(
             {
@@ -78,7 +78,7 @@ class Ranges:
         path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
     def renamed(self, names: Mapping[str, str]) -> Ranges:
-        """These ranges of tensors that are called otherwise: *names* has new names by old ones."""
+        """Return these ranges with renamed tensors: *names* maps old names to new ones."""
         return replace(
             self,
             bounds={names.get(name, name): pair for name, pair in self.bounds.items()},
@@ -87,7 +87,7 @@ class Ranges:
         )
 
     def require_model(self, folder: Path) -> None:
-        """Raise StageError when the model in *folder* is not the one that these are of."""
+        """Raise StageError if the model in *folder* is not the one that was calibrated."""
         if model_digest(folder) != self.provenance.model:
             raise StageError(
                 "The activation ranges are of another model: what is quantized now has other bytes than what was"
@@ -97,7 +97,7 @@ class Ranges:
 
     @classmethod
     def read(cls, path: Path) -> Ranges:
-        """Raises StageError when the file is not one that :meth:`write` wrote."""
+        """Read a file. Raises StageError if :meth:`write` did not write it."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
@@ -124,7 +124,7 @@ def _numbers(values: list[float]) -> tuple[float, ...]:
 
 
 def model_digest(folder: Path) -> str:
-    """The digest of the model in *folder* as an artifact: of all of its files and their names."""
+    """Return the digest of the model in *folder* as an artifact: of all of its files and their names."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return Artifact.of(
         FileEntry(path.relative_to(folder).as_posix(), digest_file(path), path.stat().st_size) for path in files

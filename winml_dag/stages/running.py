@@ -1,4 +1,4 @@
-"""A model run on samples: one by one, or as many at once as it takes."""
+"""Run a model on samples: one by one, or in batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 def run_model(session: onnxruntime.InferenceSession, names: Sequence[str], feed: Feed) -> list[Array]:
-    """The outputs *names* for *feed*, which may be of other floats than the model takes: a float16 model takes float16
-    where the model that it was made from takes float32.
+    """Return the outputs *names* for *feed*, with its floats converted to the model's float type.
+
+    A float16 model takes float16 where the model that it was made from takes float32.
 
     Raises:
-        StageError: for inputs of other names, and when the model does not run.
+        StageError: the inputs have other names, or the model does not run.
     """
     dtypes = {spec.name: spec.dtype for spec in model_inputs(session)}
     if dtypes.keys() != feed.keys():
@@ -42,8 +43,8 @@ def run_model(session: onnxruntime.InferenceSession, names: Sequence[str], feed:
 class Batching:
     """How many samples go into a model at once.
 
-    ``size`` is fixed by the model, or chosen where its first axes are free; 1 also for a model without such an axis,
-    whose inputs are a sample as they are.
+    ``size`` is fixed by the model, or chosen if its first axes are free. It is 1 for a model without such an axis,
+    whose inputs are one sample.
     """
 
     size: int
@@ -51,10 +52,12 @@ class Batching:
 
     @classmethod
     def of(cls, session: onnxruntime.InferenceSession, wanted: int, *, whole: bool) -> Batching:
-        """By the inputs and outputs of *session*; with *whole*, a sample is all that a model with a fixed batch takes.
+        """Determine the batch size from the inputs and outputs of *session*.
+
+        With *whole*, all that a model with a fixed batch takes is one sample.
 
         Raises:
-            StageError: when it cannot take *wanted* samples at once.
+            StageError: the model cannot take *wanted* samples at once.
         """
         inputs = [spec.shape[0] if spec.shape else None for spec in model_inputs(session)]
         outputs = [output.shape[0] if output.shape else None for output in session.get_outputs()]
@@ -75,7 +78,7 @@ class Batching:
         return cls(wanted, is_fixed=False)
 
     def of_one(self, inputs: Sequence[InputSpec]) -> list[InputSpec]:
-        """What one sample of those of a batch looks like."""
+        """Return the input specs of a single sample of a batch."""
         if not self.is_fixed:
             return list(inputs)
         return [replace(spec, shape=(1, *spec.shape[1:])) for spec in inputs]
@@ -83,11 +86,13 @@ class Batching:
     def run(
         self, session: onnxruntime.InferenceSession, names: Sequence[str], feeds: Sequence[Feed]
     ) -> Iterator[list[Array]]:
-        """The outputs *names* for each of *feeds*. Those of a batch have to be of one shape; a batch that is too small
-        for the model is filled up with its last sample.
+        """Yield the outputs *names* for each of *feeds*.
+
+        A batch contains only samples of one shape; a batch that is too small for the model is padded with its last
+        sample.
 
         Raises:
-            StageError: as :func:`run_model`, and for an output that is not by sample.
+            StageError: as :func:`run_model`, and for an output that has no row for each sample.
         """
         begin = 0
         while begin < len(feeds):
@@ -96,7 +101,7 @@ class Batching:
             begin += len(together)
 
     def _alike(self, feeds: Sequence[Feed]) -> Sequence[Feed]:
-        """As many of the first ones as are of one shape."""
+        """Return the leading feeds that have one shape."""
         shapes = [{name: array.shape for name, array in feed.items()} for feed in feeds]
         return feeds[: next((at for at, shape in enumerate(shapes) if shape != shapes[0]), len(feeds))]
 

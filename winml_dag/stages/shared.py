@@ -1,6 +1,6 @@
-"""compile and finalize of several models that have their weights in one binary, such as one model in two lengths.
+"""compile and finalize for several models that share weights in one binary, such as one model in two lengths.
 
-A provider shares what models have in common only while one process compiles one after the other; so they are one stage.
+A provider shares weights only if one process compiles the models one after the other, so they are one stage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_MODELS = 16
 
 
 def shared_compile_stage(count: int) -> Stage:
-    """compile of *count* models: in the slots ``model_0``, ``model_1``, ... and out as files of these names."""
+    """Return a compile stage for *count* models: slots ``model_0``, ``model_1``, ..., and output files named so."""
     return Stage(
         name="compile",
         version=2,
@@ -37,12 +37,12 @@ def shared_compile_stage(count: int) -> Stage:
 
 
 def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
-    """Compile all models into files with one binary beside them.
+    """Compile all models to files with one binary next to them.
 
     The metrics are those of compile, over all models; ``models`` has them for each.
 
     Raises:
-        StageError: as for one model, and when the provider put the weights into more than one binary.
+        StageError: as for one model, and if the provider wrote the weights to more than one binary.
     """
     from winml_dag.ep.session import session_options
     from winml_dag.onnxmodel.inspect import inspect_model
@@ -53,19 +53,19 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     fields = config.compile
     target = target_of(fields.execution_provider, fields.device)
     names = sorted((name for name in workspace.inputs if name.startswith("model_")), key=lambda name: int(name[6:]))
-    # Each in a folder of its own: names of data files may be the same.
+    # Each in its own folder, because names of data files may be the same.
     models = []
     for name in names:
         with _told_of(name, names):
             models.append(place_model(workspace.input_file(name, ".onnx"), target.ep, Path(name)))
     outputs = [workspace.outputs["model"] / f"{name}.onnx" for name in names]
-    # One object for all: with one for each, every model got a binary of its own.
+    # One object for all: with one object each, every model got its own binary.
     settings = session_options(target, {**fields.provider_options, **option_files(workspace)})
     settings.add_session_config_entry("ep.share_ep_contexts", "1")
     started = time.monotonic()
     for name, model, output in zip(names, models, outputs, strict=True):
         if output is outputs[-1]:
-            # Only now is the binary written, which the models before refer to already.
+            # Only now is the binary written, which the previous models already refer to.
             settings.add_session_config_entry("ep.stop_share_ep_contexts", "1")
         with _told_of(name, names):
             compile_with(fields.compiler, settings, model, output, target.ep, embed=False)
@@ -82,7 +82,7 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
 
 @contextmanager
 def _told_of(name: str, names: Sequence[str]) -> Iterator[None]:
-    """Say of which model an error is, by its place among those that were given: what it is called is not known here."""
+    """Prefix errors with the model's position among the given ones; its name is not known here."""
     try:
         yield
     except StageError as error:
@@ -92,7 +92,7 @@ def _told_of(name: str, names: Sequence[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FinalizeSharedConfig:
-    """``files``: what the models are called, in the order of compile; their binary begins with the first one's name."""
+    """``files``: the names of the models, in the order of compile; their binary starts with the first one's name."""
 
     files: tuple[str, ...]
     compile: OffloadFields = field(default_factory=OffloadFields)
@@ -109,10 +109,10 @@ FINALIZE_SHARED = Stage(
 
 
 def finalize(config: FinalizeSharedConfig, workspace: Workspace) -> JsonObject:
-    """Give the models their final names, and the binary that they share ``<first>_shared<rest of its name>``.
+    """Give the models their final names, and their shared binary ``<first>_shared<rest of its name>``.
 
     Raises:
-        StageError: as finalize of one model does.
+        StageError: as finalize of one model.
     """
     from winml_dag.onnxmodel.inspect import inspect_model
 

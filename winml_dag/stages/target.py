@@ -1,4 +1,4 @@
-"""Where a stage runs a model: what validate, perf and evaluate are told of it, in the same words."""
+"""The target on which validate, perf and evaluate run a model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from winml_dag.ep.registry import Target
 
 @dataclass(frozen=True)
 class RunTarget:
-    """``execution_provider`` is the full name. ``provider_options`` are those of a session: none of them names a file,
-    since such options steer a compilation, and their files would not be among the inputs.
+    """``execution_provider`` is the full name; ``provider_options`` are those of a session.
+
+    None of the options names a file: such options control compilation, and their files would not be among the inputs.
     """
 
     execution_provider: str

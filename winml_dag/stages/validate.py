@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 REPORT_NAME = "validation.json"
 _ONES = "inputs of ones"
-# A provider computes a model wrongly where less than this is left of its values, and the CPU leaves so much more of the
-# same file's. QNN leaves 6.7 dB of a ShuffleNet in w8a8 and in w8a16, the CPU 18.4 and 31.8. Rounding alone has cost a
-# sentence encoder 3 of 5 dB (w8a8).
+# A provider counts as wrong if the SQNR is below the first value and the CPU's, for the same file, is higher by more
+# than the second. QNN reaches 6.7 dB for a ShuffleNet in w8a8 and in w8a16, the CPU 18.4 and 31.8. Rounding alone has
+# cost a sentence encoder 3 of 5 dB (w8a8).
 _POOR_DB, _WORSE_THAN_CPU_DB = 12.0, 10.0
-# Values farther off in scale than this cosine allows (1.14 times) are worth a warning.
+# Values whose scale is off by more than this cosine allows (1.14 times) cause a warning.
 _USUALLY_SCALED = 0.99
 
-# How the tasks end in which a model gives scores of classes whatever it calls them.
+# Suffixes of the tasks in which a model outputs class scores, whatever the output's name.
 CLASSIFYING_TASKS = ("classification", "fill-mask", "next-sentence-prediction")
 
 
@@ -44,14 +44,14 @@ class ValidateFields:
 
     Attributes:
         min_cosine, min_sqnr_db, max_abs_error, min_top1_agreement: see :class:`~winml_dag.stages.bounds.Bounds`; an
-            output that does not keep one of them fails.
-        samples: how many inputs to run; of a ``data`` input the last ones, which calibration leaves alone, and at most
+            output that does not meet one of them fails.
+        samples: how many inputs to run. Of a ``data`` input, the last ones, which calibration does not use, and at most
             half of all. None: all of an ``input_data`` input.
-        seed: of random inputs, which are used when there is neither; None when there is one.
-        classifies: whether the first output has scores of classes, whatever it is called.
-        calibrated: whether the model has activation ranges, which may be found on the samples that it is run on.
-        rounding: the size of a rounding error relative to what is added up: errors that are no larger count as none in
-            an output that is itself no more than such errors.
+        seed: of random inputs, which are used if neither input exists; None if one does.
+        classifies: whether the first output has class scores, whatever its name.
+        calibrated: whether the model has activation ranges, which may come from the samples that it is run on.
+        rounding: relative size of a rounding error; errors up to this size count as none in an output that itself
+            consists only of such errors.
     """
 
     min_cosine: float | None
@@ -71,7 +71,7 @@ class ValidateFields:
 
 @dataclass(frozen=True)
 class ValidateConfig:
-    """``quant``: what the columns of the data are; None where they need no names."""
+    """``quant``: the meaning of the data's columns; None if they need no names."""
 
     validate: ValidateFields
     target: RunTarget
@@ -86,7 +86,7 @@ VALIDATE = Stage(
     inputs={
         "model": InputSlot(kinds.ANY_MODEL),
         "reference": InputSlot(kinds.ANY_MODEL - {kinds.COMPILED_MODEL}, required=False),
-        # What a compiled model was compiled from, which the CPU can run as well.
+        # What a compiled model was compiled from, which the CPU can also run.
         "uncompiled": InputSlot(kinds.ANY_MODEL - {kinds.COMPILED_MODEL}, required=False),
         "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
         "input_data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
@@ -102,15 +102,14 @@ VALIDATE = Stage(
 def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     """Run ``model`` on its target and ``reference`` on the CPU, compare, and write ``validation.json``.
 
-    All-ones inputs are run too, but there only NaN and infinities count: they lie outside of what a model was
-    calibrated for, and sound models score lower on them (0.986 for a w8a16 that has 0.9999 on random inputs).
-
-    Without a ``reference``, which a model that came compiled does not have, it must load, run and give numbers.
+    All-ones inputs are run too, but for them only NaN and infinities count: they lie outside the calibrated ranges, and
+    intact models score lower on them (0.986 for a w8a16 that has 0.9999 on random inputs). Without a ``reference``,
+    which a model that was given compiled does not have, it must load, run and output finite numbers.
 
     Raises:
-        StageError: when the model does not load or run on its target, gives NaN or infinities, be they those of the
-            reference, or does not keep its bounds; then with the figures of all outputs. Also when the reference has
-            NaN, or when ``uncompiled`` shows that the provider computes the model wrongly.
+        StageError: the model does not load or run on its target, outputs NaN or infinities (also if the reference
+            does), or does not meet its thresholds; the last with the metrics of all outputs. Also if the reference has
+            NaN, or if ``uncompiled`` shows that the provider computes the model wrongly.
     """
     from winml_dag.ep.session import assigned_nodes, create_session
     from winml_dag.onnxmodel.feeds import inputs_of_both, model_inputs
@@ -142,7 +141,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     report: JsonObject = {
         "execution_provider": target.ep.name,
         "device": target.device,
-        # For the CPU there is nothing to tell, and the names of its fused operators depend on the processor.
+        # The CPU has nothing to report here, and the names of its fused operators depend on the processor.
         "assigned_nodes": assigned_nodes(candidate) if target.ep != CPU else {},
         "inputs": given.source,
         "data": given.samples.kind,
@@ -160,7 +159,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
 
 
 def _leave_out_random(pair: Pair, reference: Path, given: Given) -> list[str]:
-    """Let *pair* compare only what is the same from run to run; what to tell of the rest."""
+    """Make *pair* compare only outputs that are the same from run to run; return warnings about the others."""
     from winml_dag.onnxmodel.graph import all_nodes
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.stages.analyze.lint import RANDOM_OPERATORS
@@ -180,7 +179,7 @@ def _leave_out_random(pair: Pair, reference: Path, given: Given) -> list[str]:
 
 
 def _compared(fields: ValidateFields, pair: Pair, given: Given, workspace: Workspace) -> tuple[JsonObject, list[str]]:
-    """What the report says of a model that was held against its reference, and warnings."""
+    """Return what the report has about a model that was compared with its reference, and warnings."""
     from winml_dag.onnxmodel.compare import class_scores
     from winml_dag.stages.figures import quality
     from winml_dag.stages.pair import ones
@@ -204,7 +203,7 @@ def _compared(fields: ValidateFields, pair: Pair, given: Given, workspace: Works
 
 
 def _scales(outputs: Sequence[OutputFigures]) -> Iterator[str]:
-    """A sentence for each output that is farther off in scale than any of a sound model was: 1.1 times."""
+    """Yield a warning for each output whose scale is off by more than that of any intact model measured: 1.1 times."""
     for output in outputs:
         scale = output.scale or 1.0
         if max(scale, 1 / scale) > 1 + scale_tolerance(_USUALLY_SCALED):
@@ -214,8 +213,9 @@ def _scales(outputs: Sequence[OutputFigures]) -> Iterator[str]:
 def _without_rounding(
     outputs: Sequence[OutputFigures], fields: ValidateFields, given: Given, reference: Path
 ) -> tuple[Sequence[OutputFigures], Sequence[str]]:
-    """*outputs*, and a sentence for each whose errors count as none. Only one that would fail or has tiny values is
-    looked into, since that takes the reference another time.
+    """Return *outputs*, and a message for each whose errors count as none.
+
+    Only outputs that would fail or have tiny values are checked, because that runs the reference again.
     """
     from winml_dag.stages.magnitude import MOST_NOISE, without_rounding
 
@@ -264,7 +264,7 @@ def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Give
 def _require_as_on_cpu(
     outputs: Sequence[OutputFigures], names: Sequence[str], given: Given, workspace: Workspace
 ) -> None:
-    """Raise StageError for an output that is poor on the target and not on the CPU, from the model before compiling."""
+    """Raise StageError for an output that is poor on the target but not on the CPU, with the uncompiled model."""
     from winml_dag.ep.session import create_session
     from winml_dag.stages.pair import Pair
 
@@ -288,7 +288,7 @@ def _require_as_on_cpu(
 
 
 def _advice(reference: Path, *, scale: bool) -> str:
-    """What to do about a result that is too far from *reference*; *scale*: also in the scale of its values."""
+    """Return advice for a result that differs too much from *reference*; *scale*: the scale differs too."""
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.onnxmodel.soundness import findings
 

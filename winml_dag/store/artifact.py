@@ -1,4 +1,4 @@
-"""What a stage puts out: a named, immutable set of files, identified by its content.
+"""The output of a stage: a named, immutable set of files, identified by its content.
 
 A graph file and its weights (``export.onnx`` + ``export.onnx.data``) belong together, so they are one artifact. Its
 digest covers the relative names and the digests of the files, never a folder, a time or an owner.
@@ -22,13 +22,13 @@ from winml_dag.store.files import files_below, name_below
 
 
 def check_name(name: str) -> str:
-    """Return *name* if it is a safe relative name with ``/`` between its parts, on every system.
+    """Return *name* if it is a safe relative name, with ``/`` as separator, on every system.
 
-    Records and external-data locations may come from others; a name that leaves its folder, is absolute, means a
-    device, or that Windows would silently change (a trailing dot or blank) is refused.
+    Records and external-data locations may come from others. A name that leaves its folder, is absolute, means a
+    device, or that Windows would silently change (a trailing dot or blank) is rejected.
 
     Raises:
-        StoreError: naming the offender.
+        StoreError: with the rejected name.
     """
     if not all(map(is_safe_part, name.split("/"))):
         raise StoreError(f"{name!r} is not a safe file name inside an artifact.")
@@ -37,8 +37,10 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileEntry:
-    """One file of an artifact: relative name, digest of its bytes (``xxh3-128:...``), size in bytes, and whether it may
-    be run, where the system that made it knows such a thing.
+    """One file of an artifact.
+
+    ``name`` is relative, ``digest`` is of its bytes (``xxh3-128:...``), ``size`` is in bytes. ``executable`` is set if
+    the system that made it supports that.
     """
 
     name: str
@@ -47,7 +49,7 @@ class FileEntry:
     executable: bool = False
 
     def to_json(self) -> JsonObject:
-        # No mode for nearly every file: it would be in every record and digest.
+        # Omitted for nearly every file: it would be in every record and digest.
         mode = {"executable": True} if self.executable else {}
         return {"name": self.name, "digest": self.digest, "size": self.size, **mode}
 
@@ -61,7 +63,7 @@ class Artifact:
     @classmethod
     def of(cls, files: Iterable[FileEntry]) -> Artifact:
         ordered = tuple(sorted(files))
-        # Compared without case: the same record must be usable on file systems that fold it.
+        # Compare case-folded names: the same record must be usable on file systems that ignore case.
         folded = [check_name(file.name).casefold() for file in ordered]
         if len(set(folded)) != len(folded):
             raise StoreError(f"An artifact has one name twice: {', '.join(file.name for file in ordered)}.")
@@ -69,8 +71,9 @@ class Artifact:
 
     @cached_property
     def digest(self) -> str:
-        """``sha256:...`` over names, digests, sizes and modes: small data, and what a key is made from must be
-        collision-proof.
+        """``sha256:...`` over names, digests, sizes and modes.
+
+        The data is small, and what a key is made from must be collision-resistant.
         """
         text = canonical_json(
             [[file.name, file.digest, file.size, *([True] if file.executable else [])] for file in self.files]
@@ -79,7 +82,7 @@ class Artifact:
 
     @property
     def size(self) -> int:
-        """Bytes of all files together."""
+        """Total size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     def to_json(self) -> list[JsonValue]:
@@ -108,7 +111,7 @@ def _file_from_json(value: JsonValue) -> FileEntry:
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file to store: its name inside the artifact, and where it lies (as text: thousands are small)."""
+    """A file to store: its name inside the artifact, and its path (a string: small for thousands of files)."""
 
     name: str
     place: str
@@ -125,7 +128,7 @@ def output_files(slot: str, folder: Path | str) -> list[OutputFile]:
         StoreError: for a link, a special file, an unsafe name, or no file at all.
         OSError: when the folder cannot be read.
     """
-    # A link in place of the folder would have the files of wherever it leads moved away.
+    # If the folder were a link, the files at its target would be moved away.
     if not stat.S_ISDIR(os.lstat(folder).st_mode):
         raise StoreError(f"Output {slot!r} is not a folder.")
     files = []
@@ -137,6 +140,6 @@ def output_files(slot: str, folder: Path | str) -> list[OutputFile]:
         files.append(OutputFile(name, entry.path))
     if not files:
         raise StoreError(f"Output {slot!r} is empty.", advice="Its stage ended well but wrote nothing; see its log.")
-    # Refuses unsafe names, and two that differ only in case, while nothing has been moved yet.
+    # Reject unsafe names, and names that differ only in case, before any file is moved.
     Artifact.of(FileEntry(file.name, "", 0) for file in files)
     return files

@@ -1,8 +1,9 @@
-"""Files below a folder by relative name, without following any link on the way to them.
+"""Access files below a folder by relative name, without following any link on the way to them.
 
-Folders that we write to and remove from may come from others, with links in them that lead elsewhere. On POSIX, each
-folder on the way is opened relative to the one before, so that not even one that is replaced meanwhile is followed.
-Python has no such calls on Windows: there the folders on the way are looked at before each step.
+Folders from which this program removes files, and to which it writes, may come from others and contain links to other
+folders. On POSIX, each folder on the way is opened relative to its parent, so that even a folder that is replaced
+meanwhile by a link is not followed. Python has no such calls on Windows: there the folders on the way are checked
+before each step.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from winml_dag.store.artifact import check_name
 from winml_dag.store.files import create, partial_in, partial_name, remove_file, remove_tree
 
 _OPENS_FOLDERS = os.open in os.supports_dir_fd
-# With O_PATH where there is one: it takes no right to list the folder.
+# With O_PATH where available: it does not require permission to list the folder.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-# Reparse points of Windows that stand for another place have this bit. Files kept in a cloud are reparse points too.
+# Bit of Windows reparse points that refer to another path. Files kept in a cloud are reparse points too.
 _STANDS_FOR_ANOTHER = 0x20000000
 
 
@@ -35,19 +36,19 @@ class LinkOnTheWay(OSError):
 
 
 class Below:
-    """Files below *folder*, which may itself be reached by links: whoever named it chose it.
+    """Files below *folder*, which may itself be reached through links, since the caller chose it.
 
-    Names are relative, with ``/`` between their parts. Every method raises StoreError for a name that is not safe
+    Names are relative, with ``/`` as separator. Every method raises StoreError for a name that is not safe
     (:func:`check_name`), LinkOnTheWay, and OSError as the system does.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Paths are made where somebody asks for one: thousands of small files are put one by one.
+        # Create paths only on demand: thousands of small files are written one by one.
         self._text = str(folder)
 
     def status(self, name: str) -> os.stat_result | None:
-        """What lies under *name*, of a link itself; None for nothing."""
+        """The status of *name*, of a link itself; None if it does not exist."""
         try:
             with self._at(name) as (last, at):
                 return os.stat(last, dir_fd=at, follow_symlinks=False)
@@ -55,7 +56,7 @@ class Below:
             return None
 
     def is_file(self, name: str) -> bool:
-        """Whether *name* is safe and that of a file, not a link, with no link on the way."""
+        """Whether *name* is safe and refers to a file, not a link, with no link on the way."""
         try:
             status = self.status(name)
         except (StoreError, LinkOnTheWay, NotADirectoryError):
@@ -63,12 +64,12 @@ class Below:
         return status is not None and stat.S_ISREG(status.st_mode)
 
     def make_folder(self, name: str) -> None:
-        """Make the folder *name*, and those on the way, as far as they are not there."""
+        """Create the folder *name* and its parents if they do not exist."""
         with self._folder(check_name(name).split("/"), make=True):
             pass
 
     def move(self, name: str, to: str) -> None:
-        """Move *name* to *to*, replacing a file there; folders on the way are made."""
+        """Move *name* to *to*, replacing a file there; creates parent folders."""
         with self._at(to, make=True) as (target, there), self._at(name) as (source, here):
             try:
                 os.replace(source, target, src_dir_fd=here, dst_dir_fd=there)
@@ -80,12 +81,12 @@ class Below:
                 os.unlink(source, dir_fd=here)
 
     def link(self, name: str, to: str) -> None:
-        """Make *to* another name of the file *name*; folders on the way are made."""
+        """Make *to* another name of the file *name*; creates parent folders."""
         with self._at(to, make=True) as (target, there), self._at(name) as (source, here):
             os.link(source, target, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a link."""
+        """Remove a file or a link."""
         with self._at(name) as (last, at):
             if at is None:
                 remove_file(last)
@@ -97,7 +98,7 @@ class Below:
             os.rmdir(last, dir_fd=at)
 
     def remove_all(self, name: str) -> None:
-        """Remove what lies under *name*, a folder with all that is in it."""
+        """Remove *name*; a folder with everything in it."""
         status = self.status(name)
         if status is None:
             return
@@ -112,8 +113,9 @@ class Below:
 
     @contextmanager
     def _at(self, name: str, *, make: bool = False) -> Iterator[tuple[str, int | None]]:
-        """Where *name* is, for a call of the system: a last name and the open folder that has it, or a path and None.
-        With *make*, the folders on the way are made.
+        """The position of *name* for a system call: its last part and the descriptor of its folder, or a path and None.
+
+        With *make*, parent folders are created.
         """
         *way, last = check_name(name).split("/")
         with self._folder(way, make=make) as (folder, at):
@@ -126,7 +128,7 @@ class Below:
 
     @contextmanager
     def _folder(self, way: list[str], *, make: bool) -> Iterator[tuple[str, int | None]]:
-        """What names of this folder begin with, and it itself where it can be open."""
+        """The prefix for names in this folder, and its descriptor where folders can be opened."""
         if not _OPENS_FOLDERS:
             yield f"{self._look(way, make=make)}{os.sep}", None
             return
@@ -136,7 +138,7 @@ class Below:
                 try:
                     inner = _open_folder(part, at, make=make)
                 except OSError as error:
-                    # Systems differ in what they say of a link here.
+                    # Systems report a link here with different errors.
                     path = self.folder.joinpath(*way[:depth])
                     if path.is_symlink():
                         raise LinkOnTheWay(path) from None
@@ -176,7 +178,7 @@ def _stands_for_another(status: os.stat_result) -> bool:
 
 
 def _copy_over(source: str, here: int | None, target: str, there: int | None) -> None:
-    """Put a copy of the file *source* in the place of *target*, whole or not at all."""
+    """Replace *target* with a copy of the file *source*, atomically."""
     partial = partial_name() if there is not None else partial_in(str(Path(target).parent))
     opened = os.open(source, os.O_RDONLY | _NO_LINK | getattr(os, "O_BINARY", 0), dir_fd=here)
     try:

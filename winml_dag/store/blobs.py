@@ -1,16 +1,16 @@
-"""Bytes by their digest: read-only files in ``blobs/<function>/ab/cdef...``.
+"""Bytes by digest: read-only files in ``blobs/<function>/ab/cdef...``.
 
 Durability: nothing here is flushed to the disk (no fsync). A killed process loses nothing, because what it wrote is in
 the kernel and a blob appears under its name by one rename. After a power cut, a blob may be short, empty or full of
-zeros, or have lost its stamp; that is a damaged blob like any other, found by its stat or when it is next read, and its
-stage runs again. Waiting for the disk would cost every build what only that rare event needs.
+zeros, or have lost its stamp. That is a damaged blob like any other: its stat or the next read detects it, and its
+stage runs again. Waiting for the disk would make every build pay for that rare event.
 
 The stamp: a blob's modification time is a fixed moment, set before its bytes are hashed. Any ordinary write sets the
-time to now, so one stat tells that a blob is as it was hashed. What no stat can tell (bits that rot on the disk) is
-found by :meth:`Blobs.fetch`, which hashes whatever it hands out.
+time to now, so one stat shows that a blob is unchanged since it was hashed. What no stat can show (bit rot on the disk)
+is detected by :meth:`Blobs.fetch`, which hashes everything it returns.
 """
 
-# Functions of os on paths that are text, throughout: see Blobs.
+# os functions with string paths throughout: see Blobs.
 # ruff: noqa: PTH101, PTH105, PTH108, PTH119, PTH120, PTH103
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from winml_dag.store.clone import clone_and_digest
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
 from winml_dag.store.files import files_below, in_words, is_executable, make_executable, partial_in, remove_file
 
-# 2001-09-09 01:46:40 UTC: no file of today has it by chance, and being even it survives file systems that count in
-# steps of two seconds.
+# 2001-09-09 01:46:40 UTC: no recent file has this time by chance, and because it is even it survives file systems that
+# count in steps of two seconds.
 STAMP_NS = 1_000_000_000 * 10**9
 
 _GONE = "missing"
@@ -41,8 +41,9 @@ _OTHER_SIZE = "of another size than its record says"
 
 
 class BlobDamaged(StoreError):
-    """A blob's bytes no longer match its digest, or it has gone. It is in quarantine: the stage that made it can run
-    again.
+    """A blob's bytes do not match its digest, or it is missing.
+
+    A damaged blob is in quarantine: the stage that made it can run again.
     """
 
     def __init__(self, file: FileEntry, what: str) -> None:
@@ -53,23 +54,23 @@ class BlobDamaged(StoreError):
 
 @dataclass(frozen=True)
 class Blob:
-    """One file of the blobs folder; ``digest`` is empty for one whose name is not that of a blob."""
+    """One file of the blobs folder; ``digest`` is empty if its name is not that of a blob."""
 
     path: Path
     digest: str
 
 
 class Blobs:
-    """The blobs of one store; safe for any number of threads and processes at once."""
+    """The blobs of one store. Safe for concurrent use by any number of threads and processes."""
 
     def __init__(self, folder: Path, quarantine: Path) -> None:
         self.folder = folder
-        # Within, paths are text and the functions of os are called: pathlib took an eighth of what a small stage costs.
+        # Internally, paths are strings and os functions are used: pathlib took an eighth of the cost of a small stage.
         self._root = str(folder)
         self._quarantine = quarantine
 
     def path(self, digest: str) -> Path:
-        """Where the bytes of *digest* lie, or would."""
+        """The path of the bytes of *digest*, whether or not they exist."""
         return Path(self._path(digest))
 
     def _path(self, digest: str) -> str:
@@ -79,9 +80,9 @@ class Blobs:
     def ingest(self, path: Path | str, function: DigestFunction, name: str | None = None) -> FileEntry:
         """Move the file at *path* into the store and return its digest and size, under *name* or its own.
 
-        Idempotent: when the bytes are here already, and are found sound by reading them, *path* is only removed, and
-        the blob counts as stored just now; a damaged blob is replaced. A file with other hard links is copied, so that
-        no inode is shared with its owner.
+        Idempotent: if the blob exists already, and reading it shows that it is intact, *path* is only removed, and the
+        blob counts as stored just now; a damaged blob is replaced. A file with other hard links is copied, so that no
+        inode is shared with its owner.
 
         Raises:
             OSError: as moving and reading do.
@@ -94,11 +95,11 @@ class Blobs:
         _stamp(path)
         digest = digest_file(path, function)
         status = os.lstat(path)
-        # Stamped first, hashed second: a write in between shows, where a stamp set after hashing would hide it.
+        # Stamp first, then hash: that reveals a write in between, which a stamp set after hashing would hide.
         if status.st_mtime_ns != STAMP_NS:
             raise StoreError(f"{path} was written to while it was being stored.", advice="Is its stage still running?")
         self._move_in(path, digest)
-        # A file that says so with the mode of a blob too is on a file system that says so of every file.
+        # If it is executable even with a blob's mode, the file system reports every file as executable.
         executable = is_executable(before) and not is_executable(status)
         return FileEntry(os.path.basename(path) if name is None else name, digest, status.st_size, executable)
 
@@ -115,13 +116,14 @@ class Blobs:
             raise
 
     def receive(self, path: Path | str, file: FileEntry) -> None:
-        """Move the file at *path*, whose bytes were hashed while they were written and are those of *file*, into the
-        store. Nobody else knows of *path*, and it is on the device of the store. Nothing is read, unless a blob of that
-        digest is here.
+        """Move a file whose bytes were hashed while they were written, and are those of *file*, into the store.
+
+        No other program knows *path*, and it is on the store's device. Nothing is read, unless a blob of that digest
+        exists.
 
         Raises:
             OSError: as moving does.
-            StoreError: when the file is of another size than *file* says.
+            StoreError: when the file has another size than *file* says.
         """
         path = str(path)
         _stamp(path)
@@ -130,19 +132,19 @@ class Blobs:
         self._move_in(path, file.digest)
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
-        """Those of *files* that are not here, or not what they should be as far as one stat each can tell."""
+        """Those of *files* that are missing here, or not valid as far as one stat each can show."""
         return [file for file in files if not self._is_here(file)]
 
     def fetch(self, file: FileEntry, target: Path | str) -> None:
-        """Put a copy of *file* at *target*, replacing what is there, and never anything but the right bytes.
+        """Put a copy of *file* at *target*, replacing any file there; never writes wrong bytes.
 
         Raises:
-            BlobDamaged: when the blob has gone or its bytes are wrong; those are in quarantine then.
+            BlobDamaged: when the blob is missing or its bytes are wrong; those are then in quarantine.
             OSError: when *target* cannot be written.
         """
         blob = self._path(file.digest)
         if not _is_regular(blob):
-            # A link or a folder under a blob's name may lead anywhere: not even read.
+            # A link or folder under a blob's name may refer to anything: do not even read it.
             self.quarantine(Path(blob))
             raise BlobDamaged(file, _GONE)
         partial = partial_in(os.path.dirname(target))
@@ -164,14 +166,14 @@ class Blobs:
             raise
 
     def link(self, file: FileEntry, target: Path, *, check: bool) -> bool:
-        """Put a read-only hard link to the blob of *file* at *target*, replacing what is there.
+        """Put a read-only hard link to the blob of *file* at *target*, replacing any file there.
 
-        The blob is trusted by its stamp, which is one stat, unless *check* wants it read. False, with *target* as it
-        was, where no link can be made: on another device, on a file system without links, at their limit for one file.
-        Nor is one made for an executable, since all links to a blob share its mode.
+        The blob is trusted by its stamp, which takes one stat, unless *check* requires hashing it. Returns False, with
+        *target* unchanged, if no link can be made: on another device, on a file system without links, at the limit of
+        links to one file. No link is made for an executable either, since all links to a blob share its mode.
 
         Raises:
-            BlobDamaged: when the blob has gone or is not what it should be; it is in quarantine then.
+            BlobDamaged: when the blob is missing or damaged; it is then in quarantine.
         """
         if not (self.is_intact(file.digest) if check else self._is_here(file)):
             raise BlobDamaged(file, _DAMAGED)
@@ -180,22 +182,22 @@ class Blobs:
         blob = self._path(file.digest)
         partial = partial_in(str(target.parent))
         try:
-            # Whoever made another link writable has made this file so.
+            # A program that made another link writable has made this file writable too.
             if os.lstat(blob).st_mode & 0o222:
                 os.chmod(blob, 0o444)
             os.link(blob, partial)
             os.replace(partial, target)
         except OSError:
-            # Systems differ in what they answer. A copy is tried next, and what hinders that too is said then.
+            # Systems report different errors. A copy is tried next, and reports an error that prevents that too.
             return False
         finally:
-            # Renaming one link over another of the same file leaves both.
+            # Renaming one link over another link to the same file leaves both.
             with suppress(FileNotFoundError):
                 os.unlink(partial)
         return True
 
     def is_intact(self, digest: str) -> bool:
-        """Read the whole blob; one that is not what its digest says is moved to quarantine."""
+        """Read the whole blob; if it does not match its digest, move it to quarantine."""
         blob = self._path(digest)
         try:
             if not _is_regular(blob) or digest_file(blob, split_digest(digest)[0]) != digest:
@@ -203,29 +205,30 @@ class Blobs:
                 return False
             if os.lstat(blob).st_mtime_ns == STAMP_NS:
                 return True
-            # Whoever copied the cache did not keep the times, or somebody wrote the same bytes again.
+            # The times were lost when the cache was copied, or a program wrote the same bytes again.
             _stamp(blob)
         except FileNotFoundError:
             return False
         except PermissionError:
-            # Sound, but another user's: it cannot be stamped, so it is hashed each time.
+            # Intact, but owned by another user: it cannot be stamped, so it is hashed each time.
             return os.access(blob, os.R_OK)
-        # Hashed before the stamp, lest a process killed in between blesses a damaged blob; and after it, as ever.
+        # The first hash comes before the stamp, so that a process killed in between does not mark a damaged blob as
+        # valid. Hash again after it, as always.
         return self.is_intact(digest)
 
     def quarantine(self, blob: Path) -> None:
-        """Move whatever is at *blob* to the quarantine, for a person to look at; nothing there is ever read again.
+        """Move the file at *blob* to the quarantine, for manual inspection; it is never read again.
 
-        What cannot be moved stays, and each reader finds it damaged: on Windows while another process reads it, or
-        where there can be no quarantine.
+        If it cannot be moved it stays, and each reader finds it damaged: on Windows while another process reads it, or
+        where no quarantine can be created.
         """
         with suppress(OSError):
             self._quarantine.mkdir(parents=True, exist_ok=True)
-            # Somebody else may have moved it first.
+            # Another process may have moved it first.
             blob.rename(self._quarantine / f"blob-{blob.name[:16]}-{secrets.token_hex(4)}")
 
     def all(self) -> Iterator[Blob]:
-        """Every file below the blobs folder, in order of digest; those that are no blobs have an empty digest."""
+        """Every file below the blobs folder, ordered by digest; files that are not blobs have an empty digest."""
         for entry in files_below(self.folder):
             path = Path(entry.path)
             parts = path.relative_to(self.folder).parts
@@ -244,7 +247,7 @@ class Blobs:
         if status.st_mtime_ns == STAMP_NS and status.st_size == file.size and stat.S_ISREG(status.st_mode):
             return True
         with in_words(f"Cannot check a blob of {file.name}"):
-            # A record that names another size than a sound blob has is not to be trusted, but the blob is.
+            # Do not trust a record that states another size than that of an intact blob; keep the blob.
             return self.is_intact(file.digest) and os.lstat(blob).st_size == file.size
 
     def _move_in(self, path: str, digest: str) -> None:
@@ -255,7 +258,7 @@ class Blobs:
         try:
             _rename_into(path, blob)
         except PermissionError:
-            # Windows replaces no read-only file: another process stored the same bytes a moment ago.
+            # Windows does not replace a read-only file: another process stored the same bytes a moment ago.
             if not (os.path.lexists(blob) and self.is_intact(digest)):
                 raise
             remove_file(path)
@@ -266,10 +269,10 @@ class Blobs:
 
 
 def _unshare(path: str) -> None:
-    """Make *path* a file of its own."""
+    """Give *path* an inode of its own."""
     partial = partial_in(os.path.dirname(path))
     clone_and_digest(path, partial, "xxh3-128")
-    # Under the old name again, where the one who started this looks for it when something goes wrong.
+    # Under its old name, where the caller looks for it if something fails.
     os.replace(partial, path)
 
 
@@ -292,7 +295,7 @@ def _rename_into(path: str, blob: str) -> None:
     try:
         os.replace(path, blob)
     except FileNotFoundError:
-        # Only the first of many blobs has to make the folder.
+        # Only the first of many blobs has to create the folder.
         os.makedirs(os.path.dirname(blob), exist_ok=True)
         os.replace(path, blob)
 
@@ -303,11 +306,12 @@ def _stamp(path: str) -> None:
 
 
 def _keep(blob: str) -> bool:
-    """Have a blob that was found here count as stored just now, so that nobody removes it as one that no record needs
-    before its new record is written. False when that cannot be said of it: it has just gone, or is another user's.
+    """Mark an existing blob as stored just now, so that it is not collected before its new record is written.
+
+    Returns False if that is not possible: the blob has just been removed, or is owned by another user.
     """
     try:
-        # Every time but the stamp: the access time can still be read when a rename has changed the change time.
+        # Keep the stamp, set the access time: it remains readable after a rename has changed the change time.
         os.utime(blob, ns=(time.time_ns(), STAMP_NS))
     except (FileNotFoundError, PermissionError):
         return False

@@ -1,5 +1,6 @@
-"""What one ``stat`` tells of a file, and when it last changed in any way: nobody can set that back, so it betrays an
-edit that kept size and time.
+"""File signatures from one ``stat``, and the time of the last change of any kind.
+
+No program can set that time back, so it reveals an edit that preserved size and modification time.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from pathlib import Path
 
 from winml_dag.readlog import Signature
 
-# What is read less than this after it changed is not remembered: a write just after could get the very same time. 2 s
-# is the coarsest step of a file system in use (FAT); others count in milliseconds.
+# Content that is read within this time after a change is not cached: a later write could get the same time. 2 s is the
+# coarsest time step of a file system in use (FAT); others use milliseconds.
 SETTLED_NS = 2 * 10**9
 
 if sys.platform == "win32":
     import ctypes
     from ctypes import wintypes
 
-    # On Windows st_ctime is when the file was made; NTFS keeps the time of the last change of any kind elsewhere.
+    # On Windows st_ctime is the creation time; NTFS keeps the time of the last change of any kind elsewhere.
     class _BasicInfo(ctypes.Structure):
         """FILE_BASIC_INFO: times in steps of 100 ns since 1601."""
 
@@ -60,7 +61,7 @@ if sys.platform == "win32":
     _kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
 
     def change_time_ns(path: str | os.PathLike[str], status: os.stat_result) -> int:
-        """Nanoseconds since 1970 of the file's last change; of its last write where the file system knows no more.
+        """Nanoseconds since 1970 of the file's last change, or of its last write if the file system has no change time.
 
         Raises:
             OSError: when the file cannot be opened.
@@ -78,18 +79,18 @@ if sys.platform == "win32":
                 raise ctypes.WinError(ctypes.get_last_error())
         finally:
             _kernel.CloseHandle(handle)
-        # FAT keeps none: 0.
+        # FAT has none: 0.
         return (info.change_time - _STEPS_1601_TO_1970) * 100 if info.change_time else status.st_mtime_ns
 
 else:
 
     def change_time_ns(path: str | os.PathLike[str], status: os.stat_result) -> int:  # noqa: ARG001
-        """Nanoseconds since 1970 of the file's last change, be it content, mode, name or a time that was set."""
+        """Nanoseconds since 1970 of the file's last change of content, mode, name or set time."""
         return status.st_ctime_ns
 
 
 def has_settled(path: Path, at_ns: int) -> bool:
-    """Whether a file or folder, or the folder where it is missing, last changed safely before the moment *at_ns*."""
+    """Whether a file or folder last changed safely before *at_ns*. For a missing one, check its parent folder."""
     try:
         status = path.stat()
         return max(status.st_mtime_ns, change_time_ns(path, status)) <= at_ns - SETTLED_NS
@@ -99,23 +100,23 @@ def has_settled(path: Path, at_ns: int) -> bool:
         return False
 
 
-# What 64 bits with a sign can hold: inodes of some file systems use all of them.
+# The maximum of a signed 64-bit integer: inodes of some file systems use all bits.
 INODE_MASK = (1 << 63) - 1
 
 
 def signature_of(path: str | os.PathLike[str]) -> Signature | None:
-    """Size, time of modification, inode and time of change (see ``changetime``) of the file; None for what is none.
+    """Size, modification time, inode and change time (see ``changetime``) of a file; None if it is not a file.
 
-    No device number: it differs from one mount to the next. The path is only where to look, so it is not resolved,
-    which would cost a system call for each of its parts: the file that it leads to has its inode here.
+    No device number, because it differs from one mount to the next. The path is not resolved, which would take a system
+    call for each of its parts: the inode identifies the file it leads to.
 
     Raises:
-        OSError: when there is nothing, or it cannot be looked at.
+        OSError: when it does not exist or cannot be accessed.
     """
     status = os.stat(path)  # noqa: PTH116 - for thousands of small files
     return signature_from(path, status) if stat.S_ISREG(status.st_mode) else None
 
 
 def signature_from(path: str | os.PathLike[str], status: os.stat_result) -> Signature:
-    """The same of a *status* that is known. Raises OSError on Windows, where that does not tell of changes."""
+    """The same for a given *status*. Raises OSError on Windows, where a status has no change time."""
     return status.st_size, status.st_mtime_ns, status.st_ino & INODE_MASK, change_time_ns(path, status)

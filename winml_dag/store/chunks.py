@@ -1,7 +1,7 @@
-"""A big file hashed, and copied if wanted, by two threads at once: while one hashes and writes, the other reads.
+"""Hash, and optionally copy, a big file with two threads: one hashes and writes while the other reads.
 
-Copying out of the page cache costs seven times what hashing does, and writing twice what reading does, so one thread
-alone mostly waits for memory. Memory is bounded by one chunk a thread, whatever the size of the file.
+Copying from the page cache takes seven times as long as hashing, and writing twice as long as reading, so a single
+thread mostly waits for memory. Memory use is one chunk per thread, independent of the file size.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import sys
 import threading
 from typing import BinaryIO, Protocol
 
-# Below this, starting a thread costs more than it gains (measured: even at 16 MiB for hashing, at 6 MiB for copying).
+# Below this, starting a thread costs more than it gains (measured: break-even at 16 MiB for hashing, at 6 MiB for
+# copying).
 BIG_BYTES = 16 << 20
-# Not smaller, or the threads hand over too often; larger ones leave the processor's cache.
+# Smaller chunks hand over too often; larger ones do not fit in the processor's cache.
 CHUNK_BYTES = 1 << 20
-# What goes to the system in one write. Linux takes memory for its page cache in blocks as large as a write, and blocks
-# as large as a whole chunk are seldom at hand: virtual machines that return free memory to their host fetched them anew
-# every time, and copying took up to eight times as long (512 MiB after a ``cp``: 4.2 s instead of 0.6).
+# Size of one write call. Linux allocates page cache memory in blocks as large as a write, and blocks as large as a
+# whole chunk are seldom available: virtual machines that return free memory to their host fetched them again every
+# time, and copying took up to eight times as long (512 MiB after a ``cp``: 4.2 s instead of 0.6).
 _WRITE_BYTES = 64 << 10
-# More would only take processors away from stages: the bytes of one file are hashed in their order.
+# More threads would only take processors from stages: the bytes of one file are hashed in order.
 _THREADS = 2
 
 
 class Hash(Protocol):
-    """What xxhash and hashlib have in common."""
+    """The common interface of xxhash and hashlib."""
 
     def update(self, data: memoryview, /) -> None: ...
     def hexdigest(self) -> str: ...
@@ -35,7 +36,7 @@ def hash_in_chunks(source: BinaryIO, hasher: Hash, target: BinaryIO | None = Non
     """Feed the bytes of *source* to *hasher* and copy them to *target*; both are open, unbuffered and at their start.
 
     Raises:
-        OSError: as reading and writing do; *target* then has any part of the bytes.
+        OSError: as reading and writing do; *target* may then have only some of the bytes.
     """
     passage = _Passage(source, hasher, target)
     threads = [threading.Thread(target=passage.work, args=(first,), daemon=True) for first in range(1, _THREADS)]
@@ -49,34 +50,36 @@ def hash_in_chunks(source: BinaryIO, hasher: Hash, target: BinaryIO | None = Non
 
 
 def has_spare_processor() -> bool:
-    """Whether a second thread would find a processor free. With none, two threads mostly wait for each other: copying
-    took a third longer than by one. Where the system does not tell what runs right now, there is one.
+    """Whether a second thread would find a free processor.
+
+    Without one, two threads mostly wait for each other: copying took a third longer than with one. Returns True if the
+    system does not report what is currently running.
     """
     try:
         with open("/proc/loadavg", "rb", buffering=0) as file:
             running = int(file.read(100).split()[3].partition(b"/")[0])
     except (OSError, ValueError, IndexError):
         return True
-    # The thread that asks runs too.
+    # The calling thread runs too.
     return running <= (os.cpu_count() or 1) - 1
 
 
 def write_all(target: BinaryIO, data: memoryview) -> None:
     """Write *data* to *target*, which is unbuffered."""
     while len(data):
-        # A raw write may take less than it was given, most often just before the disk is full.
+        # A raw write may be partial, typically just before the disk is full.
         data = data[target.write(data[:_WRITE_BYTES]) :]
 
 
 class _SoughtSource:
-    """An open file that any number of threads read: the place is sought first."""
+    """An open file that any number of threads read; seeks before each read."""
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
         self._lock = threading.Lock()
 
     def fill(self, buffer: memoryview, offset: int) -> int:
-        """Fill *buffer* from *offset*; the number of bytes is smaller only where the file ends."""
+        """Fill *buffer* from *offset*; returns fewer bytes only at the end of the file."""
         filled = 0
         while filled < len(buffer) and (count := self._read(buffer[filled:], offset + filled)):
             filled += count
@@ -94,16 +97,16 @@ if sys.platform == "win32":
 else:
 
     class _Source(_SoughtSource):
-        """The same without the lock, so that two threads read one file at once."""
+        """The same without the lock, so that two threads read one file concurrently."""
 
         def _read(self, buffer: memoryview, offset: int) -> int:
             return os.preadv(self._opened.fileno(), [buffer], offset)
 
 
 class _Passage:
-    """Each thread takes every other chunk; hashing and writing have to wait for their turn.
+    """Each thread takes every other chunk; hashing and writing happen in chunk order.
 
-    Writing too: two writers of one file would wait for its lock in the kernel, and leave holes for a while.
+    Writing too: two writers of one file would wait for its lock in the kernel, and temporarily leave holes.
     """
 
     def __init__(self, source: BinaryIO, hasher: Hash, target: BinaryIO | None) -> None:
@@ -116,7 +119,7 @@ class _Passage:
         self.error: BaseException | None = None
 
     def work(self, first: int) -> None:
-        """Take chunk *first* and every one that is a whole round later, until the file or the passage ends."""
+        """Process chunk *first* and every ``_THREADS``-th after it, until the file ends or a thread fails."""
         try:
             buffer = memoryview(bytearray(CHUNK_BYTES))
             for number in itertools.count(first, _THREADS):
@@ -124,14 +127,14 @@ class _Passage:
                 if not self._take_turn(number, chunk):
                     return
         except BaseException as error:
-            # An interrupt too: it hits the main thread only, and the other one must not wait for it for ever.
+            # An interrupt too: it hits only the main thread, and the other one must not wait forever.
             with self._changed:
                 self.error = self.error or error
                 self._over = True
                 self._changed.notify_all()
 
     def _take_turn(self, number: int, chunk: memoryview) -> bool:
-        """False when there is nothing more to do: the file has ended, or the other thread has failed."""
+        """False when nothing remains to be done: the file has ended, or the other thread has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._next == number)
             if self._over:
@@ -141,7 +144,7 @@ class _Passage:
             write_all(self._target, chunk)
         with self._changed:
             self._next += 1
-            # What comes after a short chunk was written while we read: the file had its end here.
+            # Ignore bytes after a short chunk: they were written meanwhile, and the file ended here.
             self._over = self._over or len(chunk) < CHUNK_BYTES
             self._changed.notify_all()
             return not self._over

@@ -1,13 +1,13 @@
-"""Remove what was used longest ago: records first, then the blobs that no record needs any more.
+"""Remove what was least recently used: records first, then the blobs that no record needs any more.
 
-Builds go on meanwhile, and none of them loses what it holds. A run tells when it began as long as it lives (see
-``scratch``); what has been used, stored or stored again since the oldest living run began stays. Using a record sets
-its time, storing a blob that is here already sets that blob's. Since either can happen between our look and our hand,
-nothing is unlinked under its name: it is renamed first, and put back if its time has changed.
+Builds may run meanwhile, and none of them loses what it uses. A live run reports when it started (see ``scratch``);
+everything that has been used, stored or stored again since the oldest live run started is kept. Using a record updates
+its time, storing an existing blob updates the blob's. Since either can happen between check and removal, no file is
+unlinked under its name: it is renamed first, and renamed back if its time has changed.
 
-Killed at any instant, the store is valid: a record goes before its row in the index, and blobs when both have gone for
-good. Of what is between, a record without its file is whole again by its row, and a blob without a record is only bytes
-that the next collection removes.
+Killed at any instant, the store is valid: a record is removed before its row in the index, and blobs after both are
+gone. In between, a record without its file is restored from its row, and a blob without a record is unused bytes that
+the next collection removes.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from winml_dag.store.store import Store
 from winml_dag.store.usage_log import note_size
 
 _LOCK = "collect"
-# Files of records that are removed before their rows are, all at once.
+# Files of records to remove before their rows are removed in one batch.
 _ROWS_AT_ONCE = 200
-# What was set aside, logged or planned stays this long, unless another age was asked for.
+# How long quarantined files, logs and plans are kept by default.
 _LEFTOVER_SECONDS = 30 * 86_400.0
-# A time that lies further ahead comes from a clock that was wrong.
+# A time that is further ahead comes from a clock that was wrong.
 _AHEAD_NS = 3600 * 10**9
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What may stay.
+    """What may be kept.
 
     Attributes:
-        max_bytes: what records and blobs may take together.
-        older_than_seconds: records that have not been used for so long go in any case.
-        above_bytes: nothing is removed at all unless records and blobs take more than this.
+        max_bytes: total size of records and blobs.
+        older_than_seconds: records that have not been used for this long are removed in any case.
+        above_bytes: nothing is removed unless records and blobs exceed this size.
     """
 
     max_bytes: int | None = None
@@ -55,13 +55,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Collected:
-    """What was removed, or would be.
+    """What was removed, or would be in a dry run.
 
     Attributes:
         freed_bytes: of records, blobs and leftovers.
-        left_bytes: what records and blobs take now.
-        leftovers: half-written and damaged files, logs of failures, plans of no use.
-        records_in_use, blobs_in_use: what would have had to go, if no run were using it.
+        left_bytes: size of the remaining records and blobs.
+        leftovers: partial and damaged files, logs of failures, useless plans.
+        records_in_use, blobs_in_use: would have been removed if no run were using them.
     """
 
     records: int = 0
@@ -75,7 +75,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A record as it was found: when it was used (by its file, and at all), what its file takes, what it needs."""
+    """A record as found: when its file, and when it was last used, the size of its file, the digests that it needs."""
 
     key: str
     file_used_ns: int
@@ -86,7 +86,7 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """A blob as it was found."""
+    """A blob as found."""
 
     path: Path
     size: int
@@ -97,7 +97,7 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class _Survey:
-    """What is in the store. ``horizon_ns``: what was used since is in use, or may be."""
+    """The content of the store. ``horizon_ns``: everything used since then may be in use."""
 
     now_ns: int
     horizon_ns: int
@@ -111,7 +111,7 @@ class _Survey:
 
 @dataclass
 class _Choice:
-    """What is to go: records in order, and the blobs that nothing else needs then."""
+    """What to remove: records in order, and the blobs that are then unneeded."""
 
     records: list[_Kept] = field(default_factory=list)
     blobs: list[str] = field(default_factory=list)
@@ -121,12 +121,12 @@ class _Choice:
 
 
 def collect(store: Store, limits: Limits, *, dry_run: bool = False, wait: bool = True) -> Collected | None:
-    """Remove what *limits* leave no room for, blobs that no record needs, and what was left lying.
+    """Remove what exceeds *limits*, blobs that no record needs, and leftovers.
 
-    One collection runs at a time; None without *wait*, when another runs already.
+    Only one collection runs at a time. Without *wait*, returns None if another one is running.
 
     Raises:
-        StoreError: when something cannot be read or removed.
+        StoreError: when a file cannot be read or removed.
     """
     with ExitStack() as stack, in_words("Cannot remove what is old from the cache"):
         now_ns, root = time.time_ns(), None
@@ -135,7 +135,7 @@ def collect(store: Store, limits: Limits, *, dry_run: bool = False, wait: bool =
                 stack.enter_context(store.locks.hold(_LOCK))
             elif not stack.enter_context(store.locks.try_hold(_LOCK)):
                 return None
-            # Like any run: `cache clear` is refused meanwhile, and what dead runs left is swept.
+            # Behave like any run: `cache clear` is rejected meanwhile, and scratch folders of dead runs are removed.
             root = stack.enter_context(store.scratch.open())
             now_ns = _file_time(root)
         survey = _look(store, now_ns, root)
@@ -150,16 +150,16 @@ def collect(store: Store, limits: Limits, *, dry_run: bool = False, wait: bool =
 
 
 def _file_time(folder: Path) -> int:
-    """Now, as the file system tells it: its clock goes in steps, or is another machine's."""
+    """The current time of the file system: its clock has coarse steps, or is that of another machine."""
     probe = folder / "now"
     probe.touch()
     return probe.stat().st_mtime_ns
 
 
 def _look(store: Store, now_ns: int, own: Path | None) -> _Survey:
-    # Asked before anything is looked at: who begins later uses nothing that is older than this moment.
+    # Determine this before checking any file: a run that starts later uses nothing older than this moment.
     began_ns = store.scratch.oldest_began(own)
-    # When nobody lives, a time that is far ahead is nobody's use, but of a clock that was wrong.
+    # Without live runs, a time far ahead does not mean use, but a wrong clock.
     end_ns = now_ns + _AHEAD_NS if began_ns is None else None
     horizon_ns = now_ns if began_ns is None else min(now_ns, began_ns)
     blobs = {}
@@ -177,8 +177,10 @@ def _look(store: Store, now_ns: int, own: Path | None) -> _Survey:
 
 
 def _records(store: Store) -> Iterator[Record]:
-    """Every record. One that is damaged counts as absent, but one that may not be read keeps us from going on: what it
-    needs would seem to be needed by nobody.
+    """Every record.
+
+    A damaged one counts as absent, but an unreadable one raises an error: otherwise the blobs that it needs would seem
+    unneeded.
     """
     found = {record.cache_key: record for record in store.records.all()}
     for key in store.records.keys():  # noqa: SIM118  # not a mapping
@@ -193,7 +195,7 @@ def _kept(store: Store, record: Record, held_ns: int, now_ns: int) -> _Kept:
     path = store.records.path(key)
     used_ns = store.records.last_used_ns(key)
     if used_ns > now_ns + _AHEAD_NS:
-        # It would stay for as long as the clock was wrong by: from now on it ages like all others.
+        # It would be kept for as long as the clock was wrong. Reset it, so that it ages like all others.
         with suppress(OSError):
             os.utime(path, ns=(now_ns, now_ns))
         used_ns = store.records.last_used_ns(key)
@@ -227,7 +229,7 @@ def _choose(survey: _Survey, limits: Limits) -> _Choice:
         is_old = limits.older_than_seconds is not None and record.used_ns < old_ns
         is_too_much = limits.max_bytes is not None and size - choice.freed > limits.max_bytes
         if not (is_old or is_too_much):
-            break  # those that follow were used later
+            break  # the following ones were used later
         if record.used_ns >= survey.horizon_ns:
             choice.records_in_use += 1
             continue
@@ -258,7 +260,7 @@ def _foreseen(store: Store, survey: _Survey, choice: _Choice, limits: Limits) ->
 
 def _remove(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
     gone = _remove_records(store, choice.records)
-    # A record that was used in the meantime is back, with all that it needs.
+    # A record that was used meanwhile was renamed back, and needs its blobs.
     gone = {record.key: record for record in gone.values() if not store.records.path(record.key).exists()}
     needed = {digest for record in survey.records if record.key not in gone for digest in record.digests}
     unneeded = (survey.blobs[digest] for digest in choice.blobs if digest not in needed)
@@ -289,7 +291,7 @@ def _remove_records(store: Store, records: Iterable[_Kept]) -> dict[str, _Kept]:
 
 
 def _remove_record(store: Store, record: _Kept) -> bool:
-    """False when the record was used since it was looked at."""
+    """False if the record was used since it was checked."""
     path = store.records.path(record.key)
     if store.records.last_used_ns(record.key) > record.file_used_ns:
         return False
@@ -297,7 +299,7 @@ def _remove_record(store: Store, record: _Kept) -> bool:
     try:
         path.rename(aside)
     except FileNotFoundError:
-        return True  # only the index has it
+        return True  # only in the index
     except PermissionError:
         if os.name != "nt":
             raise
@@ -310,14 +312,14 @@ def _remove_record(store: Store, record: _Kept) -> bool:
 
 
 def _remove_blob(blob: _Bytes) -> bool:
-    """False when the blob was stored again, or read, since it was looked at."""
+    """False if the blob was stored again, or read, since it was checked."""
     aside = partial_beside(blob.path)
     try:
         status = blob.path.lstat()
         if (change_time_ns(blob.path, status), status.st_atime_ns) != (blob.changed_ns, blob.accessed_ns):
             return False
         blob.path.rename(aside)
-        # The change time is that of the rename now; whoever stores a blob again sets the access time with it.
+        # The rename has set the change time; storing a blob again also sets the access time.
         if aside.lstat().st_atime_ns != blob.accessed_ns:
             aside.replace(blob.path)
             return False
@@ -332,7 +334,7 @@ def _remove_blob(blob: _Bytes) -> bool:
 
 
 def _forget_names(store: Store, keys: Collection[str]) -> None:
-    """Forget what was built last under a name where that has gone."""
+    """Remove the entries of the latest results whose records were removed."""
     latest = store.index.read("latest", store.index.names("latest"))
     if dead := [name for name, key in latest.items() if key in keys]:
         store.index.remove("latest", dead)

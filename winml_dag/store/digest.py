@@ -1,8 +1,7 @@
-"""Digests of bytes and files, written with their function: ``xxh3-128:<32 hex>`` or ``sha256:<64 hex>``; and JSON text
-with a checksum.
+"""Digests of bytes and files, prefixed with the function: ``xxh3-128:<32 hex>`` or ``sha256:<64 hex>``.
 
-xxh3-128 for what stays on one machine (so fast that hashing is never what one waits for), sha256 for what others may
-write.
+xxh3-128 is for data that stays on one machine (so fast that hashing is never the bottleneck), sha256 for data that
+others may write. Also JSON text with a checksum.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ DigestFunction: TypeAlias = Literal["xxh3-128", "sha256"]
 _DIGEST = re.compile(r"(xxh3-128):([0-9a-f]{32})|(sha256):([0-9a-f]{64})")
 
 
-# A file up to here is read at once: nearly all of thousands are.
+# A file up to this size is read at once; that is nearly every one of thousands.
 SMALL_BYTES = 64 << 10
 
 _NEW: dict[DigestFunction, Callable[[], Hash]] = {"xxh3-128": xxhash.xxh3_128, "sha256": hashlib.sha256}
 
 
 def new_hash(function: DigestFunction) -> Hash:
-    """A hash that has seen nothing yet."""
+    """A hash without any data yet."""
     return _NEW[function]()
 
 
@@ -71,12 +70,12 @@ def digest_file(path: Path | str, function: DigestFunction = "xxh3-128") -> str:
 
 
 def copy_and_digest(source: BinaryIO, target: BinaryIO, function: DigestFunction = "xxh3-128") -> str:
-    """Copy *source* to *target*, both open and unbuffered, and return the digest of what was written."""
+    """Copy *source* to *target*, both open and unbuffered, and return the digest of the written bytes."""
     return _digest_stream(source, function, target)
 
 
 def _digest_stream(source: BinaryIO, function: DigestFunction, target: BinaryIO | None = None) -> str:
-    # Read into reused buffers, not mapped: a mapped file that somebody truncates ends the process with SIGBUS.
+    # Read into reused buffers instead of mapping: truncating a mapped file ends the process with SIGBUS.
     hasher = _NEW[function]()
     size = os.fstat(source.fileno()).st_size
     if size >= BIG_BYTES and has_spare_processor():
@@ -87,8 +86,8 @@ def _digest_stream(source: BinaryIO, function: DigestFunction, target: BinaryIO 
 
 
 def _hash_by_one(source: BinaryIO, size: int, hasher: Hash, target: BinaryIO | None) -> None:
-    # One byte more than the file has, so that the usual small file takes one read and the end is seen by the second;
-    # clearing a whole mebibyte for each of thousands of small files would cost more than hashing them.
+    # One byte more than the file has, so that a typical small file takes one read and the second one returns the end.
+    # Clearing a whole mebibyte for each of thousands of small files would cost more than hashing them.
     buffer = memoryview(bytearray(min(CHUNK_BYTES, size + 1)))
     while count := cast("int", source.readinto(buffer)):  # type: ignore[attr-defined]  # BinaryIO lacks readinto
         chunk = buffer[:count]
@@ -101,17 +100,17 @@ _HEAD = len('["0123456789abcdef",')
 
 
 def with_checksum(name: str, body: str) -> str:
-    """``["<16 hex>",<body>]``: canonical JSON with a checksum over it and the *name* that it is kept under.
+    """``["<16 hex>",<body>]``: canonical JSON with a checksum over it and its *name*.
 
-    One flipped bit in a database or a file can leave perfectly good JSON, with a wrong digest, size or name in it; and
-    a row or a file may end up under another's name. This protects from damage, not from malice: whoever can write the
+    One flipped bit in a database or a file can leave valid JSON with a wrong digest, size or name, and a row or file
+    may end up under another's name. The checksum protects from damage, not from malice: a program that can write the
     text can write the checksum.
     """
     return f'["{_checksum(name, body)}",{body}]'
 
 
 def checked(name: str, text: str) -> JsonValue:
-    """The value of a text that :func:`with_checksum` has made. Raises ValueError for any other text or name."""
+    """The value of a text made by :func:`with_checksum`. Raises ValueError for any other text or name."""
     body = text[_HEAD:-1]
     if text != with_checksum(name, body):
         raise ValueError(f"{name} does not match its checksum.")
@@ -122,5 +121,5 @@ def checked(name: str, text: str) -> JsonValue:
 
 
 def _checksum(name: str, body: str) -> str:
-    # "surrogatepass": damaged text must come out as a wrong checksum, not as an encoding error.
+    # "surrogatepass": damaged text must result in a wrong checksum, not in an encoding error.
     return xxhash.xxh3_64_hexdigest(f"{name}\n{body}".encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Small work on files that every part of the store needs: errors in words, whole writes, and removal."""
+"""File helpers for the whole store: readable errors, atomic writes, and removal."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from types import TracebackType
 from winml_dag.errors import StoreError
 from winml_dag.smallfiles import open_regular
 
-# Else Windows would change the ends of lines.
+# Otherwise Windows would change line endings.
 _BINARY = getattr(os, "O_BINARY", 0)
-# What is being written bears this ending until it is whole; a reader never takes such a name.
+# Suffix of files that are being written; readers ignore such names.
 PARTIAL = ".partial"
 
 
-# Names of what is being written: random for each process, then counted. A new random one for each took a call of the
-# system and 5 us. Forked processes share what was random, so the number of the process is in a name too.
+# Names of partial files: random per process, then counted. A new random name each time took a system call and 5 us.
+# Forked processes share the random part, so names also contain the process id.
 _PARTIAL_PREFIX = secrets.token_hex(8)
 _partial_numbers = itertools.count()
 
 
-class in_words:  # noqa: N801 - a word of the with statement
+class in_words:  # noqa: N801 - reads as a word of the with statement
     """Turn an OSError of the block into a StoreError that starts with *doing*, such as "Cannot store the outputs".
 
-    A class, because a generator takes three times as long to enter and leave, which is done ten times a stage.
+    A class, because entering and leaving a generator takes three times as long, and each stage does it ten times.
     """
 
     __slots__ = ("_doing",)
@@ -51,7 +51,7 @@ class in_words:  # noqa: N801 - a word of the with statement
 
 
 def in_plain_words(error: OSError) -> str:
-    """What has happened, and to which file if *error* says that."""
+    """What happened, and to which file if *error* contains that."""
     named = f" ({error.filename})" if error.filename else ""
     match error.errno:
         case errno.ENOSPC:
@@ -77,30 +77,30 @@ def _advice(error: OSError) -> str:
 
 
 def partial_beside(path: Path) -> Path:
-    """A name in the same folder, and so on the same device, that nobody else uses."""
+    """A unique name in the same folder, and so on the same device."""
     return Path(partial_in(str(path.parent)))
 
 
 def partial_in(folder: str) -> str:
-    """The same for a *folder*, all as text: pathlib takes longer than the system does to rename a file."""
+    """The same for a *folder*, with strings: pathlib takes longer than the system does to rename a file."""
     return f"{folder or os.curdir}{os.sep}{partial_name()}"
 
 
 def partial_name() -> str:
-    """A name for what is being written that nobody else uses in any folder."""
-    # Not made from the final name: that may already be as long as the file system allows.
+    """A name for a partial file, unique across all folders."""
+    # Not made from the final name: that may already have the maximum length.
     return f"{_PARTIAL_PREFIX}{os.getpid():x}-{next(_partial_numbers):x}{PARTIAL}"
 
 
 def write_whole(path: Path | str, data: bytes) -> None:
-    """Write so that whoever reads, or finds it after a kill, sees the old file or the new one and nothing between."""
+    """Write atomically: a reader, or a run after a kill, sees either the old file or the new one."""
     folder = os.path.dirname(path)  # noqa: PTH120 - thousands of small files
     partial = partial_in(folder)
     try:
         try:
             _write_new(partial, data)
         except FileNotFoundError:
-            # Usually the folder is there, and asking for it each time would cost as much as the rest.
+            # Usually the folder exists, and checking each time would cost as much as the rest.
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103
             _write_new(partial, data)
         os.replace(partial, path)  # noqa: PTH105
@@ -119,21 +119,22 @@ def _write_new(path: str, data: bytes) -> None:
 
 
 def create(path: str, folder: int | None = None) -> int:
-    """The descriptor of a new file; its mode comes from the umask. No link that somebody left there is followed. A
-    *path* that is relative is so to *folder*, where this is open.
+    """The descriptor of a new file; its mode comes from the umask.
+
+    Does not follow an existing link. A relative *path* is relative to *folder*, the descriptor of an open folder.
     """
-    # Here and below not a file object: making one asks the system four things that are known, and costs 8 us.
+    # No file object here and below: creating one makes four unnecessary system calls, and costs 8 us.
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666, dir_fd=folder)
 
 
 def open_to_read(path: Path | str) -> int:
-    """The descriptor of an ordinary file that is there."""
+    """The descriptor of an existing ordinary file."""
     return open_regular(path)[0]
 
 
 def read_rest(descriptor: int, size: int) -> bytes:
     """All bytes from here to the end of the file, which are *size* unless it is being written to."""
-    # One byte more than there is: so the end is seen by the first call.
+    # One byte more than expected, so that the first call reaches the end.
     data = os.read(descriptor, size + 1)
     if len(data) == size:
         return data
@@ -147,38 +148,38 @@ def write(descriptor: int, data: bytes) -> None:
     """Write all of *data*."""
     done = os.write(descriptor, data)
     while done < len(data):
-        # A raw write may take less than it was given, most often just before the disk is full.
+        # A raw write may be partial, typically just before the disk is full.
         done += os.write(descriptor, data[done:])
 
 
 def is_executable(status: os.stat_result) -> bool:
-    """Whether the owner of a file may run it. On Windows a name says that, so nothing has to be kept."""
+    """Whether the owner may execute a file. On Windows the name determines that, so nothing is stored."""
     return os.name != "nt" and bool(status.st_mode & stat.S_IXUSR)
 
 
 def make_executable(path: Path | str) -> None:
-    """Let all run *path* who may read it."""
+    """Let everybody who may read *path* execute it."""
     mode = stat.S_IMODE(os.lstat(path).st_mode)
     os.chmod(path, mode | (mode & 0o444) >> 2)  # noqa: PTH101 - thousands of small files
 
 
 def make_writable(path: Path) -> None:
-    """Allow the owner to change or remove *path*; Windows removes and replaces no read-only file."""
+    """Allow the owner to change or remove *path*; Windows cannot remove or replace read-only files."""
     path.chmod(stat.S_IMODE(path.lstat().st_mode) | stat.S_IWUSR)
 
 
 def remove_file(path: Path | str) -> None:
-    """Remove *path*, be it read-only. Its mode is changed only where it must be: other links to it share that."""
+    """Remove *path*, even if read-only. Its mode is changed only if necessary: other links to it share that."""
     try:
         os.unlink(path)  # noqa: PTH108 - thousands of small files
     except PermissionError:
-        # Windows removes no read-only file.
+        # Windows cannot remove read-only files.
         make_writable(Path(path))
         os.unlink(path)  # noqa: PTH108
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove *folder* and all below it, read-only files and folders too; links are removed, never followed."""
+    """Remove *folder* and everything below it, read-only entries too; links are removed, never followed."""
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
@@ -202,7 +203,7 @@ _NAME = attrgetter("name")
 
 
 def files_below(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """Everything below *folder* that is not a folder, links included; what goes away meanwhile is left out."""
+    """Everything below *folder* that is not a folder, links included; skips what is removed meanwhile."""
     try:
         with os.scandir(folder) as found:
             entries = sorted(found, key=_NAME)
@@ -216,13 +217,13 @@ def files_below(folder: Path | str) -> Iterator[os.DirEntry[str]]:
 
 
 def name_below(folder: Path | str, path: str) -> str:
-    """The name, with ``/``, that the *path* of an entry of :func:`files_below` has in *folder*."""
+    """The name in *folder*, with ``/``, of the *path* of an entry of :func:`files_below`."""
     name = path[len(str(folder)) + 1 :]
     return name if os.sep == "/" else name.replace(os.sep, "/")
 
 
 def bytes_below(folder: Path) -> int:
-    """The sizes of all files below *folder*, together."""
+    """The total size of all files below *folder*."""
     total = 0
     for entry in files_below(folder):
         with suppress(FileNotFoundError):

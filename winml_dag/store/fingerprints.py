@@ -1,4 +1,4 @@
-"""Digests of the user's files, remembered by their fingerprint, so that an unchanged file costs one stat."""
+"""Digests of the user's files, cached by file signature, so that an unchanged file costs one stat."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _signature(path: Path) -> Signature:
 
 
 def _digest_in(row: JsonValue, found: Signature, function: DigestFunction) -> str | None:
-    """The digest that *row* remembers, if it is about a file just like the one that was *found*."""
+    """The digest cached in *row*, if the row is for a file with the signature *found*."""
     if isinstance(row, list) and len(row) == 5 and isinstance(row[4], str) and row == [*found, row[4]]:
         try:
             return row[4] if split_digest(row[4])[0] == function else None
@@ -39,31 +39,31 @@ def _digest_in(row: JsonValue, found: Signature, function: DigestFunction) -> st
 
 
 class Fingerprints:
-    """Digests of files, by *function*, remembered in *rows*: of the index."""
+    """Digests of files, by *function*, cached in *rows* of the index."""
 
     def __init__(self, rows: Index, function: DigestFunction = "xxh3-128") -> None:
         self._rows = rows
         self._function = function
 
     def digest(self, path: Path, like: str | None = None) -> str:
-        """The digest of the file's bytes; of the function that the digest *like* has, if it is to be compared with it.
+        """The digest of the file's bytes, with the hash function of *like* if it will be compared with that digest.
 
         Raises:
-            InputError: when it is missing, unreadable, no file, or does not come to rest.
+            InputError: when it is missing, unreadable, not a file, or keeps changing.
         """
         function = self._function if like is None else split_digest(like)[0]
         return self._entries([(path, path.name)], function)[0].digest
 
     def entry(self, path: Path, name: str) -> FileEntry:
-        """The file as a part of an artifact, under *name*. Raises as :meth:`digest` does."""
+        """The file as an entry of an artifact, under *name*. Raises as :meth:`digest` does."""
         return self.entries([(path, name)])[0]
 
     def entries(self, files: Sequence[tuple[Path, str]]) -> list[FileEntry]:
-        """Like :meth:`entry` for many, with one look into the index and one write to it."""
+        """Like :meth:`entry` for many files, with one read from the index and one write to it."""
         return self._entries(files, self._function)
 
     def unchanged(self, path: Path, digest: str) -> bool:
-        """Whether the file still has the bytes of *digest*; one that has gone has not."""
+        """Whether the file still has the bytes of *digest*; False if it is missing."""
         try:
             return self._entries([(path, path.name)], split_digest(digest)[0])[0].digest == digest
         except InputError:
@@ -81,7 +81,7 @@ class Fingerprints:
                 if digest is None:
                     began_ns = time.time_ns()
                     found, digest = _measure(path, found, function)
-                    # One that may change again without showing it is measured each time.
+                    # Do not cache a file that may change again with the same signature.
                     if found[3] <= began_ns - SETTLED_NS:
                         fresh[row_name] = [*found, digest]
             except OSError as error:
@@ -103,5 +103,5 @@ def _measure(path: Path, before: Signature, function: DigestFunction) -> tuple[S
 
 
 def _address(path: Path) -> str:
-    # A name that is no text in the file system's encoding still needs a row of its own.
-    return os.path.abspath(path).encode("utf-8", "backslashreplace").decode()  # noqa: PTH100  # Path.absolute keeps ".."
+    # A name that is not valid in the file system's encoding needs its own row too.
+    return os.path.abspath(path).encode("utf-8", "backslashreplace").decode()  # noqa: PTH100 # Path.absolute keeps ".."

@@ -1,9 +1,11 @@
-"""What of a cache folder is needed and what is not: the records that plans stand on, and what is left lying that
-nothing needs any more (half-written files, damaged ones in quarantine, logs of failures, plans without results).
+"""What of a cache folder is needed: the records of current plans, and leftovers that nothing needs any more.
 
-A build that found all up to date touches one file of its plan, not every record. In ``standing/`` of the cache folder
-there may be a file ``*.keys`` for each plan, text with one key a line, beside the plan itself under the same name with
-another ending. When either was last modified is when the plan, and with it each of those records, was last used.
+Leftovers are partial files, damaged files in quarantine, logs of failures, and plans without results.
+
+A build that found everything up to date touches one file of its plan, not every record. The folder ``standing/`` of the
+cache may have a file ``*.keys`` for each plan, text with one key per line, next to the plan itself under the same name
+with another suffix. The newer modification time of the two is when the plan, and with it each of those records, was
+last used.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from winml_dag.store.store import Store
 STANDING = "standing"
 SUFFIX = ".keys"
 
-# A build of 100 000 stages; a file that is longer is none of ours.
+# Enough for a build of 100 000 stages; a longer file is not a valid one.
 _MOST_BYTES = 10_000_000
 
 
 @dataclass(frozen=True)
 class PlanKeys:
-    """One plan: the keys that it stands on, all files of its name, and when it was used."""
+    """One plan: the keys of its records, all files of its name, and when it was used."""
 
     keys: frozenset[str]
     files: tuple[Path, ...]
@@ -36,7 +38,7 @@ class PlanKeys:
 
 
 def plan_keys(folder: Path) -> Iterator[PlanKeys]:
-    """What lies in *folder*; a folder that is not there has nothing, a file that cannot be read holds nothing."""
+    """The plans in *folder*. A missing folder has none, and unreadable files are skipped."""
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             if path.stat().st_size <= _MOST_BYTES:
@@ -48,7 +50,7 @@ def plan_keys(folder: Path) -> Iterator[PlanKeys]:
 
 
 def held_by_standing(folder: Path) -> Mapping[str, int]:
-    """When each key was last used by a plan in *folder*, in ns."""
+    """When a plan in *folder* last used each key, in ns."""
     held: dict[str, int] = {}
     for plan in plan_keys(folder):
         for key in plan.keys:
@@ -56,21 +58,21 @@ def held_by_standing(folder: Path) -> Mapping[str, int]:
     return held
 
 
-# What bears the name of unfinished work for this long is nobody's: a copy under way touches its file all the time.
+# A partial file that is unchanged for this long is abandoned: a copy in progress touches its file all the time.
 _ABANDONED_SECONDS = 3600.0
-# What came of a blob from a remote is gone on with, by the next attempt if there is one soon.
+# The part of a blob received from a remote is kept this long, so that another attempt can resume.
 _RESUMED_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file or folder to remove, and its bytes."""
+    """A file or folder to remove, and its size in bytes."""
 
     path: Path
     size: int
 
     def remove(self) -> bool:
-        """False when it cannot be removed, because another program has it open, for one."""
+        """False if it cannot be removed, for example because another program has it open."""
         try:
             if self.path.is_dir() and not self.path.is_symlink():
                 remove_tree(self.path)
@@ -82,7 +84,7 @@ class Leftover:
 
 
 def leftovers(store: Store, older_than_ns: int, lost_keys: Collection[str]) -> Iterator[Leftover]:
-    """What was set aside, logged or planned before *older_than_ns*, and what plans there are on *lost_keys*."""
+    """What was quarantined, logged or planned before *older_than_ns*, and plans with any of *lost_keys*."""
     yield from abandoned(store)
     for folder in (store.quarantine, store.failures):
         for path in sorted(folder.glob("*")):
@@ -94,7 +96,7 @@ def leftovers(store: Store, older_than_ns: int, lost_keys: Collection[str]) -> I
 
 
 def abandoned(store: Store) -> Iterator[Leftover]:
-    """Files that dead writers of blobs and records left half written, and what nobody went on to fetch."""
+    """Files that dead writers of blobs and records left incomplete, and downloads that were not resumed."""
     now = time.time()
     yield from _partial_files(store.blobs.folder, now - _ABANDONED_SECONDS)
     yield from _partial_files(store.records.folder, now - _ABANDONED_SECONDS)
@@ -105,7 +107,7 @@ def _partial_files(folder: Path, older_than: float) -> Iterator[Leftover]:
     for entry in files_below(folder):
         with suppress(FileNotFoundError):
             status = entry.stat(follow_symlinks=False)
-            # Both times: a copy that is whole already bears the stamp of blobs, which is long ago.
+            # Both times: a complete copy already has the stamp of blobs, which is long ago.
             if entry.name.endswith(PARTIAL) and max(status.st_mtime, status.st_ctime) < older_than:
                 yield Leftover(Path(entry.path), status.st_size)
 

@@ -1,14 +1,15 @@
-"""The index: what is small and looked up often, in one SQLite database (diskcache).
+"""The index: small data with frequent lookups, in one SQLite database (diskcache).
 
-Only JSON text with a checksum goes in and comes out. It holds nothing that cannot be had otherwise: records also lie
-beside the blobs, fingerprints are measured again. So a damaged database is moved to quarantine and a fresh one begun,
-with a warning and no failed build. And where it cannot be used at all, on a full disk or in a cache that may only be
-read, the rest goes on without it: nothing is found in it, and what it is given is lost.
+It stores only JSON text with a checksum. All of it can be restored: records are also next to the blobs, and
+fingerprints can be measured again. So a damaged database is moved to quarantine and a new one is started, with a
+warning and without failing the build. If it cannot be used at all, on a full disk or in a read-only cache, everything
+works without it: lookups find nothing, and writes are lost.
 
-diskcache unpickles whatever a row says is a pickle, so a database that somebody else wrote (a cache folder restored in
-CI is one) would run their code. Its own JSONDisk is no cure: it lets the base class fetch, and so unpickle, before it
-reads JSON. A row can also name a file to read, or to delete when the row goes, anywhere on the disk. Here rows are read
-and written by statements that know text and nothing else, many at once, which diskcache cannot.
+diskcache unpickles every row that is marked as a pickle, so a database that somebody else wrote (for example a cache
+folder restored in CI) could run their code. Its own JSONDisk does not prevent that: it lets the base class fetch, and
+so unpickle, before it reads JSON. A row can also name a file anywhere on the disk to read, or to delete when the row is
+deleted. Therefore rows are read and written by statements that handle only text, many rows at once, which diskcache
+does not support.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ Namespace: TypeAlias = Literal["record", "fingerprint", "latest"]
 BUSY_SECONDS = 60.0
 
 _SETTINGS = {
-    # Nothing is ever thrown out behind our back, and a read is not a write.
+    # No automatic eviction, and no write on reads.
     "eviction_policy": "none",
     "cull_limit": 0,
     "statistics": 0,
-    # The rows with one tag are found without looking at all others.
+    # Find the rows with one tag without a full scan.
     "tag_index": 1,
-    # Readers go on while one process writes.
+    # Readers continue while one process writes.
     "sqlite_journal_mode": "wal",
-    # NORMAL: a killed process loses nothing, a power cut at most the last rows, never the database; no wait per write.
+    # NORMAL: a killed process loses nothing, a power cut at most the last rows, never the database; writes do not wait.
     "sqlite_synchronous": 1,
-    # Not mapped: a mapped file that is truncated ends the process with SIGBUS.
+    # Not mapped: truncating a mapped file ends the process with SIGBUS.
     "sqlite_mmap_size": 0,
-    # A database from elsewhere brings its own schema: its triggers and views get none of SQLite's riskier functions.
+    # A foreign database has its own schema: do not let its triggers and views use SQLite's riskier functions.
     "sqlite_trusted_schema": 0,
     "sqlite_cell_size_check": 1,
 }
 
-# SQLite's limit on parameters is 999 in older builds.
+# Older builds of SQLite limit a statement to 999 parameters.
 _KEYS_AT_ONCE = 500
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
@@ -79,7 +80,7 @@ _SELECT = f"SELECT key, value FROM Cache WHERE {_IS_TEXT}"
 
 
 class TextOnlyError(ValueError):
-    """Somebody reads a row in another way than by our statements."""
+    """A row is read in another way than by the statements of this module."""
 
 
 class TextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache is untyped
@@ -92,15 +93,15 @@ class TextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache is untyped
         raise TextOnlyError("Values of the index are not read by diskcache.")
 
     def remove(self, file_path: object) -> None:
-        """Nothing: no row of ours has a file, so one that names a file must not get it deleted."""
+        """Does nothing: no valid row has a file, so a row that names a file must not delete it."""
 
 
 class Index:
-    """The database in *folder*; opened at its first use, safe for any number of threads and processes.
+    """The database in *folder*; opened on first use, safe for any number of threads and processes.
 
-    Every method raises StoreError when the database is locked for longer than *busy_seconds*. Where it cannot be read
-    or written, for want of room or of permission, reading finds nothing, writing keeps nothing, and only forgetting,
-    which must not be lost, raises StoreError.
+    Every method raises StoreError when the database is locked for longer than *busy_seconds*. If it cannot be read or
+    written for lack of space or permission, reading finds nothing and writing keeps nothing. Only removal, which must
+    not be lost, raises StoreError.
     """
 
     def __init__(self, folder: Path, quarantine: Path, locks: Locks, *, busy_seconds: float = BUSY_SECONDS) -> None:
@@ -112,7 +113,7 @@ class Index:
         self._has_warned = False
 
     def read(self, namespace: Namespace, names: Iterable[str]) -> dict[str, JsonValue]:
-        """The values of those *names* that are here and undamaged."""
+        """The values of those *names* that exist and are undamaged."""
         keys = [f"{namespace}:{name}" for name in names]
         found: dict[str, JsonValue] = {}
         for start in range(0, len(keys), _KEYS_AT_ONCE):
@@ -121,15 +122,15 @@ class Index:
         return found
 
     def newest_tagged(self, namespace: Namespace, tag: str, most: int) -> dict[str, JsonValue]:
-        """Up to *most* values that were written with *tag*, by name, the last that came first."""
+        """Up to *most* values that were written with *tag*, by name, newest first."""
         return dict(self._select("AND tag = ? ORDER BY rowid DESC LIMIT ?", (f"{namespace}:{tag}", most)))
 
     def write(self, namespace: Namespace, values: Mapping[str, JsonValue], *, tag: str | None = None) -> None:
-        """Keep *values* by name, all or none of them; *tag* is what they can be found by as well."""
+        """Store *values* by name in one transaction; they can also be found by *tag*."""
         self.write_texts(namespace, [(name, canonical_json(value), tag) for name, value in values.items()])
 
     def write_texts(self, namespace: Namespace, rows: Iterable[tuple[str, str, str | None]]) -> None:
-        """Like :meth:`write`, for names with canonical JSON and tags: a third of the price of one after the other."""
+        """Like :meth:`write`, for names with canonical JSON and tags: a third of the cost of single writes."""
         now = time.time()
         flat = [
             (key := f"{namespace}:{name}", now, now, tag and f"{namespace}:{tag}", with_checksum(key, text))
@@ -144,7 +145,7 @@ class Index:
             self._try(put, None)
 
     def remove(self, namespace: Namespace, names: Iterable[str]) -> None:
-        """Forget *names*; those that are not here are no error."""
+        """Remove *names*; missing ones are ignored."""
 
         def remove(cache: diskcache.Cache) -> None:
             with cache.transact():
@@ -154,7 +155,7 @@ class Index:
         self._do(remove)
 
     def remove_damaged(self) -> None:
-        """Forget the rows that reading takes for absent, because they are damaged or not ours."""
+        """Remove the rows that reading treats as absent, because they are damaged or invalid."""
         self._do(lambda cache: cache._sql(f"DELETE FROM Cache WHERE ({_IS_TEXT}) IS NOT 1"))
         for namespace in get_args(Namespace):
             names = self.names(namespace)
@@ -163,12 +164,12 @@ class Index:
 
     def names(self, namespace: Namespace) -> list[str]:
         """All names of *namespace*, in order."""
-        # ";" follows ":" in the order of characters.
+        # ";" is the character after ":".
         rows = self._rows("AND key >= ? AND key < ? ORDER BY key", (f"{namespace}:", f"{namespace};"))
         return [key.partition(":")[2] for key, _ in rows]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._do(lambda cache: cache.clear())
 
     def close(self) -> None:
@@ -178,7 +179,7 @@ class Index:
             self._opened = None
 
     def _select(self, condition: str, values: Sequence[object]) -> Iterator[tuple[str, JsonValue]]:
-        """Name and value of the rows that meet *condition* and are undamaged."""
+        """Name and value of the undamaged rows that match *condition*."""
         for key, text in self._rows(condition, values):
             try:
                 yield key.partition(":")[2], checked(key, text)
@@ -189,11 +190,11 @@ class Index:
         return self._try(lambda cache: list(cache._sql(f"{_SELECT} {condition}", values)), [])
 
     def _try(self, work: Callable[[diskcache.Cache], _T], otherwise: _T) -> _T:
-        """What *work* returns, or *otherwise* where the index cannot be used."""
+        """The result of *work*, or *otherwise* if the index cannot be used."""
         try:
             return self._do(work)
         except _Hindered as error:
-            # A connection that failed may go on failing when the reason has gone.
+            # A failed connection may keep failing after the cause is gone.
             self.close()
             if not self._has_warned:
                 self._has_warned = True
@@ -201,7 +202,7 @@ class Index:
             return otherwise
 
     def _do(self, work: Callable[[diskcache.Cache], _T]) -> _T:
-        """What *work* returns; on a damaged database a second time, with a fresh one."""
+        """The result of *work*; with a damaged database it is retried once with a new one."""
         for last in (False, True):
             seen = self._identity()
             try:
@@ -211,7 +212,7 @@ class Index:
                 self._raise_unless_damaged(error)
                 damage: Exception = error
             except (_Unusable, UnicodeDecodeError) as error:
-                # The latter: SQLite quotes what it cannot make sense of in its message, and that may be no text.
+                # UnicodeDecodeError: SQLite quotes what it cannot parse in its message, and that may not be valid text.
                 damage = error
             if last:
                 break
@@ -233,13 +234,13 @@ class Index:
             try:
                 cache = diskcache.Cache(str(self._folder), timeout=self._busy_seconds, disk=TextDisk, **_SETTINGS)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                # diskcache takes settings from the database and sets them as attributes of its own: odd ones break it.
+                # diskcache reads settings from the database and sets them as its own attributes: invalid ones break it.
                 raise _Unusable(explanation(error)) from error
             self._opened = cache, self._identity()
         return self._opened
 
     def _identity(self) -> object:
-        """Tells one database file from another that took its place."""
+        """Distinguishes a database file from another one that replaced it."""
         try:
             status = (self._folder / diskcache.core.DBNAME).stat()
         except OSError:
@@ -247,27 +248,30 @@ class Index:
         return status.st_dev, status.st_ino
 
     def _may_write(self) -> bool:
-        """Whether it is not permissions that keep us out: one wrong byte in its header makes a database read-only."""
+        """Whether the files are writable.
+
+        If so, permissions are not the cause: one wrong header byte makes a database read-only.
+        """
         files = [self._folder, *(path for name in _FILES if os.path.lexists(path := self._folder / name))]
         return all(os.access(path, os.R_OK | os.W_OK) for path in files)
 
     def _has_no_files(self) -> bool:
-        """Whether something is in the place of a file of the database that is none."""
+        """Whether something other than a file has the name of a database file."""
         paths = (self._folder / name for name in _FILES)
         return any(os.path.lexists(path) and not path.is_file() for path in paths)
 
     def _begin_afresh(self, seen: object, damage: Exception) -> None:
         self.close()
         with self._locks.hold("index"):
-            # Another process may have found the same damage and begun afresh already.
+            # Another process may have found the same damage and already started a new database.
             if self._identity() != seen:
                 return
             target = self._quarantine / f"index-{secrets.token_hex(4)}"
             try:
                 self._quarantine.mkdir(parents=True, exist_ok=True)
-                # The folder in one step: a write-ahead log that outlives its database would be played into the next.
-                # Who still has it open goes on writing to the file in quarantine; SQLite sees that it was moved and
-                # leaves the new one alone.
+                # Move the folder in one step: a write-ahead log that outlives its database would be applied to the next
+                # one. A process that still has it open keeps writing to the file in quarantine; SQLite notices that it
+                # was moved and does not touch the new one.
                 self._folder.rename(target)
             except OSError as error:
                 raise StoreError(
@@ -281,7 +285,7 @@ class Index:
         )
 
     def _raise_unless_damaged(self, error: Exception) -> None:
-        # diskcache hides why a transaction could not begin behind its Timeout.
+        # diskcache hides the cause of a transaction that could not start behind its Timeout.
         cause = error if isinstance(error, sqlite3.Error) else error.__context__
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         where = f"The index of the cache in {self._folder}"
@@ -296,7 +300,7 @@ class Index:
                 advice="Make it writable, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR.",
             ) from error
         if code == sqlite3.SQLITE_CANTOPEN and not self._has_no_files():
-            # Not asked by opening one: too many files may be open now and no longer then.
+            # Not determined by opening a file: there may be too many open files now, and fewer by then.
             raise _Hindered(
                 f"{where} cannot be opened: {cause}.",
                 advice="Allow more open files (`ulimit -n`), or end other programs.",
@@ -311,8 +315,8 @@ class Index:
 
 
 class _Hindered(StoreError):
-    """The index is not damaged, but the system does not let us use it."""
+    """The index is not damaged, but the system does not permit its use."""
 
 
 class _Unusable(Exception):
-    """diskcache cannot work with what is in the database."""
+    """diskcache cannot handle the content of the database."""

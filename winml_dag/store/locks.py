@@ -1,10 +1,10 @@
-"""Locks between processes and threads, by name; the operating system lets go of them when their owner dies.
+"""Named locks between processes and threads; the operating system releases them when their owner dies.
 
-Locks of keys are bytes of one file where the system can do that; all others are files.
-A lock file stays when its lock is released, so there is one for each key that ever ran here, until
-:meth:`Locks.remove_free` takes those away that nobody holds. It may: who has opened a file that is removed before the
-lock on it is gained sees that it has no name any more and begins anew (filelock checks that), so two that
-hold locks on two files of one name cannot be. Windows removes no file that anybody has open.
+Locks of keys are bytes of one file if the system supports that; all others are files. A lock file is kept when its lock
+is released, so there is one for each key that ever ran here, until :meth:`Locks.remove_free` removes those that nobody
+holds. That is safe: a process that opened a file which is removed before it gains the lock notices that the file has no
+name any more and starts again (filelock checks that), so no two processes can hold locks on two files with one name.
+Windows does not remove a file that is open.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 
-# Locks by number in one file: a byte for each, held through an open file description (Linux).
+# Locks by number in one file: one byte each, held through an open file description (Linux).
 #
-# A lock costs 1 us instead of the 300 us of a file of its own, and nothing is left behind: 4000 stages are 4000 claims.
-# Ordinary POSIX locks would not do, since a process loses them all when any part of it closes the file.
+# A lock costs 1 us instead of 300 us for a file of its own, and leaves nothing behind: 4000 stages are 4000 claims.
+# Ordinary POSIX locks would not work, since a process loses all of them when any part of it closes the file.
 
 
-# Byte 2**62 and all after it belong to nobody.
+# Byte 2**62 and all after it are never locked.
 _BYTES = 1 << 62
 
 
 class Ranges:
-    """Exclusive locks on the bytes of *file*, made if need be; each is held by one thread of one process at a time.
+    """Exclusive locks on the bytes of *file*, which is created if necessary; one thread of one process holds each.
 
-    Every method raises OSError when the file cannot be made or locked.
+    Every method raises OSError when the file cannot be created or locked.
     """
 
     def __init__(self, file: Path) -> None:
@@ -52,10 +52,10 @@ class Ranges:
         self._owner = -1
 
     def acquire(self, number: int) -> bool:
-        """Lock byte *number* if nobody has it, without waiting.
+        """Lock byte *number* if it is free, without waiting.
 
         Raises:
-            RuntimeError: when this very thread has it: it would wait for itself.
+            RuntimeError: when this thread already holds it: it would wait for itself.
         """
         with self._lock:
             if self._held.get(number) == threading.get_ident():
@@ -71,7 +71,7 @@ class Ranges:
             self._set(number, 1, exclusive=False)
 
     def acquire_all(self) -> bool:
-        """Lock every byte if nobody has any, without waiting."""
+        """Lock every byte if none is locked, without waiting."""
         with self._lock:
             if self._held or self._all_held or not self._set(0, _BYTES, exclusive=True):
                 return False
@@ -122,12 +122,12 @@ else:
 _SUFFIX = ".lock"
 _GATE = "gate"
 _KEYS = "keys"
-# How long who waits for a key sleeps between two looks: first hardly, later long enough to cost nothing.
+# How long a process that waits for a key sleeps between attempts: briefly at first, later long enough to cost nothing.
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 
 def never() -> bool:
-    """Whoever waits does not give up."""
+    """Never give up waiting."""
     return False
 
 
@@ -139,17 +139,17 @@ class Locks:
         self._keys = Ranges(folder / _KEYS) if AVAILABLE else None
 
     def hold_key(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
-        """Hold a cache *key* as something that :meth:`hold_unused` must respect. Raises as :meth:`hold` does."""
+        """Hold a cache *key* so that :meth:`hold_unused` respects it. Raises as :meth:`hold` does."""
         return self.hold_in_use(key, gives_up) if self._keys is None else _HeldKey(self._keys, key, gives_up)
 
     @contextmanager
     def hold(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
-        """Hold *name* until the block ends; wait while anybody else, another thread of this process included, does.
+        """Hold *name* until the block ends; waits while another process, or another thread of this one, holds it.
 
         Raises:
-            Interrupted: when *gives_up*, asked now and then while waiting, answers that there is no need any more.
-            RuntimeError: when this very thread holds *name*: it would wait for itself.
-            StoreError: when the lock file cannot be made.
+            Interrupted: when *gives_up*, called repeatedly while waiting, returns True.
+            RuntimeError: when this thread already holds *name*: it would wait for itself.
+            StoreError: when the lock file cannot be created.
         """
         from filelock import Timeout
 
@@ -166,7 +166,7 @@ class Locks:
 
     @contextmanager
     def try_hold(self, name: str) -> Iterator[bool]:
-        """Hold *name* if nobody does, without waiting; the block gets whether it does."""
+        """Hold *name* if it is free, without waiting; the block receives whether it does."""
         from filelock import Timeout
 
         lock = self._lock(name)
@@ -179,19 +179,19 @@ class Locks:
 
     @contextmanager
     def hold_in_use(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
-        """Hold *name* as something that :meth:`hold_unused` must respect. Raises as :meth:`hold` does."""
+        """Hold *name* so that :meth:`hold_unused` respects it. Raises as :meth:`hold` does."""
         with self.hold(name, gives_up):
-            # Passed through, not kept: who is already in is seen by its lock, who comes later waits here.
+            # Only pass the gate: :meth:`hold_unused` sees the lock of an earlier holder, and a later one waits here.
             with self.hold(_GATE, gives_up):
                 pass
             yield
 
     @contextmanager
     def hold_unused(self) -> Iterator[None]:
-        """Keep everybody out for the block, once nobody is in.
+        """Keep all others out for the block, if nobody is in.
 
         Raises:
-            StoreError: when somebody holds a lock. Waiting instead could take hours, without a word.
+            StoreError: when somebody holds a lock. Waiting instead could silently take hours.
         """
         with self.hold(_GATE):
             for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
@@ -221,14 +221,14 @@ class Locks:
         count = 0
         for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
             with self.try_hold(file.stem) as free:
-                # While it is held: whoever gains it after us must find the file without a name.
+                # While it is held: a process that gains the lock next must find that its file has no name.
                 gone = free and os.name != "nt" and self.discard(file.stem)
-            # On Windows only now, when it is not open here; it stays if it is open elsewhere.
+            # On Windows only after closing it here; it stays if another process has it open.
             count += gone or (free and os.name == "nt" and self.discard(file.stem))
         return count
 
     def discard(self, name: str) -> bool:
-        """Remove the file of a name; False when that is not possible."""
+        """Remove the file of a lock; False if that is not possible."""
         try:
             (self._folder / f"{name}{_SUFFIX}").unlink()
         except OSError:
@@ -246,13 +246,13 @@ class Locks:
 
 
 class _HeldKey(AbstractContextManager[None]):
-    """A key while it is held; a class, since it is made for each stage and a generator costs three times as much."""
+    """A key while it is held. A class, because each stage creates one, and a generator costs three times as much."""
 
     def __init__(self, keys: Ranges, key: str, gives_up: Callable[[], bool]) -> None:
         self._keys = keys
         self._key = key
         self._gives_up = gives_up
-        # Two keys of one number would only wait for each other; nobody holds one and waits for another.
+        # Two keys with the same number would only wait for each other; nobody holds one while waiting for another.
         self._number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
 
     def __enter__(self) -> None:

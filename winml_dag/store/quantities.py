@@ -1,4 +1,4 @@
-"""Sizes, durations and numbers as people write them, ``10GiB`` and ``30d``: read strictly, and written."""
+"""Sizes, durations and counts in the form that people use, ``10GiB`` and ``30d``: strict parsing, and formatting."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TEXT = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,6})?) ?(?P<unit>[A-Za-z]+)
 
 
 def parse_size(text: str, what: str) -> int:
-    """The bytes that *text* means, such as ``10GiB``, ``1.5 GB`` or ``0``. *what* names an option or a variable.
+    """The size in bytes of *text*, such as ``10GiB``, ``1.5 GB`` or ``0``. *what* names an option or a variable.
 
     Raises:
-        UsageError: for anything else; a number without a unit is not guessed at.
+        UsageError: for anything else; the unit of a number is never guessed.
     """
     if text.strip() == "0":
         return 0
@@ -34,7 +34,7 @@ def parse_size(text: str, what: str) -> int:
 
 
 def parse_duration(text: str, what: str) -> float:
-    """The seconds that *text* means, such as ``30d`` or ``12h``. Raises as :func:`parse_size` does."""
+    """The duration in seconds of *text*, such as ``30d`` or ``12h``. Raises as :func:`parse_size` does."""
     units = "s (seconds), m (minutes), h (hours), d (days) or w (weeks)"
     return _parse(text, what, _DURATIONS, "a duration", "30d", units)
 
@@ -49,7 +49,7 @@ def _parse(text: str, what: str, units: dict[str, int], kind: str, example: str,
 
 
 def size_text(count: int) -> str:
-    """Bytes for people: ``12.3 MiB``."""
+    """A size for people: ``12.3 MiB``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
@@ -59,7 +59,7 @@ def size_text(count: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A time for people, in its two largest units: ``2 h 5 min``."""
+    """A duration for people, in its two largest units: ``2 h 5 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)

@@ -1,8 +1,8 @@
-"""What a cache key maps to: everything that is known about one finished run of a stage.
+"""The value of a cache key: everything recorded about one finished run of a stage.
 
-A record holds the inputs of its key (so that a later miss can say what differs), the digests of what came out,
-what was measured, how long it took and who made it. It is plain JSON; reading one checks every field, because a
-record may come from a cache folder that somebody else wrote.
+A record has the inputs of its key (so that a later miss can report what differs), the digests of the outputs, the
+metrics, the duration and who made it. It is plain JSON. Reading one checks every field, because a record may come from
+a cache folder that somebody else wrote.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ RECORD_FORMAT = 1
 
 @dataclass(frozen=True)
 class KeyInputs:
-    """All that a cache key is made from.
+    """Everything that a cache key is made from.
 
-    ``config`` holds the resolved recipe fields that the stage reads, by section; ``inputs`` the digest of each input
-    slot; ``toolchain`` the versions and fingerprints of whatever shapes the bytes, by name.
+    ``config`` has the resolved recipe fields that the stage reads, by section; ``inputs`` the digest of each input
+    slot; ``toolchain`` the versions and fingerprints of everything that affects the bytes, by name.
     """
 
     stage: str
@@ -34,7 +34,7 @@ class KeyInputs:
 
     @cached_property
     def config_hash(self) -> str:
-        """Of ``config``: asked for when a key is made and when a record is."""
+        """The hash of ``config``, used for the key and for the record."""
         return json_hash(self.config)
 
 
@@ -43,9 +43,9 @@ class Record:
     """One finished, successful run. ``elapsed_seconds`` is the run itself, without waiting.
 
     ``input_files`` lists the files of each input slot, so that a later miss can name the one that differs. It is in no
-    key, may be missing, and is checked by who asks for it: it can be long, and only reasons need it.
+    key, may be missing, and is validated on use: it can be long, and only reasons need it.
 
-    ``origin`` is what the remote that the record came from told of it (``Trust.open``); empty for runs of this store.
+    ``origin`` is what the remote of the record reported about it (``Trust.verify``); empty for runs of this store.
     """
 
     cache_key: str
@@ -61,7 +61,7 @@ class Record:
     origin: JsonObject = field(default_factory=dict)
 
     def input_artifact(self, slot: str) -> Artifact | None:
-        """What was read from *slot*, file by file; None when that was not noted, or not soundly."""
+        """The files that were read from *slot*; None if they were not recorded, or not validly."""
         try:
             artifact = Artifact.from_json(self.input_files.get(slot))
         except StoreError:

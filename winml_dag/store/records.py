@@ -1,9 +1,9 @@
-"""Records by key: one JSON file each, beside the blobs, and a copy in the index.
+"""Records by key: one JSON file each, next to the blobs, and a copy in the index.
 
-The file is what counts, and its modification time is when the record was last used. It is written first, in one step,
-and costs about 0.15 ms, nothing against a stage. The index is there for who wants many at once, and its copies are
-written many at once. A copy that it lacks, because it was deleted or damaged or a process was killed, is written when
-the file is next read. Both carry a checksum over key and content, so neither can pass on what was damaged.
+The file is authoritative, and its modification time is when the record was last used. It is written first, atomically,
+and costs about 0.15 ms, which is negligible compared with a stage. The index is for reading many records at once, and
+its copies are written in batches. A missing copy (deleted, damaged, or not written because a process was killed) is
+written when the file is next read. Both have a checksum over key and content, so damage is detected in either.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 _SUFFIX = ".json"
-# So many rows are one statement, and so many records little memory.
+# One statement can write this many rows, and this many records need little memory.
 _MOST_PENDING = 500
 
-# At least eight, and no dot: such a name is no path, and none of the names that Windows gives to devices.
+# At least eight characters, and no dot: such a name is not a path, and not a device name of Windows.
 _KEY = re.compile(r"[0-9a-z]{8,64}")
 
 
@@ -40,7 +40,7 @@ def check_key(key: str) -> str:
     """Return *key* if it can name a record on every system.
 
     Raises:
-        StoreError: naming the offender.
+        StoreError: with the rejected key.
     """
     if not _KEY.fullmatch(key):
         raise StoreError(f"{key!r} is not a cache key: 8 to 64 lower-case letters and digits.")
@@ -54,7 +54,7 @@ class Records:
         self.folder = folder
         self._index = index
         self._not_indexed: set[str] = set()
-        # What the index has yet to get: text and stage by key.
+        # Rows not yet written to the index: text and stage by key.
         self._pending: dict[str, tuple[str, str]] = {}
         self._lock = threading.Lock()
 
@@ -65,32 +65,32 @@ class Records:
         return f"{self.folder}{os.sep}{key[:2]}{os.sep}{key[2:]}{_SUFFIX}"
 
     def read(self, key: str) -> Record | None:
-        """The record of *key*, from the index, else from its file; None when neither has a sound one."""
-        # The index is asked for a key once: who asks again waits for another process to write a file.
+        """The record of *key*, from the index, else from its file; None if neither has a valid one."""
+        # Query the index only once per key: later reads wait for another process to write the file.
         rows = {} if key in self._not_indexed else self._rows([key])
         if not rows:
             self._not_indexed.add(key)
         return self._read(key, rows)
 
     def read_many(self, keys: Sequence[str]) -> dict[str, Record]:
-        """Those of *keys* that can be read, with one look into the index for all."""
+        """Those of *keys* that can be read, with one query of the index."""
         rows = self._rows(keys)
         found = {key: record for key in keys if (record := self._read(key, rows)) is not None}
         self.flush()
         return found
 
     def all(self) -> list[Record]:
-        """Every record that can be read, in order of key."""
+        """Every readable record, ordered by key."""
         return list(self.read_many(self.keys()).values())
 
     def newest_of(self, stage: str, most: int) -> list[Record]:
-        """Up to *most* records of *stage*, the newest first: those that the index has."""
+        """Up to *most* records of *stage* that are in the index, newest first."""
         self.flush()
         rows = self._index.newest_tagged("record", stage, most)
         return [record for key in rows if (record := self._read(key, rows)) is not None]
 
     def _rows(self, keys: Iterable[str]) -> dict[str, JsonValue]:
-        """What the index has of *keys*, and has not yet to get anew."""
+        """The rows of *keys* in the index, except those that are about to be rewritten."""
         return self._index.read("record", [check_key(key) for key in keys if key not in self._pending])
 
     def _read(self, key: str, rows: Mapping[str, JsonValue]) -> Record | None:
@@ -112,10 +112,10 @@ class Records:
         """The record of *key* from its file.
 
         Raises:
-            OSError: when it is not there or cannot be read.
+            OSError: when it does not exist or cannot be read.
             StoreError: when it is damaged.
         """
-        # Asked for twice for each stage that has to run, and then it is not there: not a file object.
+        # Read twice for each stage that has to run, when it does not exist: so no file object.
         data = read_bytes(self._path(key))
         try:
             value = checked(key, data.decode())
@@ -124,14 +124,14 @@ class Records:
         return _checked(key, Record.from_json(value))
 
     def write(self, record: Record) -> None:
-        """Keep *record*, in place of an earlier one of its key. From here on it can be found."""
+        """Store *record*, replacing an earlier one of its key. From here on it can be found."""
         text = canonical_json(record.to_json())
         self._not_indexed.discard(record.cache_key)
         write_whole(self._path(check_key(record.cache_key)), with_checksum(record.cache_key, text).encode())
         self._add_row(record, text)
 
     def flush(self) -> None:
-        """Give the index what it has yet to get. It may be too busy: nothing is lost then that was there."""
+        """Write pending rows to the index. If it is busy they are lost, but the files are not."""
         with self._lock:
             pending, self._pending = self._pending, {}
         try:
@@ -141,38 +141,38 @@ class Records:
 
     def _add_row(self, record: Record, text: str) -> None:
         with self._lock:
-            self._pending.pop(record.cache_key, None)  # the last that comes is the newest of its stage
+            self._pending.pop(record.cache_key, None)  # the last one written is the newest of its stage
             self._pending[record.cache_key] = text, record.key_inputs.stage
         if len(self._pending) >= _MOST_PENDING:
             self.flush()
 
     def touch(self, key: str) -> None:
-        """Set when the record of *key* was last used to now, if that is possible."""
+        """Set the last use of the record of *key* to now, if possible."""
         path = self.path(key)
         try:
             os.utime(path)
         except FileNotFoundError:
-            # Removed between being found and this, but not yet from the index. Its blobs are removed later than both.
+            # Removed after it was found, but not yet from the index. Its blobs are removed later than both.
             with suppress(OSError, StoreError):
                 self._restore(key)
         except OSError:
-            pass  # another user's, or read-only
+            pass  # owned by another user, or read-only
 
     def last_used_ns(self, key: str) -> int:
-        """When the record was made or used last; 0 when it has no file."""
+        """When the record was made or last used; 0 if it has no file."""
         try:
             return self.path(key).stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def remove(self, key: str) -> None:
-        """Forget *key*."""
+        """Remove *key*."""
         self.path(key).unlink(missing_ok=True)
         self.flush()
         self._index.remove("record", [key])
 
     def reindex(self) -> list[str]:
-        """Make the index hold the records that the files hold, and no others; returns the keys whose row was wrong."""
+        """Make the index match the record files exactly; returns the keys whose row was wrong."""
         self.flush()
         names = set(self._index.names("record"))
         rows = self._index.read("record", names)
@@ -181,13 +181,13 @@ class Records:
             try:
                 record = self.read_file(key) if key in kept else None
             except (OSError, StoreError):
-                continue  # a file that nobody can read now says nothing about its row
+                continue  # a file that is currently unreadable does not show whether its row is wrong
             if record is None:
                 dead.append(key)
             elif canonical_json(rows.get(key)) != canonical_json(record.to_json()):
                 wrong.append(record)
         self._index.remove("record", dead)
-        # In the order in which they were made: those that came last are the newest of their stage.
+        # In the order in which they were made: the last ones written are the newest of their stage.
         for record in sorted(wrong, key=lambda record: record.made_at):
             self._add_row(record, canonical_json(record.to_json()))
         self.flush()
@@ -205,7 +205,7 @@ class Records:
         return sorted({*self._keys_of_files(), *self._index.names("record")})
 
     def foreign(self) -> Iterator[Path]:
-        """Files beside the records that have no record's name; those of unfinished work are none of them."""
+        """Files next to the records that do not have a record's name, except partial files."""
         for entry in files_below(self.folder):
             path = Path(entry.path)
             if self._key_of(path) is None and path.suffix != PARTIAL:

@@ -1,9 +1,8 @@
-"""The store: records by key and bytes by digest, in a folder that any number of threads and processes of this machine
-share, and in remotes behind it where there are any.
+"""The store: records by key and bytes by digest, in a folder shared by all threads and processes, and in remotes.
 
-A record of a remote is kept here, without its blobs: a key needs digests alone. Blobs come when something that runs, or
-that was asked for, needs their bytes. What no remote has is asked for once in a run, and a blob that could not be
-fetched counts as missing for the rest of it: the stage that made it runs again.
+A record of a remote is stored here without its blobs, since a key needs only digests. Blobs are fetched when a run, or
+a requested output, needs their bytes. A key that no remote has is looked up once per run, and a blob that could not be
+fetched counts as missing for the rest of the run: the stage that made it runs again.
 """
 
 from __future__ import annotations
@@ -35,26 +34,25 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """A store in *folder*, made if need be; nothing in it is trusted, whoever wrote it.
+    """A store in *folder*, created if necessary; its content is never trusted, whoever wrote it.
 
     Args:
-        remotes_of: makes the remotes behind it; without it there are none.
-        told: told by :meth:`settle` when it is given nobody else to tell.
-        function: its digest function, by default xxh3-128 for a folder that is made here, and else the one that it has.
-            With remotes it is sha256: what others write must be collision-proof.
+        remotes_of: creates its remotes; without it there are none.
+        told: the callback that :meth:`settle` uses by default.
+        function: its digest function, by default xxh3-128 for a new folder, otherwise that of the existing store. With
+            remotes it is sha256: what others write must be collision-resistant.
 
     Attributes:
         folder: absolute.
         function: that of all digests in it.
-        failures: where runs leave the logs of stages that failed.
+        failures: where runs keep the logs of failed stages.
         changes: where builds keep the journals of changes of output folders.
         fingerprints: digests of the user's files.
         scratch: where runs get a folder for their work.
-        incoming: where blobs lie that are on their way here from a remote.
+        incoming: where partial downloads from a remote are.
 
     Raises:
-        StoreError: when the folder is something else than a store, of an unknown format or another function, or cannot
-            be written.
+        StoreError: when the folder is not a store, has an unknown format or another function, or cannot be written.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Store:
         *,
         function: DigestFunction | None = None,
     ) -> None:
-        # Imported here, with SQLite and diskcache: 20 ms that nobody pays who only asks for the default folder.
+        # Imported here, with SQLite and diskcache: it takes 20 ms, which determining the default folder should not.
         from winml_dag.store.index import Index
 
         self.folder = folder.absolute()
@@ -92,13 +90,14 @@ class Store:
 
     @property
     def has_remotes(self) -> bool:
-        """Whether there are remotes: what is not here may come from there, which takes time. Without any,
-        :meth:`look_up` and :meth:`bring` need not be called.
+        """Whether there are remotes: lookups may go to them, which takes time.
+
+        Without remotes, :meth:`prefetch_records` and :meth:`fetch_ahead` need not be called.
         """
         return self._remotes is not None
 
     def record(self, key: str) -> Record | None:
-        """The record of *key*; a record that cannot be read counts as absent."""
+        """The record of *key*; an unreadable record counts as absent."""
         with in_words(f"Cannot read the record of {key}"):
             found = self.records.read(key)
         if found is not None and has_only(found, self.function):
@@ -106,14 +105,16 @@ class Store:
         return self._unkept[key] if key in self._unkept else self._from_remotes([key]).get(key)
 
     def prefetch_records(self, keys: Collection[str]) -> Mapping[str, Record]:
-        """The records of *keys*, which will be asked for next: those that are not here are looked for in remotes side
-        by side, and whether their blobs can be had with them. What is not found is not looked for again in this run.
+        """The records of *keys*, which will be needed next.
+
+        Those that are not here are looked up in remotes concurrently, and so is the availability of their blobs. What
+        is not found is not looked up again in this run.
         """
         here = self.records.read_many(list(keys))
         found = {key: record for key, record in here.items() if has_only(record, self.function)}
         found.update((key, self._unkept[key]) for key in keys if key in self._unkept)
         found.update(self._from_remotes([key for key in keys if key not in found]))
-        # Asks for all of their blobs at once; the remotes remember the answers.
+        # Looks up all of their blobs at once; the remotes cache the result.
         self.missing([file for record in found.values() for file in record.files()])
         return found
 
@@ -122,14 +123,15 @@ class Store:
         return key in self._arrived
 
     def records_of(self, stage: str, most: int) -> list[Record]:
-        """Up to *most* records of *stage*, those that came last first. For explanations: those that the index has."""
+        """Up to *most* records of *stage* that are in the index, newest first. For explanations."""
         with in_words(f"Cannot read the records of {stage}"):
             found = self.records.newest_of(stage, most)
         return [record for record in found if has_only(record, self.function)]
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
-        """Those of *files* whose blob can be had nowhere, or is visibly damaged (by its ``stat``; one that was written
-        to since it was stored is hashed again).
+        """Those of *files* whose blob is not available anywhere, or is visibly damaged.
+
+        Damage is detected by ``stat``; a blob that was written to since it was stored is hashed again.
         """
         with in_words("Cannot look for blobs"):
             gone = self.blobs.missing(files)
@@ -139,39 +141,35 @@ class Store:
         return [file for file in gone if file.digest not in there]
 
     def remote_only(self, files: Iterable[FileEntry]) -> list[FileEntry]:
-        """Those of *files* whose bytes would have to come from another machine first, or are nowhere; none without
-        remotes.
-        """
+        """Those of *files* whose bytes would have to be fetched first, or are not available; empty without remotes."""
         with in_words("Cannot look for blobs"):
             return [] if self._remotes is None else self.blobs.missing(files)
 
     def fetch_ahead(self, files: Iterable[FileEntry]) -> None:
-        """Have the bytes of *files* on this machine, all side by side, as far as that is possible: they will be fetched
-        next.
-        """
+        """Fetch the bytes of *files*, which will be needed next, to this machine concurrently, as far as possible."""
         if self._remotes is not None and (wanted := self._obtainable(self.remote_only(files))):
             self._lost.update(file.digest for file in self._remotes.fetch(wanted))
 
     def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:
-        """Move the files of each output slot's folder into the store, then write the record, last; then begin to put
-        both into the remotes that may be written.
+        """Move the files of each output slot's folder into the store, then write the record, then start to upload both.
 
-        *record* comes without outputs and log; the returned one has them, but no log that is empty. Files are renamed,
-        not copied. Killed at any instant the store is valid: blobs without a record are only unused bytes.
+        *record* has no outputs and log yet; the returned one has them, but no empty log. Files are renamed, not copied.
+        The upload goes to remotes that may be written. If killed at any instant the store is valid: blobs without a
+        record are only unused bytes.
 
         Raises:
             StoreError: for a link, a special file or an unsafe name among the outputs; for a full disk.
         """
         check_key(record.cache_key)
         with in_words(f"Cannot store the outputs of {record.key_inputs.stage}"):
-            # All are looked at before the first is moved: a refusal leaves the folders as they were.
+            # Check all files before the first is moved: an error leaves the folders as they were.
             found = {slot: output_files(slot, folder) for slot, folder in folders.items()}
             outputs = {
-                # Not Artifact.of: their names have been looked at.
+                # Not Artifact.of: the names have been checked.
                 slot: Artifact(tuple(sorted(self.blobs.ingest(file.place, self.function, file.name) for file in files)))
                 for slot, files in found.items()
             }
-            # A copy: whoever waits for the stage still wants to read its log where it was.
+            # A copy: callers that wait for the stage still read its log at the old path.
             kept = None if log is None or not os.stat(log).st_size else self.blobs.ingest_copy(log, self.function)  # noqa: PTH116
             record = replace(record, outputs=outputs, log=kept)
             self.records.write(record)
@@ -180,18 +178,19 @@ class Store:
         return record
 
     def keep(self, record: Record) -> None:
-        """Have *record*, which another machine has made; its blobs are where they are."""
+        """Store *record*, which another machine has made; its blobs stay where they are."""
         with in_words(f"Cannot store the record of {record.key_inputs.stage}"):
             self.records.write(record)
 
     def offer(self, record: Record) -> None:
-        """Begin to put *record*, whose blobs are here, into the remotes that may be written."""
+        """Start to upload *record*, whose blobs are here, to the remotes that may be written."""
         if self._remotes is not None:
             self._remotes.offer(record)
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
-        """Put copies of the artifact's files (reflinks where the file system can) into *folder*, made if need be,
-        checking every digest.
+        """Put copies of the artifact's files into *folder*, created if necessary, and check every digest.
+
+        Copies are reflinks where the file system supports them.
 
         Raises:
             BlobDamaged: and moves the blob to quarantine.
@@ -201,9 +200,10 @@ class Store:
             self._put(file, folder, self.blobs.fetch)
 
     def link(self, artifact: Artifact, folder: Path, *, check: bool = False) -> tuple[str, ...]:
-        """Put read-only hard links to the artifact's blobs into *folder*, made if need be. Nothing is read: a blob is
-        trusted by its ``stat`` unless *check* wants it hashed. Returns the names of files that are copies all the same,
-        because no link can be made there.
+        """Put read-only hard links to the artifact's blobs into *folder*, created if necessary.
+
+        Nothing is read: a blob is trusted by its ``stat`` unless *check* requires hashing it. Returns the names of
+        files that are copies instead, because they cannot be linked.
 
         Raises:
             BlobDamaged: and moves the blob to quarantine.
@@ -221,23 +221,25 @@ class Store:
         return tuple(copied)
 
     def used(self, keys: Iterable[str]) -> None:
-        """Note that the records of *keys* are being used: what was used last is removed last. Never fails; a cache that
-        cannot be written keeps the times that it has.
+        """Record that the records of *keys* are in use: the last used are removed last.
+
+        Never fails; a cache that cannot be written keeps its times.
         """
         for key in keys:
             self.records.touch(key)
 
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
-        """Hold *key* against every other process and thread until the block ends; wait while somebody else does.
+        """Hold *key* exclusively until the block ends; waits while another process or thread holds it.
 
         Raises:
-            Interrupted: when *gives_up*, asked now and then while waiting, answers that there is no need any more.
+            Interrupted: when *gives_up*, called repeatedly while waiting, returns True.
         """
         return self.locks.hold_key(check_key(key), gives_up)
 
     def latest(self, names: Iterable[str]) -> dict[str, Record]:
-        """The record last made or reused under each of *names* that has one: what a reason compares with, what an
-        estimate is taken from.
+        """The latest record made or reused under each of *names*, for comparisons in reasons and for estimates.
+
+        Names without a record are omitted.
         """
         keys = {name: key for name, key in self.index.read("latest", names).items() if isinstance(key, str)}
         with in_words("Cannot read records"):
@@ -246,39 +248,39 @@ class Store:
         return {name: records[key] for name, key in keys.items() if key in records}
 
     def remember(self, keys: Mapping[str, str]) -> None:
-        """Make each of *keys* the latest under its name. Asked for now and then in a run and at its end, rather than
-        for each result: what a killed process has not said costs time and no results.
+        """Make each of *keys* the latest under its name.
+
+        Called occasionally during a run and at its end, rather than for each result: if a killed process has not saved
+        it, that costs time but no results.
         """
         self.index.write("latest", keys)
         self.records.flush()
 
     def settle(self, told: Callable[[int, int], None] | None = None) -> None:
-        """Wait until all that is on its way to other machines is there or given up; *told* gets bytes that have gone
-        and all that have to.
-        """
+        """Wait until all uploads are finished or given up; *told* is called with the uploaded and the total bytes."""
         if self._remotes is not None:
             self._remotes.settle(told or self._told)
 
     def traffic(self) -> Traffic:
-        """What went between this machine and others, through this store."""
+        """The traffic between this machine and others through this store."""
         from winml_dag.store.remote.traffic import Traffic
 
         return Traffic() if self._remotes is None else self._remotes.traffic()
 
     def take_fetched(self) -> int:
-        """How many bytes of blobs have come from other machines since this was asked last."""
+        """How many bytes of blobs have been fetched from other machines since the last call."""
         before, self._fetched = self._fetched, self.traffic().bytes_fetched
         return self._fetched - before
 
     def close(self) -> None:
-        """Give up what is on its way, and let go of the index; the store may be used again, which opens it anew."""
+        """Cancel transfers and close the index; using the store again reopens it."""
         if self._remotes is not None:
             self._remotes.close()
         self.records.flush()
         self.index.close()
 
     def _from_remotes(self, keys: Collection[str]) -> dict[str, Record]:
-        """The records of *keys* that a remote has, kept here from now on."""
+        """The records of *keys* that a remote has; they are also stored here."""
         wanted = [] if self._remotes is None else [key for key in keys if key not in self._nowhere]
         if not wanted or self._remotes is None:
             return {}
@@ -294,12 +296,12 @@ class Store:
         return found
 
     def _obtainable(self, files: Iterable[FileEntry]) -> list[FileEntry]:
-        """Those of *files*, each blob once, that remotes can be asked for: they know them by sha256."""
+        """Those of *files* that can be requested from remotes, each blob once: remotes use sha256."""
         by_digest = {file.digest: file for file in files if file.digest.startswith("sha256:")}
         return [file for digest, file in by_digest.items() if digest not in self._lost]
 
     def _put(self, file: FileEntry, folder: Path, put: Callable[[FileEntry, str], None]) -> None:
-        """*put* the blob of *file* where it belongs in *folder*; one that turns out to be damaged is fetched again."""
+        """*put* the blob of *file* at its path in *folder*; a damaged one is fetched again."""
         with in_words(f"Cannot put {file.name} into {folder}"):
             target = _place(file, folder)
             try:
@@ -312,8 +314,10 @@ class Store:
 
 
 def has_only(record: Record, function: DigestFunction) -> bool:
-    """Whether all files of *record* have digests of *function*: a store that was made before stores had one function
-    may have others, and so may a remote. Asked of each record that is read, so spelled out.
+    """Whether all files of *record* have digests of *function*.
+
+    A remote may have others, and so may a store that predates one function per store. Called for each record that is
+    read, so written as a plain loop.
     """
     for artifact in record.outputs.values():
         for file in artifact.files:
@@ -323,24 +327,25 @@ def has_only(record: Record, function: DigestFunction) -> bool:
 
 
 def _place(file: FileEntry, folder: Path) -> str:
-    """Where *file* goes in *folder*: the folder for it is made if need be."""
+    """The path of *file* in *folder*; creates its parent folder if necessary."""
     target = f"{folder}{os.sep}{check_name(file.name)}"
     parent = os.path.dirname(target)  # noqa: PTH120 - for thousands of small files
-    # Looked at first: nearly always it is there, and to find that out by making it costs more.
+    # Check first: nearly always it exists, and finding out by creating it costs more.
     if not os.path.isdir(parent):  # noqa: PTH112
         os.makedirs(parent, exist_ok=True)  # noqa: PTH103
     return target
 
 
 def _begin(folder: Path, function: DigestFunction | None) -> DigestFunction:
-    """Check that *folder* is a store of the format that we know and of *function*, or make it one; many processes may
-    do so at once. Returns its function.
+    """Check that *folder* is a store of a supported format and of *function*, or create one; returns its function.
+
+    Many processes may do so at once.
     """
     marker = folder / MARKER
     with in_words(f"Cannot use {folder} as the cache"):
         folder.mkdir(parents=True, exist_ok=True)
-        # The marker is the first thing that a store gets, so somebody else's files cannot be those of a store that
-        # another process is just beginning, once the marker has been looked for again.
+        # The marker is the first file of a store. So after checking for it again, other files cannot belong to a store
+        # that another process is just creating.
         foreign = [] if marker.exists() else [path.name for path in folder.iterdir() if path.suffix != PARTIAL]
         if not marker.exists():
             if foreign:
@@ -368,17 +373,18 @@ def _mark(marker: Path, function: DigestFunction | None) -> None:
     partial = partial_beside(marker)
     with open(partial, "w", encoding="utf-8") as opened:
         opened.write(f"{FORMAT}\n" if function in (None, "xxh3-128") else f"{FORMAT} {function}\n")
-        # The one file that is flushed, once in a store's life: empty after a power cut, it would condemn all the rest.
+        # The only file that is flushed, once in a store's life: if it were empty after a power cut, the whole store
+        # would be unusable.
         opened.flush()
         os.fsync(opened.fileno())
     try:
         partial.replace(marker)
     except PermissionError:
-        # Windows: another process has just made it and is reading it.
+        # Windows: another process has just created it and is reading it.
         if not marker.exists():
             raise
         partial.unlink()
 
 
-# What the parts of a store were called when they were classes of their own.
+# Earlier name of the class.
 Store = Store

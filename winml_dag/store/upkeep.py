@@ -1,6 +1,4 @@
-"""Looking after a store: what it holds as a whole and record by record, whether all of it is sound, mending it, and
-starting over.
-"""
+"""Maintain a store: report its content and records, verify and repair it, and clear it."""
 
 from __future__ import annotations
 
@@ -22,8 +20,11 @@ from winml_dag.store.usage_log import note_size
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """What a store holds. ``unique_bytes`` is what its blobs take, ``apparent_bytes`` what the outputs of all records
-    would take if nothing were shared."""
+    """What a store holds.
+
+    ``unique_bytes`` is the size of its blobs, ``apparent_bytes`` the size of the outputs of all records if nothing were
+    shared.
+    """
 
     records: int
     blobs: int
@@ -36,18 +37,18 @@ class StoreInfo:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What a check of everything found.
+    """The result of a full check.
 
     Attributes:
-        records: number of sound records.
-        blobs: number of sound blobs.
-        damaged: digests of blobs whose bytes were wrong; they are in quarantine, unless that cannot be made.
+        records: number of intact records.
+        blobs: number of intact blobs.
+        damaged: digests of blobs whose bytes were wrong; they are in quarantine, unless that cannot be created.
         unreadable: keys of records that were damaged; they are in quarantine.
-        incomplete: keys of sound records whose blobs are nowhere to be had. Not damage: they count as not built.
-        foreign: names of files that a store does not have; left alone.
-        restamped: digests of sound blobs whose times were not kept; they are as they should be again.
-        rows: keys of records whose row in the index was wrong, missing or about nothing. Only :func:`repair` looks.
-        removed: keys of incomplete records that were taken out. Only :func:`repair` does that.
+        incomplete: keys of intact records whose blobs are not available anywhere. Not damage: they count as not built.
+        foreign: names of files that are not part of a store; they are not touched.
+        restamped: digests of intact blobs whose stamps were lost; the stamps are restored.
+        rows: keys of records whose row in the index was wrong, missing or orphaned. Only :func:`repair` checks these.
+        removed: keys of incomplete records that were removed. Only :func:`repair` does that.
         only_behind: number of blobs that are not here, and need not be: a remote has them, or had them when their
             record came from there.
     """
@@ -69,13 +70,13 @@ class VerifyReport:
 
     @property
     def repaired(self) -> bool:
-        """Whether nothing of what was found is wrong any more; files of somebody else's are not ours to call wrong."""
+        """Whether everything that was found is repaired; foreign files do not count as problems of the store."""
         return set(self.incomplete) <= set(self.removed)
 
 
 @dataclass(frozen=True)
 class Cleared:
-    """What was removed. ``freed_bytes`` leaves out the index, which keeps its file."""
+    """What was removed. ``freed_bytes`` excludes the index, which keeps its file."""
 
     records: int
     blobs: int
@@ -83,7 +84,7 @@ class Cleared:
 
 
 def info(store: Store) -> StoreInfo:
-    """Count and measure what *store* holds; records that cannot be read are left out."""
+    """Count and measure the content of *store*; unreadable records are skipped."""
     with in_words("Cannot look through the cache"):
         blobs = [status for blob in store.blobs.all() if blob.digest and (status := _status(blob.path)) is not None]
         records = store.records.all()
@@ -99,9 +100,9 @@ def info(store: Store) -> StoreInfo:
 
 
 def verify(store: Store) -> VerifyReport:
-    """Read every blob and every record; what is damaged goes to quarantine, so that the next build makes it anew.
+    """Read every blob and every record; damaged ones go to quarantine, so that the next build rebuilds them.
 
-    Builds may go on meanwhile: what they add while we read is checked or not, and sound either way.
+    Builds may run meanwhile: what they add is either checked or not, and valid in both cases.
     """
     with in_words("Cannot check the cache"):
         for leftover in abandoned(store):
@@ -143,10 +144,10 @@ def verify(store: Store) -> VerifyReport:
 
 
 def _lacking(store: Store, lacking: Sequence[tuple[Record, Sequence[FileEntry]]]) -> tuple[list[str], int]:
-    """The keys of those records that lack a blob for good, and how many blobs the others have elsewhere.
+    """The keys of records that lack a blob for good, and the number of missing blobs that are available elsewhere.
 
-    A record that came from a remote is never one of the first: its blobs come when they are needed, and a remote that
-    is not asked now, or does not answer, says nothing of them. It is removed when it was not used for long, as any.
+    A record that came from a remote is never in the former: its blobs are fetched when needed, and an offline or
+    unreachable remote gives no information about them. It is removed like any other when it has not been used for long.
     """
     gone = [file for record, files in lacking if not record.origin for file in files]
     nowhere = {file.digest for file in store.missing(gone)}
@@ -159,7 +160,7 @@ def _lacking(store: Store, lacking: Sequence[tuple[Record, Sequence[FileEntry]]]
 
 
 def repair(store: Store) -> VerifyReport:
-    """As :func:`verify`, and then remove records that lack a blob, and make the index again what the records say."""
+    """Run :func:`verify`, then remove records that lack a blob, and rebuild the index from the records."""
     report = verify(store)
     with in_words("Cannot repair the cache"):
         removed = tuple(key for key in report.incomplete if _removed_if_incomplete(store, key))
@@ -170,7 +171,7 @@ def repair(store: Store) -> VerifyReport:
 
 def _removed_if_incomplete(store: Store, key: str) -> bool:
     try:
-        # Whoever holds the key is about to make its record whole.
+        # A process that holds the key is about to complete its record.
         with store.claim(key, gives_up=lambda: True):
             record = store.records.read(key)
             if record is not None and not store.missing(record.files()):
@@ -182,17 +183,16 @@ def _removed_if_incomplete(store: Store, key: str) -> bool:
 
 
 def clear(store: Store) -> Cleared:
-    """Remove every record, blob and fingerprint, and all that is in scratch, quarantine and logs of failures, or came
-    in part.
+    """Remove every record, blob and fingerprint, and everything in scratch, quarantine, failures and incoming.
 
     Raises:
-        StoreError: when anybody is using the store.
+        StoreError: when the store is in use.
     """
     with store.locks.hold_unused(), in_words("Cannot clear the cache"):
         held = info(store)
         freed = bytes_below(store.records.folder) + held.unique_bytes + held.scratch_bytes + held.quarantine_bytes
         freed += bytes_below(store.incoming)
-        # Records first: stopped half-way, the store has blobs that nobody needs, never a record that lacks its blobs.
+        # Records first: if interrupted, the store has unneeded blobs, never a record that lacks its blobs.
         remove_tree(store.records.folder)
         store.index.clear()
         for folder in (store.blobs.folder, store.incoming, store.scratch.folder, store.quarantine, store.failures):
@@ -202,11 +202,11 @@ def clear(store: Store) -> Cleared:
 
 
 def _checked_record(store: Store, key: str) -> Record | None:
-    """The record of *key*; when its file is damaged, that goes to quarantine and its row from the index with it."""
+    """The record of *key*; if its file is damaged, it goes to quarantine and its row is removed from the index."""
     try:
         return store.records.read_file(key)
     except FileNotFoundError:
-        # The index alone has it: somebody deleted the file. Written again, so that both tell the same.
+        # Only in the index: somebody deleted the file. Write it again, so that both agree.
         record = store.records.read(key)
         if record is None:
             store.records.remove(key)
@@ -233,13 +233,13 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-# As many as one reads at a glance.
+# Maximum number of records named in an error.
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A record in a list. ``size``: bytes of its outputs and its log, those that others share included."""
+    """A record in a list. ``size``: bytes of its outputs and its log, including shared ones."""
 
     record: Record
     size: int
@@ -255,7 +255,7 @@ class Entry:
 
 
 def entries(store: Store, stage: str | None = None) -> list[Entry]:
-    """Every record that can be read, in order of key; of *stage* only."""
+    """Every readable record, ordered by key; limited to *stage* if given."""
     with in_words("Cannot look through the cache"):
         records = store.records.all()
     held = held_by_standing(store.folder / STANDING)
@@ -263,10 +263,10 @@ def entries(store: Store, stage: str | None = None) -> list[Entry]:
 
 
 def find(store: Store, prefix: str) -> Entry:
-    """The one record whose key begins with *prefix*.
+    """The record whose key starts with *prefix*.
 
     Raises:
-        UsageError: when there is none, naming where to look, or more than one, naming them.
+        UsageError: when there is none (with the folder searched), or more than one (with their keys).
     """
     with in_words("Cannot look through the cache"):
         keys = [key for key in store.records.keys() if key.startswith(prefix.lower())]  # noqa: SIM118
@@ -286,7 +286,7 @@ def find(store: Store, prefix: str) -> Entry:
 
 
 def log_text(store: Store, record: Record) -> str | None:
-    """The log of *record*; None when it has none, or none that is sound."""
+    """The log of *record*; None if it has none, or its log is not intact."""
     if record.log is None:
         return None
     store.fetch_ahead((record.log,))

@@ -1,13 +1,15 @@
-"""What builds on a cache have saved, how big it is about, and the size that it is kept to without being told each time:
-set once in its folder, or by the environment. What builds did are the lines of ``usage_log``, counted up.
+"""What builds on a cache have saved, its approximate size, and its configured size limit.
+
+The limit is set once in the cache folder, or by the environment. The statistics are sums over the lines of
+``usage_log``:
 
     build <time> <reused> <ran> <ms saved> <bytes stored>
-    size <time> <bytes>                                             as measured; what builds store later comes on top
+    size <time> <bytes>                                             as measured; bytes stored later are added to it
     sum <time> <builds> <reused> <ran> <ms saved> <bytes stored>       all builds up to there, the first at <time>
-    remote <time> <numbers, in the order of Traffic>       what went between here and remotes, in one run or in many
+    remote <time> <numbers, in the order of Traffic>       traffic with remotes, of one run or of many
 
-A line that is damaged or cut off is left out. One of remotes with fewer numbers than Traffic has is of an older
-version. Whoever reads a long file replaces its lines by their sum.
+Damaged or truncated lines are skipped. A remote line with fewer numbers than Traffic has is from an older version.
+Reading a long file replaces its lines with their sum.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from winml_dag.store.remote.traffic import Traffic
 from winml_dag.store.store import Store
 from winml_dag.store.usage_log import FILE
 
-# About 500 builds, counted up in some 3 ms.
+# About 500 builds, which take some 3 ms to sum up.
 _LONG_BYTES = 16 * 1024
 _LOCK = "statistics"
-# No cache has so many bytes, and no number that is damaged may drown all others.
+# Larger than any cache. Limits the effect of a damaged number.
 _TOO_LARGE = 10**18
 _TRAFFIC = len(fields(Traffic))
 
@@ -42,12 +44,12 @@ class Statistics:
     """What builds did on one cache.
 
     Attributes:
-        since: when the first of them ended, in seconds since 1970; None when there was none.
+        since: when the first of them ended, in seconds since 1970; None if there was none.
         reused, ran: numbers of stages.
-        seconds_saved: how long the reused ones took when they ran.
-        size_bytes: what records and blobs took when that was last measured; None before the first time.
-        stored_bytes: what builds have stored since then, counting what was here already.
-        traffic: what went between here and remotes.
+        seconds_saved: how long the reused stages took when they ran.
+        size_bytes: size of records and blobs when last measured; None before the first time.
+        stored_bytes: what builds have stored since then, including bytes that existed already.
+        traffic: traffic between this machine and remotes.
     """
 
     builds: int = 0
@@ -61,17 +63,17 @@ class Statistics:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Stages reused out of all, from 0 to 1; None when there were none."""
+        """Fraction of stages that were reused, from 0 to 1; None if there were none."""
         return self.reused / (self.reused + self.ran) if self.reused + self.ran else None
 
     @property
     def estimated_bytes(self) -> int | None:
-        """At most this is what records and blobs take now; None when it was never measured."""
+        """Upper bound of the current size of records and blobs; None if it was never measured."""
         return None if self.size_bytes is None else self.size_bytes + self.stored_bytes
 
 
 def read_statistics(folder: Path, locks: Locks) -> Statistics:
-    """Count up what was noted in the cache at *folder*."""
+    """Sum up the usage log of the cache at *folder*."""
     file = folder / FILE
     try:
         data = read_bytes(file)
@@ -111,7 +113,7 @@ def _counted(lines: Iterable[str]) -> Statistics:
 
 
 def _numbers(text: str) -> list[int]:
-    """The fields of a line; none when anything else is among them."""
+    """The fields of a line; empty if any of them is invalid."""
     try:
         found = [int(word) for word in text.split()]
     except ValueError:
@@ -121,14 +123,14 @@ def _numbers(text: str) -> list[int]:
 
 def _compact(file: Path, found: Statistics, length: int, locks: Locks) -> None:
     with locks.try_hold(_LOCK) as free:
-        # Whoever has added a line since, or compacted first, finds it kept. Between this look and the replacement one
-        # could still be lost: too rare, and too little, to have every build take a lock.
+        # A line added meanwhile, or another compaction, changes the length, and the file is kept. A line added between
+        # this check and the replacement would be lost: too rare, and too little, to make every build take a lock.
         if free and file.stat().st_size == length:
             write_whole(file, "".join(f"{line}\n" for line in _lines(found)).encode())
 
 
 def _lines(found: Statistics) -> list[str]:
-    """Lines that count up to *found*."""
+    """Lines whose sum is *found*."""
     moved = astuple(found.traffic)
     remote = [f"remote 0 {' '.join(map(str, moved))}"] if any(moved) else []
     counted = f"{found.since or 0} {found.builds} {found.reused} {found.ran} {found.seconds_saved * 1000:.0f}"
@@ -142,15 +144,15 @@ VARIABLE = "WINML_DAG_CACHE_MAX_SIZE"
 NONE = "none"
 
 _LIMIT_FILE = "limit"
-# Collecting goes below the limit, or the very next build would have to collect again.
+# Collecting goes below the limit; otherwise the very next build would have to collect again.
 _SHARE = 0.8
 
 
 def configured_limit(folder: Path) -> int | None:
-    """The bytes that records and blobs of the cache in *folder* may take: what the environment says, else what was set.
+    """The size limit in bytes of records and blobs in *folder*, from the environment, else from the cache folder.
 
     Raises:
-        UsageError: when that is no size.
+        UsageError: when that is not a size.
     """
     if text := os.environ.get(VARIABLE):
         return parse_limit(text, VARIABLE)
@@ -162,15 +164,15 @@ def configured_limit(folder: Path) -> int | None:
 
 
 def parse_limit(text: str, what: str) -> int | None:
-    """The bytes that *text* means; None for ``none``. Raises UsageError as :func:`parse_size` does."""
+    """The size in bytes of *text*; None for ``none``. Raises UsageError as :func:`parse_size` does."""
     return None if text.strip().lower() == NONE else parse_size(text, what)
 
 
 def set_limit(folder: Path, text: str) -> int | None:
-    """Keep the cache in *folder* to the size *text* from now on, or with ``none`` to no size. Returns it in bytes.
+    """Set the limit of the cache in *folder* to the size *text*, or remove it with ``none``. Returns it in bytes.
 
     Raises:
-        UsageError: when *text* is no size.
+        UsageError: when *text* is not a size.
         StoreError: when the cache cannot be written.
     """
     limit = parse_limit(text, "the limit")
@@ -183,19 +185,19 @@ def set_limit(folder: Path, text: str) -> int | None:
 
 
 def inherit_limit(folder: Path) -> None:
-    """Keep the store in *folder* to the size that was set for the cache folder that it lies in."""
+    """Give the store in *folder* the limit of the cache folder that contains it."""
     with suppress(OSError):
         shutil.copyfile(folder.parent / _LIMIT_FILE, folder / _LIMIT_FILE)
 
 
 def keep_to_limit(store: Store) -> Collected | None:
-    """Collect if the store has outgrown its limit. None when nothing had to be removed, or somebody else is at it.
+    """Collect if the store exceeds its limit. None if nothing was removed, or another process is collecting.
 
-    Cheap as long as it cannot have: what was measured last and what builds have stored since then is looked up, and
-    only when that exceeds the limit is the store gone through.
+    Cheap in the usual case: first compares the last measured size plus what builds have stored since then with the
+    limit, and scans the store only if that exceeds it.
 
     Raises:
-        WinmlDagError: when the limit makes no sense, or something cannot be removed.
+        WinmlDagError: when the limit is invalid, or a file cannot be removed.
     """
     limit = configured_limit(store.folder)
     if limit is None:
@@ -208,7 +210,7 @@ def keep_to_limit(store: Store) -> Collected | None:
 
 
 def limit_text(folder: Path) -> str:
-    """The limit as it was written down; empty without one."""
+    """The limit as configured; empty if there is none."""
     if text := os.environ.get(VARIABLE):
         return "" if text.strip().lower() == NONE else text.strip()
     with suppress(OSError, WinmlDagError):

@@ -104,14 +104,23 @@ def test_rows_are_chosen_and_sorted(out: Path, capsys: pytest.CaptureFixture[str
     assert not list(out.glob("report.*"))
 
 
+def test_a_file_that_is_a_link_is_written_where_it_leads(out: Path, tmp_path: Path) -> None:
+    """As ``/dev/stdout`` is, which a rename would replace."""
+    link = tmp_path / "table.csv"
+    link.symlink_to(tmp_path / "elsewhere.csv")
+    assert run(["report", str(out), "--csv", str(link)]) == 0
+    assert link.is_symlink()
+    assert "bert" in (tmp_path / "elsewhere.csv").read_text()
+
+
 def test_where_no_file_can_be_written_the_table_is_told_all_the_same(
     out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, *_: object, **__: object) -> int:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(path: Path, _: bytes) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
 
     # Permissions do not stop a user that may write everywhere, as in a container.
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr("winml_dag.pipeline.jsonfile.write_whole", refuse)
     assert run(["report", str(out)]) == 0
     told = capsys.readouterr()
     assert "3 builds: 2 built, 1 failed." in told.out

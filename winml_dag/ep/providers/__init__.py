@@ -1,1 +1,1 @@
-"""One module for each execution provider, which declares it as ``PROVIDER``: a file that is put here is known."""
+"""One module for each execution provider, which declares it as ``PROVIDER``; a file added here is found by itself."""

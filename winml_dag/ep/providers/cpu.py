@@ -10,29 +10,32 @@ from winml_dag.ep.provider import (
     Integers,
 )
 
-# What the CPU quantizes with 8-bit activations. Each operator was put alone between Q and DQ, optimized by onnxruntime
-# 1.31 at its highest level, and timed on x86-64 (microseconds as integers / in float, one thread).
+# The operators that are quantized with 8-bit activations on the CPU. Each operator was put alone between Q and DQ,
+# optimized by onnxruntime 1.31 at its highest level, and timed on x86-64 (microseconds as integers / in float, one
+# thread).
 _OF_8_BITS = tuple(
     sorted(
         {
-            # These get integer kernels, faster between quantized neighbours: Conv 187/247, MatMul 98/140, behind a Conv
-            # Sigmoid 318/416, GlobalAveragePool 137/193. Softmax (151/17) and AveragePool (411/223) have slower ones.
+            # These have integer kernels, which are faster between quantized neighbours: Conv 187/247, MatMul 98/140,
+            # after a Conv Sigmoid 318/416, GlobalAveragePool 137/193. Those of Softmax (151/17) and AveragePool
+            # (411/223) are slower.
             *("Add", "Concat", "Conv", "Gemm", "GlobalAveragePool", "LeakyRelu", "MatMul", "Mul", "Sigmoid", "Where"),
             # These move values, and move bytes without Q and DQ: MaxPool between Convs 180/231.
             *("ArgMax", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "MaxPool", "Reshape"),
             *("Resize", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
-            # These vanish into the range of the operator before; a text classifier has 26.4 dB so, and 14.0 without.
+            # These merge into the range of the previous operator; a text classifier has 26.4 dB with them, and 14.0
+            # without.
             *("Clip", "Relu"),
-            # No kernel, but what outliers are tamed at: all-MiniLM-L6-v2 has 14.6 dB so, and 5.5 without.
+            # No kernel, but required to reduce outliers: all-MiniLM-L6-v2 has 14.6 dB with it, and 5.5 without.
             "LayerNormalization",
-            # No kernel, but weights, which take a quarter of the room. The same is true of tables that Gather reads.
+            # No kernel, but weights, which take a quarter of the space. The same is true of tables that Gather reads.
             "ConvTranspose",
         }
     )
 )
-# With 16 bits nothing has integer kernels: Q and DQ around float operators only cost time. So these are the operators
-# with weights, for their size; what vanishes; and Sigmoid, whose range holds what saturates. A text detector in w8a16
-# takes 8.0 ms so and 12.3 ms with all operators, at 21.6 and 21.7 dB.
+# Nothing has integer kernels for 16 bits: Q and DQ around float operators only cost time. So these are the operators
+# with weights, for their size; those that merge into ranges; and Sigmoid, whose range covers saturation. A text
+# detector in w8a16 takes 8.0 ms with these and 12.3 ms with all operators, at 21.6 and 21.7 dB.
 _OF_16_BITS = ("Clip", "Conv", "ConvTranspose", "Gather", "Gemm", "MatMul", "Relu", "Sigmoid")
 
 PROVIDER = CPU = ExecutionProvider(

@@ -1,4 +1,4 @@
-"""CUDA, of NVIDIA."""
+"""NVIDIA's CUDA."""
 
 from __future__ import annotations
 

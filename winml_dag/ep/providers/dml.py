@@ -1,4 +1,4 @@
-"""DirectML: any GPU, on Windows."""
+"""DirectML: any GPU on Windows."""
 
 from __future__ import annotations
 

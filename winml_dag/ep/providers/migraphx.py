@@ -1,4 +1,4 @@
-"""MIGraphX, of AMD: GPUs."""
+"""AMD's MIGraphX, for GPUs."""
 
 from __future__ import annotations
 

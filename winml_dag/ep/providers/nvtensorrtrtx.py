@@ -1,4 +1,4 @@
-"""TensorRT for RTX, of NVIDIA: GPUs of PCs."""
+"""NVIDIA's TensorRT for RTX, for GPUs of PCs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenVINO, of Intel: a build of onnxruntime, or a plugin, which ignores most options."""
+"""Intel's OpenVINO: a build of onnxruntime, or a plugin that ignores most options."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from winml_dag.ep.provider import (
 )
 
 _IGNORED = "OpenVINO's plugin ignores it; what it stands for is set in a file that load_config names"
-# The plugin says in its log which options of OpenVINO's build of onnxruntime it ignores, and nothing of those that are
-# unknown; that build refuses those itself.
+# The plugin logs which options of OpenVINO's build of onnxruntime it ignores, but not unknown ones; that build refuses
+# those itself.
 _PLUGIN: Mapping[str, Option] = {
     "load_config": Option(file=True),
     "reshape_input": Option(),
@@ -36,8 +36,9 @@ class _OpenVino(ExecutionProvider):
         return super().option_table(device) if self.takes_device_type() else _PLUGIN
 
     def takes_device_type(self) -> bool:
-        """The build reads it, and knows more than devices, such as GPU.1 or AUTO:NPU,CPU. The plugin does not: its
-        device is chosen among those that it offers.
+        """Return true for the build, which also supports more than devices, such as GPU.1 or AUTO:NPU,CPU.
+
+        The plugin does not read the option: its device is selected among those that it offers.
         """
         from winml_dag.ep.availability import environment_of, package_of
 
@@ -68,7 +69,8 @@ PROVIDER = OPENVINO = _OpenVino(
         SIGNED,
         UNSIGNED_ACTIVATIONS,
         per_channel=True,
-        # Cosine of all-MiniLM-L6-v2 in w8a8: 0.815 with 8 bits throughout, 0.988 with some at 16, still in one part
+        # Cosine of all-MiniLM-L6-v2 in w8a8: 0.815 with 8 bits throughout, 0.988 with some at 16, still in one
+        # partition
         mixes_widths=True,
         weight_symmetric=True,
         source="https://docs.openvino.ai/2024/openvino-workflow/model-optimization-guide/"

@@ -1,8 +1,7 @@
-"""QNN, of Qualcomm: NPUs and GPUs of Snapdragon chips, and an emulator of the NPU elsewhere.
+"""Qualcomm's QNN: NPUs and GPUs of Snapdragon chips, and an emulator of the NPU elsewhere.
 
-QNN ignores an option that it does not know and most values that it cannot use, with the same bytes as if nothing had
-been said; so they are refused before anything runs. The tables follow QNN's own documentation and were compared with
-the names in its library.
+QNN silently ignores unknown options and most invalid values, and outputs the same bytes; so they are refused before
+anything runs. The tables follow QNN's own documentation and were compared with the names in its library.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _POSITIVE = Option(pattern="[1-9][0-9]*")
 _DEBUGGING = Option(refusal="it writes files for debugging, which a stage would throw away")
 _OWN_BACKEND = Option(refusal="the backend library follows from the device and lies elsewhere on every machine")
 
-# Options for the NPU backend (HTP) first, then those that every backend reads.
+# Options for the NPU backend (HTP); those that every backend reads follow.
 _NPU_OPTIONS: Mapping[str, Option] = {
     "soc_model": _POSITIVE,
     "htp_arch": Option(values=("68", "69", "73", "75", "79", "81")),
@@ -99,9 +98,7 @@ _OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True)
 class Soc:
-    """A system on chip: Qualcomm's number for it, its part number, what it is sold as (if it has such a name), and the
-    version of its NPU's architecture.
-    """
+    """A system on chip: Qualcomm's number, part number, market name (if any), and version of the NPU architecture."""
 
     model: str
     part: str
@@ -113,7 +110,7 @@ class Soc:
         return f"{self.part} ({self.chip})" if self.chip else self.part
 
 
-# Only those whose number and architecture independent public sources agree on.
+# Only those whose number and architecture are the same in independent public sources.
 SOCS = (
     Soc("60", "SC8380XP", "Snapdragon X Elite", "73"),
     Soc("88", "SC8480XP", "Snapdragon X2 Elite", "81"),
@@ -130,8 +127,8 @@ SOCS = (
 )
 DEFAULT_SOC = SOCS[0]
 
-# The NPU computes floats in half precision whatever is said (0 and 1 give the same bytes); 1 says what happens, and
-# keeps saying it across versions of QNN, whose default has been either. Mode 3 prepares longest and runs fastest.
+# The NPU computes floats in half precision in any case (0 and 1 result in the same bytes). 1 is explicit and
+# independent of QNN's default, which has been either. Mode 3 takes longest to prepare and runs fastest.
 _NPU_DEFAULTS = {
     "enable_htp_fp16_precision": "1",
     "htp_graph_finalization_optimization_mode": "3",
@@ -150,7 +147,7 @@ class _Qnn(ExecutionProvider):
         return {**_NPU_DEFAULTS, **given, **_soc_options(given)} if device == "npu" else dict(given)
 
     def session_extras(self, device: str, package: Package | None) -> dict[str, str]:
-        """QNN's own library for the device."""
+        """Return QNN's own library for the device."""
         if package is None:
             return {}
         if package.catalog:
@@ -169,7 +166,7 @@ PROVIDER = QNN = _Qnn(
     takes_onnx=False,
     fixed_shapes=True,
     for_this_machine=False,
-    # On x86-64: it compiles for the real NPU, and shows up as a CPU.
+    # On x86-64: it compiles for the real NPU, and is listed as a CPU.
     emulates=("npu",),
     packages=(Package("onnxruntime-qnn", plugin="onnxruntime_qnn"), WINDOWS_ML),
     how_to_get="Install it with: pip install winml_dag[qnn]",
@@ -192,11 +189,12 @@ PROVIDER = QNN = _Qnn(
 def with_npu_settings(
     target: Target, given: Mapping[str, str], soc_model: int | str | None, htp_arch: int | None, level: int | None
 ) -> dict[str, str]:
-    """The provider options *given* together with what a recipe has fields of its own for; *soc_model* is a chip's
-    number or name, *level* that of the graph's optimization.
+    """Return the provider options *given* with those that a recipe has its own fields for.
+
+    *soc_model* is a chip's number or name, *level* that of the graph's optimization.
 
     Raises:
-        UsageError: for a name that no chip has, a target that has no such settings, or an option that says otherwise.
+        UsageError: no chip has that name, the target has no such settings, or an option contradicts them.
     """
     values = (None if soc_model is None else _soc_number(soc_model), htp_arch, level)
     said = {field: str(value) for field, value in zip(NPU_SETTINGS, values, strict=True) if value is not None}
@@ -216,7 +214,7 @@ def with_npu_settings(
     return result
 
 
-# What QNN calls the fields of a `compile` section that stand for an option each.
+# The QNN options of the fields of a `compile` section.
 _OPTION_OF = {
     "soc_model": "soc_model",
     "htp_arch": "htp_arch",
@@ -226,12 +224,12 @@ NPU_SETTINGS = tuple(_OPTION_OF)
 
 
 def option_of(field: str) -> str:
-    """The provider option that the field *field* of a ``compile`` section stands for."""
+    """Return the provider option of the field *field* of a ``compile`` section."""
     return _OPTION_OF.get(field, field)
 
 
 def _soc_number(wanted: int | str) -> str:
-    """The number of the chip *wanted*: itself, or found by part number or by the name that it is sold under."""
+    """Return the number of the chip *wanted*: itself, or looked up by part number or market name."""
     text = str(wanted).strip()
     if text.isascii() and text.isdecimal():
         return str(int(text))
@@ -247,9 +245,9 @@ def _soc_number(wanted: int | str) -> str:
 
 
 def _soc_options(given: Mapping[str, str]) -> dict[str, str]:
-    """``soc_model`` and ``htp_arch`` that fit each other.
+    """Return ``soc_model`` and ``htp_arch`` that match each other.
 
-    ``soc_model`` is always there: without it, real models fail to compile (out of memory, error 1002).
+    ``soc_model`` is always set: without it, real models fail to compile (out of memory, error 1002).
     """
     model, arch = given.get("soc_model"), given.get("htp_arch")
     if model is None:
@@ -261,7 +259,7 @@ def _soc_options(given: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(f"htp_arch {arch!r} is of no known soc_model.", advice="Give soc_model as well.")
         return {"soc_model": soc.model, "htp_arch": soc.htp_arch}
     known = next((soc for soc in SOCS if soc.model == model), None)
-    if known is None:  # newer than the table: QNN knows its architecture, and refuses a number that it does not know
+    if known is None:  # newer than the table: QNN determines its architecture, and refuses unknown numbers
         return {}
     if arch is not None and arch != known.htp_arch:
         raise UsageError(

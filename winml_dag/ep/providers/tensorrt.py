@@ -1,5 +1,6 @@
-"""TensorRT, of NVIDIA, as onnxruntime-gpu brings it. That also brings CUDA: TensorRT is the faster one, and comes first
-where the SDK that it needs is there.
+"""NVIDIA's TensorRT, which is part of onnxruntime-gpu.
+
+That package also contains CUDA: TensorRT is faster, and comes first if the SDK that it needs exists.
 """
 
 from __future__ import annotations

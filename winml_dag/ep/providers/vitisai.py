@@ -1,4 +1,4 @@
-"""VitisAI, of AMD: NPUs of Ryzen processors."""
+"""AMD's VitisAI, for NPUs of Ryzen processors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What execution providers take, as was measured: cases, verdicts, and the tables that have them."""
+"""Measured operator support of execution providers: cases, verdicts, and their tables."""

@@ -1,6 +1,6 @@
-"""One use of an operator as a table of support sees it, and what is said of it: whether the provider takes it.
+"""One use of an operator in a table of support, and the verdict whether the provider supports it.
 
-A case has all that decides that, and neither names nor weights nor the graph around it.
+A case has everything that decides that, but neither names nor weights nor the surrounding graph.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Operand:
     """An input or an output.
 
     Attributes:
-        dtype: as ``dtype_name`` calls it; empty when the file does not tell.
-        dims: None for a rank that is not known, and in it for a size that is left open.
+        dtype: name as in ``dtype_name``; empty if the file does not have it.
+        dims: None for an unknown rank, and within it for an open size.
         constant: whether it is known before the model runs.
-        values: those of a constant that has few; None of others.
+        values: those of a small constant; otherwise None.
     """
 
     dtype: str = ""
@@ -50,11 +50,11 @@ class Case:
 
     Attributes:
         domain: empty for the ONNX standard.
-        opset: of that domain, as the model says; 0 when it does not.
-        inputs: None for an optional one that is left out before one that is not.
+        opset: of that domain, as in the model; 0 if missing.
+        inputs: None for an omitted optional one before one that is not omitted.
         outputs: None likewise.
-        attributes: by name, sorted; of a graph, ``"graph"``; of a tensor, its dtype.
-        quantized: None when floats go in and out. Dtypes are those without the conversions around it.
+        attributes: by name, sorted; for a graph, ``"graph"``; for a tensor, its dtype.
+        quantized: None if inputs and outputs are floats. Dtypes are those without the conversions around it.
     """
 
     op_type: str
@@ -70,7 +70,7 @@ class Case:
 
 
 def case_json(case: Case) -> JsonObject:
-    """*case* as JSON: one text for one case when it is written canonically."""
+    """Convert *case* to JSON; written canonically, one case always has the same text."""
     quantized = case.quantized
     return {
         "op": case.op_type,
@@ -84,10 +84,10 @@ def case_json(case: Case) -> JsonObject:
 
 
 def case_of_json(value: JsonObject) -> Case:
-    """The case that ``case_json`` wrote.
+    """Parse the JSON of ``case_json``.
 
     Raises:
-        ValueError: for what it did not write.
+        ValueError: it is malformed.
     """
     try:
         quantized = value["quantized"]
@@ -106,7 +106,7 @@ def case_of_json(value: JsonObject) -> Case:
 
 
 def _operand_json(operand: Operand | None) -> JsonValue:
-    """As short as can be: thousands of them are written."""
+    """Convert to a compact form: thousands of them are written."""
     if operand is None:
         return None
     dims = None if operand.dims is None else list(operand.dims)
@@ -133,7 +133,7 @@ def _attribute(value: JsonValue) -> AttributeValue:
 
 
 class Level(StrEnum):
-    """``PARTIAL``: it runs, but not, or not rightly, where it was meant to: on the CPU, or with other numbers."""
+    """``PARTIAL``: it runs, but not, or not correctly, on the target: on the CPU, or with other numbers."""
 
     SUPPORTED = "supported"
     PARTIAL = "partial"
@@ -143,13 +143,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one attempt.
+    """The outcome of one attempt.
 
     Attributes:
         compiled: whether the provider took the operator.
-        ran: whether the model gave a result, wherever it was computed.
-        agrees: whether that is the result it should be.
-        words: what the provider said about what did not go; empty otherwise.
+        ran: whether the model had a result, wherever it was computed.
+        agrees: whether the result is correct.
+        words: the provider's message about a failure; empty otherwise.
     """
 
     compiled: bool
@@ -166,8 +166,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``reason``: one sentence on how it is known. ``compiled`` and ``ran`` are None where nothing was measured; a
-    level is UNKNOWN also where too little was.
+    """``reason``: one sentence on how it was determined.
+
+    ``compiled`` and ``ran`` are None if nothing was measured; a level is also UNKNOWN if too little was.
     """
 
     level: Level

@@ -1,7 +1,7 @@
-"""What of a case may decide: the measurements are asked in these words, one feature at a time.
+"""The features of a case that may decide: measurements are split by one feature at a time.
 
-The names are shown to people (``the type of input 0 is float16``), and the order matters: of two features that tell
-measurements apart equally well, the first is asked for.
+The names are shown to users (``the type of input 0 is float16``), and the order matters: of two features that separate
+measurements equally well, the first is used.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from math import prod
 
 from winml_dag.ep.support.case import AttributeValue, Case, Operand
 
-# A text is compared, a number also ordered. ABSENT: the case has no such thing; UNKNOWN: the file does not tell.
+# A text is compared for equality, a number also ordered. ABSENT: the case has no such feature; UNKNOWN: the file does
+# not have it.
 Feature = str | float
 ABSENT = ""
 UNKNOWN = "?"
 SAME = "that of input 0"
 
-# Operators with any number of inputs tell them apart by their first three.
+# Operators with any number of inputs are distinguished by their first ones.
 _MOST_INPUTS = 8
 _OF_TYPES = ("quantized", "activations", "weights", "per channel", "type of input 0", "float", "bits", "dynamic")
 _AXES = ("axis", "axes", "batch_axis", "time_axis")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _SOFTMAX = ("Softmax", "LogSoftmax", "Hardmax")
-_LAST_AXIS_FROM = 13  # the opset in which their axis became the last one, where none is given
-# ONNX's numbers for types, which say nothing by being less or more.
+_LAST_AXIS_FROM = 13  # the opset in which their default axis became the last one
+# ONNX's numbers for types, whose order has no meaning.
 _TYPES: Mapping[AttributeValue, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
     10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
@@ -32,7 +33,7 @@ _TYPES: Mapping[AttributeValue, str] = {
 
 
 def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Feature]:
-    """All features of *case*; attributes that it leaves out are as in *defaults*."""
+    """Return all features of *case*; attributes that it omits have the values in *defaults*."""
     found = _quantized(case)
     given = case.inputs[:_MOST_INPUTS]
     for number in range(len(given)):
@@ -78,22 +79,22 @@ def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Fe
 
 
 def is_binding(name: str) -> bool:
-    """Whether the feature *name* is one that measurements of other values say nothing about."""
+    """Return whether measurements of other values of the feature *name* are no evidence."""
     return name in ("activations", "weights", "dynamic") or name.startswith("type of") or name.endswith(" text")
 
 
 def is_first(name: str) -> bool:
-    """Whether the feature *name* is one by which providers choose their kernels, before they look at anything else."""
+    """Return whether providers select their kernels by the feature *name* before they check anything else."""
     return name in _OF_TYPES or name.startswith("type of")
 
 
 def is_size(name: str) -> bool:
-    """Whether *name* is a size of an input or a value of a constant: there are many, and most are chance."""
+    """Return whether *name* is a size of an input or a value of a constant: there are many, most of them random."""
     return "size" in name or "elements" in name or "values of" in name
 
 
 def of_types(found: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Those of the features of a case that every operator has: its types, and whether sizes are open."""
+    """Return the features of a case that every operator has: its types, and whether sizes are open."""
     return {name: found[name] for name in _OF_TYPES if name in found}
 
 
@@ -110,7 +111,7 @@ def _quantized(case: Case) -> dict[str, Feature]:
 
 
 def _kind(given: Sequence[Operand | None]) -> dict[str, Feature]:
-    """What the type of the first input has in common with others."""
+    """Return what the type of the first input has in common with others."""
     first = given[0] if given else None
     if first is None or not first.dtype:
         return {}
@@ -119,7 +120,7 @@ def _kind(given: Sequence[Operand | None]) -> dict[str, Feature]:
 
 
 def _type(given: Sequence[Operand | None], number: int) -> Feature:
-    """Most operators want one type for all inputs: then one feature is enough for all."""
+    """Return the type feature; most operators require one type for all inputs, so one feature is enough for all."""
     operand, first = given[number], given[0]
     if operand is None:
         return ABSENT
@@ -167,7 +168,7 @@ def _numbers(name: str, values: Sequence[float], rank: int | None) -> dict[str, 
 
 
 def _axis(name: str, value: float, rank: int | None) -> dict[str, Feature]:
-    """An axis counted from both ends: providers treat the first and the last in ways of their own."""
+    """Count an axis from both ends, because providers treat the first and the last specially."""
     if rank is None:
         return {f"{name} from the front": UNKNOWN, f"{name} from the end": UNKNOWN}
     front = value + rank if value < 0 else value
@@ -175,7 +176,7 @@ def _axis(name: str, value: float, rank: int | None) -> dict[str, Feature]:
 
 
 def _equation(text: str) -> dict[str, Feature]:
-    """Of Einsum: letters stand for any, so only their pattern counts."""
+    """Return the features of an Einsum equation: letters are arbitrary, so only their pattern counts."""
     names: dict[str, str] = {}
     plain = "".join(
         names.setdefault(sign, chr(ord("a") + len(names))) if sign.isalpha() else sign for sign in text if sign != " "
@@ -211,7 +212,7 @@ def _sizes(name: str, dims: Sequence[int | None]) -> dict[str, Feature]:
 
 
 def _rank_of_result(case: Case, found: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Where it is another than that of the first input: providers stop at some rank."""
+    """Return the result's rank if it differs from that of the first input: providers have a maximum rank."""
     if case.op_type == "Unsqueeze":
         axes = found.get("count of axes", found.get("input 1 elements", UNKNOWN))
         return _sum(found.get("rank of input 0", UNKNOWN), axes, 0)
@@ -227,7 +228,7 @@ def _sum(one: Feature, other: Feature, more: int) -> dict[str, Feature]:
 
 
 def _length_of_axis(attributes: Mapping[str, AttributeValue], given: Sequence[Operand | None]) -> dict[str, Feature]:
-    """How many numbers there are along the axis that is worked on."""
+    """Return the size of the axis that the operator works on."""
     axis, first = attributes.get("axis"), given[0] if given else None
     if not isinstance(axis, int) or first is None:
         return {}
@@ -238,7 +239,7 @@ def _length_of_axis(attributes: Mapping[str, AttributeValue], given: Sequence[Op
 
 
 def _groups(attributes: Mapping[str, AttributeValue], given: Sequence[Operand | None]) -> dict[str, Feature]:
-    """Whether each channel is a group of its own."""
+    """Return whether each channel is its own group."""
     group, first = attributes.get("group"), given[0] if given else None
     if not isinstance(group, int) or first is None:
         return {}
@@ -247,7 +248,7 @@ def _groups(attributes: Mapping[str, AttributeValue], given: Sequence[Operand | 
 
 
 def _bias(attributes: Mapping[str, AttributeValue], given: Sequence[Operand | None]) -> dict[str, Feature]:
-    """Whether there is a number for each column, or fewer that are spread."""
+    """Return whether the bias has a number for each column, or fewer that are broadcast."""
     weights, bias = (given[at] if len(given) > at else None for at in (1, 2))
     if bias is None:
         return {}
@@ -258,7 +259,7 @@ def _bias(attributes: Mapping[str, AttributeValue], given: Sequence[Operand | No
 
 
 def _scale(given: Sequence[Operand | None]) -> dict[str, Feature]:
-    """By how much the last axis grows, whether that is said by scales or by sizes."""
+    """Return the factor by which the last axis grows, whether given by scales or by sizes."""
     scales, sizes = (given[at] if len(given) > at else None for at in (2, 3))
     first = given[0] if given else None
     data = first.dims if first is not None else None
@@ -277,7 +278,7 @@ def _size(dim: int | None) -> Feature:
 
 
 def _relation(first: Operand | None, second: Operand | None) -> dict[str, Feature]:
-    """How the shapes of the first two inputs go together: which one is stretched, and whether ranks differ."""
+    """Return how the shapes of the first two inputs relate: which one is broadcast, and the difference of ranks."""
     if first is None or second is None:
         return {}
     if first.dims is None or second.dims is None:

@@ -1,7 +1,7 @@
-"""Measurements as questions: a tree that asks for one feature after the other until those that are left agree.
+"""A decision tree of measurements, which tests one feature after the other until the remaining ones agree.
 
-A feature is asked for only where measured outcomes differ by it. So what was never asked for did not matter in any
-measurement, and what a leaf says holds for every measurement that has the same answers.
+A feature is tested only if measured outcomes differ by it. So an untested feature did not matter in any measurement,
+and a leaf is valid for every measurement with the same answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import log2
 from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, is_first, is_size
 
 Features = Mapping[str, Feature]
-# A bound for what reads a table, no choice: measured trees are half as deep.
+# A safety limit for readers of tables: measured trees are half as deep.
 _DEEPEST = 40
 _SIZES_COUNT = 0.4
 _FIRST_COUNT = 1.5
@@ -24,14 +24,14 @@ _OPEN_SIZES_COUNT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """How many measurements came to each outcome; more than one where nothing that is seen tells them apart."""
+    """How many measurements had each outcome; more than one if no feature separates them."""
 
     counts: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``value`` a text: whether the feature is that. A number: whether it is that or less; no, where it is absent."""
+    """For a text ``value``: whether the feature equals it. For a number: whether it is at most that; no, if absent."""
 
     feature: str
     value: Feature
@@ -43,14 +43,16 @@ Tree = Leaf | Question
 
 
 def grow(rows: Sequence[tuple[Features, str]]) -> Tree:
-    """The tree of *rows*, each the features of a case and its outcome. The same rows in the same order give the same;
-    of two features that tell them apart equally well, the one that is met first is asked for.
+    """Return the tree of *rows*, each the features of a case and its outcome.
+
+    The same rows in the same order result in the same tree; of two features that separate them equally well, the first
+    one encountered is used.
     """
     return _grow(rows, 0)
 
 
 def walk(tree: Tree, case: Features) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
-    """The leaves that *case* comes to, with the answers on the way; several where a feature of it is not known."""
+    """Yield the leaves that *case* reaches, with the answers on the way; several if a feature of it is unknown."""
     yield from _walk(tree, case, ())
 
 
@@ -113,8 +115,10 @@ def _best(rows: Sequence[tuple[Features, str]], counts: Counter[str]) -> tuple[s
 
 
 def _weight(name: str) -> float:
-    """What a question about *name* counts. There are many sizes, some of which always go with the outcome by chance.
-    And a provider that takes no open sizes takes them in no type, though few types are measured with them.
+    """Return the weight of a question about *name*.
+
+    There are many sizes, some of which match the outcome by chance. And a provider that does not support open sizes
+    does so for no type, though few types are measured with them.
     """
     if name == "dynamic":
         return _OPEN_SIZES_COUNT
@@ -122,7 +126,7 @@ def _weight(name: str) -> float:
 
 
 def _splits(rows: Sequence[tuple[Features, str]], name: str) -> Iterator[tuple[Feature, Counter[str]]]:
-    """Each question that can be asked of *name*, with the outcomes of those that answer yes."""
+    """Yield each possible question about *name*, with the outcomes of those that answer yes."""
     by_value: dict[Feature, Counter[str]] = {}
     for features, outcome in rows:
         by_value.setdefault(features.get(name, ABSENT), Counter())[outcome] += 1
@@ -135,7 +139,7 @@ def _splits(rows: Sequence[tuple[Features, str]], name: str) -> Iterator[tuple[F
     for number, after in zip_longest(numbers, numbers[1:]):
         below = below + by_value[number]
         if after is not None or ABSENT in by_value:
-            # In the middle: what lies between two measured values belongs to the nearer one.
+            # In the middle: a value between two measured values belongs to the nearer one.
             yield number if after is None else _between(number, after), below
 
 

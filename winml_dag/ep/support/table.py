@@ -1,8 +1,7 @@
-"""A table of support: what was measured on one execution provider and device, read without onnx and without numpy.
+"""A table of measured support on one execution provider and device, read without onnx and without numpy.
 
-One line of JSON says what was measured with, and one line for each operator what came of it; only the lines of
-operators that are asked for are parsed. A target may have several tables (shipped, the user's, winml-cli's), which are
-asked as one.
+One line of JSON describes the measurement setup, and one line for each operator its outcomes; only the lines of
+requested operators are parsed. A target may have several tables (shipped, the user's, winml-cli's), which are combined.
 """
 
 from __future__ import annotations
@@ -29,26 +28,28 @@ from winml_dag.errors import InputError, UsageError
 
 FORMAT = 1
 _MADE_AGAIN = "Make it again, or take the one that is part of this package."
-# Outcomes in the file: whether the provider took it, whether it ran, whether the result was right.
+# Outcomes in the file: whether the provider took it, whether it ran, whether the result was correct.
 _NAMES = {(True, True, True): "taken", (True, True, False): "taken, wrong", (True, False, True): "taken, does not run",
           (False, True, True): "left", (False, True, False): "left, wrong", (False, False, True): "fails"}  # fmt: skip
 _OUTCOMES = {name: Outcome(*key) for key, name in _NAMES.items()}
-# Of measurements that fit a case whose model leaves something open, so many have to agree.
+# Fraction of the measurements matching a case with unknown features that must agree.
 _NEARLY_ALL = 0.95
 _ENOUGH = 20  # measurements of other operators
-# So many measurements have to say "unsupported" before a build is refused for it. New cases of forms that QNN's table
-# called so ran after all in 7 of 14 where one measurement stood for them, in 5 of 14 where two did, in none of 14 where
-# three did, and in 4 of 40 where more did.
+# Minimum number of "unsupported" measurements before a build is refused. New cases of forms that QNN's table called
+# unsupported ran after all in 7 of 14 with one such measurement, in 5 of 14 with two, in none of 14 with three, and in
+# 4 of 40 with more.
 _ENOUGH_TO_REFUSE = 3
-# What is measured of all operators together, for types that one of them was not measured with.
+# The measurements of all operators together, for types with which one of them was not measured.
 ANY_OPERATOR = ("", "*")
-_LONGEST_PATH = 5  # answers in a sentence
+_LONGEST_PATH = 5  # answers in a message
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a table was measured with. ``options`` are those of the provider; ``opset`` is the newest
-    of the standard that this onnxruntime loads; ``cases`` is how many were measured.
+    """The setup of a table's measurements.
+
+    ``options`` are those of the provider; ``opset`` is the newest of the standard that this onnxruntime loads;
+    ``cases`` is how many were measured.
     """
 
     ep: str
@@ -72,11 +73,11 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEvidence:
-    """What was measured of one operator.
+    """The measurements of one operator.
 
     Attributes:
-        defaults: of its attributes, so that one that is written out and one that is left out are the same.
-        measured: by feature, the texts that were measured; of others nothing is known.
+        defaults: of its attributes, so that explicit and omitted defaults are the same.
+        measured: by feature, the texts that were measured; others are unknown.
         tree: the outcomes.
     """
 
@@ -85,7 +86,7 @@ class OperatorEvidence:
     tree: Tree
 
     def verdict(self, case: Case) -> Verdict:
-        """What the measurements say of *case*."""
+        """Return the verdict of the measurements on *case*."""
         seen = features(case, self.defaults)
         if (why := self._beyond(case, seen)) is not None:
             return Verdict(Level.UNKNOWN, why)
@@ -105,7 +106,7 @@ class OperatorEvidence:
         return Verdict(outcome.level, _reason(case, name, counts, path), outcome.compiled, outcome.ran)
 
     def _beyond(self, case: Case, seen: Mapping[str, Feature]) -> str | None:
-        """Why *case* is none that measurements say something about; None when it is one."""
+        """Return why the measurements are no evidence for *case*; None if they are."""
         for name, value in seen.items():
             if value != UNKNOWN and is_binding(name):
                 known = self.measured.get(name, frozenset({ABSENT}))
@@ -114,7 +115,7 @@ class OperatorEvidence:
         return None
 
     def verdict_by_types(self, case: Case) -> Verdict | None:
-        """What the measurements of all operators say of the types of *case*; None where these do not nearly agree."""
+        """Return the verdict of all operators' measurements on the types of *case*; None unless nearly all agree."""
         leaves = [leaf for leaf, _ in walk(self.tree, of_types(features(case, self.defaults)))]
         counts: Counter[str] = Counter()
         for leaf in leaves:
@@ -132,12 +133,12 @@ class OperatorEvidence:
 
 
 def evidence_of(rows: Iterable[tuple[Case, Outcome]], defaults: Mapping[str, AttributeValue]) -> OperatorEvidence:
-    """What *rows*, all of one operator, come to."""
+    """Build the evidence from *rows*, all of one operator."""
     return _grown([(features(case, defaults), outcome_name(outcome)) for case, outcome in rows], defaults)
 
 
 def evidence_by_types(rows: Iterable[tuple[Case, Outcome]]) -> OperatorEvidence:
-    """What *rows*, of all operators, come to by their types alone."""
+    """Build the evidence from *rows*, of all operators, by types alone."""
     return _grown([(of_types(features(case, {})), outcome_name(outcome)) for case, outcome in rows], {})
 
 
@@ -148,14 +149,14 @@ def _grown(seen: list[tuple[dict[str, Feature], str]], defaults: Mapping[str, At
 
 
 def outcome_name(outcome: Outcome) -> str:
-    """How tables call *outcome*. What did not run has no result that could be wrong."""
+    """Return the name of *outcome* in tables. What did not run has no result that could be wrong."""
     return _NAMES[outcome.compiled, outcome.ran, outcome.agrees or not outcome.ran] if outcome.compiled or (
         outcome.ran
     ) else "fails"  # fmt: skip
 
 
 class SupportTable:
-    """A table, with the evidence of each operator parsed when it is asked for."""
+    """A table that parses the evidence of an operator on request."""
 
     def __init__(self, about: About, lines: Mapping[tuple[str, str], str]) -> None:
         self.about = about
@@ -164,11 +165,11 @@ class SupportTable:
 
     @property
     def operators(self) -> tuple[tuple[str, str], ...]:
-        """Domain and type of each operator that was measured, sorted."""
+        """Domain and type of each measured operator, sorted."""
         return tuple(key for key in sorted(self._lines) if key != ANY_OPERATOR)
 
     def verdict(self, case: Case) -> Verdict:
-        """What was measured of *case*, or what follows for it."""
+        """Return what was measured of *case*, or what follows for it."""
         key = (case.domain, case.op_type)
         if not case.domain and case.opset > self.about.opset:
             why = f"onnxruntime {self.about.onnxruntime} loads no model of opset {case.opset}"
@@ -178,7 +179,7 @@ class SupportTable:
         found = self._of(key).verdict(case)
         if found.level is Level.UNKNOWN and ANY_OPERATOR in self._lines and not case.domain:
             others = self._of(ANY_OPERATOR).verdict_by_types(case)
-            # That other operators are taken says nothing for one that failed itself.
+            # Support of other operators is no evidence for one that failed itself.
             if others is not None and (found.ran is None or others.level is Level.UNSUPPORTED):
                 found = others
         if found.level is Level.UNKNOWN:
@@ -192,7 +193,7 @@ class SupportTable:
 
 
 def table_bytes(about: About, operators: Mapping[tuple[str, str], OperatorEvidence]) -> bytes:
-    """The file of a table: the same bytes for the same evidence."""
+    """Return the file content of a table: the same bytes for the same evidence."""
     lines = [canonical_json({"format": FORMAT, **asdict(about)})]
     for (domain, op_type), evidence in sorted(operators.items()):
         row: dict[str, JsonValue] = {
@@ -206,10 +207,10 @@ def table_bytes(about: About, operators: Mapping[tuple[str, str], OperatorEviden
 
 
 def read_table(path: Path) -> SupportTable:
-    """The table in the file *path*.
+    """Read the table in the file *path*.
 
     Raises:
-        InputError: when it is missing, damaged, or of another format.
+        InputError: it is missing, damaged, or of another format.
     """
     try:
         header, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
@@ -276,27 +277,27 @@ def _reason(case: Case, name: str, counts: Counter[str], path: tuple[str, ...]) 
 
 _SHIPPED = Path(__file__).parent / "shipped"
 _SUFFIX = ".support"
-_FOLDER = "support"  # beside the user's configuration file
+_FOLDER = "support"  # next to the user's configuration file
 
 
-# The domain of what is no operator but a pattern of several.
+# The domain of patterns of several operators.
 PATTERN = "SUBGRAPH"
 
 
 class Rules(Protocol):
-    """What can be asked about a case."""
+    """The interface of a source of verdicts."""
 
     def verdict(self, case: Case) -> Verdict: ...
 
 
 class Support:
-    """Several tables: the first that knows a case counts."""
+    """Several tables: the first with a verdict on a case counts."""
 
     def __init__(self, tables: Sequence[Rules]) -> None:
         self._tables = tables
 
     def verdict(self, case: Case) -> Verdict:
-        """What is known of *case*; where nothing is, the reason of the first table."""
+        """Return the verdict on *case*; if there is none, the reason of the first table."""
         first: Verdict | None = None
         for table in self._tables:
             found = table.verdict(case)
@@ -307,25 +308,25 @@ class Support:
 
 
 def table_name(target: Target) -> str:
-    """The name of the file that has the table of *target*, such as ``qnn_npu.support``."""
+    """Return the file name of the table of *target*, such as ``qnn_npu.support``."""
     return f"{target.ep.alias}_{target.device}{_SUFFIX}"
 
 
 def patterns_name(target: Target) -> str:
-    """The name of the file with the patterns that *target* takes as a whole, such as ``qnn_npu_patterns.support``."""
+    """Return the file name of the patterns that *target* takes as a whole, such as ``qnn_npu_patterns.support``."""
     return f"{target.ep.alias}_{target.device}_patterns{_SUFFIX}"
 
 
 def table_files(target: Target) -> tuple[Path, ...]:
-    """The tables of *target* that there are, the user's own first. Raises as :func:`table_places` does."""
+    """Return the existing tables of *target*, the user's own first. Raises as :func:`table_places` does."""
     return tuple(path for path in table_places(target) if path.is_file())
 
 
 def table_places(target: Target) -> tuple[Path, ...]:
-    """Where tables of *target* are looked for, the user's own first, those of winml-cli last.
+    """Return the possible paths of tables of *target*, the user's own first, those of winml-cli last.
 
     Raises:
-        UsageError: when WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR names no folder.
+        UsageError: WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR does not name a folder.
     """
     names = (table_name(target), patterns_name(target))
     own = tuple(folder / name for name in names for folder in (_own_folder(), _SHIPPED))
@@ -333,10 +334,10 @@ def table_places(target: Target) -> tuple[Path, ...]:
 
 
 def read_support(folder: Path) -> tuple[list[SupportTable], Support]:
-    """The tables in *folder*, in the order of their names, and these and winml-cli's asked as one.
+    """Return the tables in *folder*, sorted by name, and their combination with winml-cli's.
 
     Raises:
-        InputError: when a table is damaged or of another format.
+        InputError: a table is damaged or of another format.
     """
     tables = [read_table(path) for path in sorted(folder.rglob(f"*{_SUFFIX}"))]
     files = list(folder.rglob(f"*{RULES_SUFFIX}"))

@@ -1,7 +1,7 @@
-"""Tables of an installed winml-cli, as one more source: parquet files, one for each operator, opset and form.
+"""Tables of an installed winml-cli, as a further source: parquet files, one for each operator, opset and form.
 
-A row has conditions and what came of compiling and running. A condition that this program knows nothing of is left
-open: where the rows that fit all others agree, they count, and else nothing is known.
+A row has conditions and the outcome of compiling and running. A condition unknown to this program is ignored: if the
+rows that match all others agree, they count; otherwise the result is unknown.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from winml_dag.errors import StageError, UsageError
 
 SUFFIX = ".parquet"
 _STANDARD = "ai.onnx"
-# A copy among the inputs of a stage has the number of its place in front.
+# A copy among the inputs of a stage has its index as a prefix.
 _NAME = re.compile(r"(?:\d+_)?(\w+?)_\w+Provider_[A-Z]+_([\w.]*?)_opset(\d+)(_qdq)?")
-# The columns that are no conditions.
+# The columns that are not conditions.
 _RESULT = "compile_run_success"
 _NO_CONDITIONS = frozenset({_RESULT, "compile_reason", "run_reason", "rule_row_count", "case_indices", "case_index",
                             "rule_index", "has_not_run_placeholder_reason"})  # fmt: skip
@@ -33,18 +33,19 @@ _NOT_KNOWN = object()
 
 
 def rule_files(target: Target) -> tuple[Path, ...]:
-    """The files for *target* in the folder that WINMLCLI_RULES_DIR names; none without that variable. Raises as
-    :func:`rule_folder` does.
+    """Return the files for *target* in the folder of WINMLCLI_RULES_DIR; none without that variable.
+
+    Raises as :func:`rule_folder` does.
     """
     folder = rule_folder(target)
     return () if folder is None else tuple(sorted(folder.glob(f"*{SUFFIX}")))
 
 
 def rule_folder(target: Target) -> Path | None:
-    """Where the files for *target* are, or would be, in the folder that WINMLCLI_RULES_DIR names.
+    """Return the folder of the files for *target*, whether it exists or not, in the one of WINMLCLI_RULES_DIR.
 
     Raises:
-        UsageError: when it names no folder.
+        UsageError: the variable does not name a folder.
     """
     named = os.environ.get(RULES_VARIABLE)
     if not named:
@@ -56,7 +57,7 @@ def rule_folder(target: Target) -> Path | None:
 
 
 class WinmlCliRules:
-    """What the files of one target say. Those of an operator are read when it is asked for."""
+    """The rules in the files of one target. Those of an operator are read on request."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._files: dict[tuple[str, str, bool], dict[int, Path]] = {}
@@ -67,10 +68,10 @@ class WinmlCliRules:
                 self._files.setdefault((domain, op_type, is_quantized), {})[opset] = path
 
     def verdict(self, case: Case) -> Verdict:
-        """What they say of *case*.
+        """Return their verdict on *case*.
 
         Raises:
-            StageError: when pyarrow is not installed, or a file is none that it reads.
+            StageError: pyarrow is not installed, or it cannot read a file.
         """
         found = self._files.get((case.domain or _STANDARD, case.op_type, case.quantized is not None), {})
         opsets = [opset for opset in found if opset <= (case.opset or opset)]
@@ -92,14 +93,14 @@ class WinmlCliRules:
 
 @dataclass(frozen=True)
 class _Names:
-    """How ONNX calls the inputs of an operator, and the letter of the type of each."""
+    """ONNX's names of the inputs of an operator, and the letter of the type of each."""
 
     inputs: tuple[str, ...]
     types: tuple[str, ...]
 
 
 def _key(path: Path) -> tuple[str, str, bool, int] | None:
-    """Domain, operator, whether quantized, and opset, from ``<Op>_<EP>_<DEV>_<domain>_opset<N>[_qdq].parquet``."""
+    """Parse domain, operator, whether quantized, and opset from ``<Op>_<EP>_<DEV>_<domain>_opset<N>[_qdq].parquet``."""
     found = _NAME.fullmatch(path.stem)
     return None if found is None else (found[2] or _STANDARD, found[1], bool(found[4]), int(found[3]))
 
@@ -122,7 +123,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, object]]:
 
 
 def _decoded(cell: object) -> object:
-    """A cell is JSON with the type of its value beside it; ``_NOT_KNOWN`` for what has another form."""
+    """Decode a cell: JSON with the type of its value; ``_NOT_KNOWN`` if it has another form."""
     if cell is None or isinstance(cell, bool | int):
         return cell
     try:
@@ -137,7 +138,7 @@ def _plain(tagged: Mapping[str, Any]) -> object:
         return tuple(_plain(each) for each in value or ())
     if kind in ("bool", "int", "str"):
         return value
-    # Floats are left out of these tables: all have the same stand-in.
+    # These tables omit floats: all have the same placeholder.
     return None if value is None and kind.lower().startswith("n") else _NOT_KNOWN
 
 
@@ -160,7 +161,7 @@ def _names(case: Case) -> _Names:
 
 
 def _fits(row: Mapping[str, object], case: Case, names: _Names) -> bool:
-    """Whether nothing that is known of *case* speaks against *row*."""
+    """Return whether nothing in *case* contradicts *row*."""
     for column, wanted in row.items():
         if column not in _NO_CONDITIONS and wanted is not _NOT_KNOWN:
             has = _condition(column, case, names)
@@ -170,7 +171,7 @@ def _fits(row: Mapping[str, object], case: Case, names: _Names) -> bool:
 
 
 def _condition(column: str, case: Case, names: _Names) -> object:
-    """What *case* has for *column*."""
+    """Return the value of *case* for *column*."""
     if column.startswith("attr_"):
         return _attribute(column.removeprefix("attr_"), dict(case.attributes))
     for at, name in enumerate(names.inputs):

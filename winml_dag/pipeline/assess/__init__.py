@@ -1,1 +1,1 @@
-"""What looks at finished models and builds: measured, evaluated, analyzed, verified, and made again."""
+"""Work on finished models and builds: measure, evaluate, analyze, verify and reproduce them."""

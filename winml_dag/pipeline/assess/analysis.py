@@ -1,6 +1,6 @@
-"""What analyze asks for: a model, and the targets that it may be for; as a graph with a stage for each of them.
+"""Plan and run analyze: a graph with one stage for each target that the model may run on.
 
-The stage is that of every build, so what is known of a model is a record: it is told again, and costs nothing.
+It is the same stage that builds use, so a model that was analyzed before is a cache hit.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class AnalysisRequest:
-    """How a model is to be looked at.
+    """How to analyze a model.
 
     Attributes:
-        ep, device: the targets: names, ``all``, or None and ``auto`` for what the model was built for.
-        precision: what it will be quantized to before it runs; None where it runs as it is.
-        lint_only: no target is asked for; only the model is looked at.
-        learned: by target, what trials have told.
-        shapes: the sizes of its inputs.
+        ep, device: the targets: names, ``all``, or None and ``auto`` for the target that the model was built for.
+        precision: the precision it will be quantized to before it runs; None if it runs as it is.
+        lint_only: only check the model, for no target.
+        learned: results of trials, by target.
+        shapes: sizes of the model's inputs.
     """
 
     ep: str | None = None
@@ -70,8 +70,11 @@ class AnalysisRequest:
 
 @dataclass(frozen=True)
 class AnalysisPlan:
-    """An analysis, ready to be carried out: one stage for each of ``targets``, in their order, each behind one that
-    normalizes the model for that target where it needs it. ``notices``: what that decided, a sentence each.
+    """An analysis ready to run: one stage for each of ``targets``, in their order.
+
+    A target that needs a normalized model gets a normalize stage first. ``notices`` report what that decided, a
+    sentence
+    each.
     """
 
     measurement: MeasurementGraph
@@ -83,14 +86,14 @@ class AnalysisPlan:
 
 @dataclass(frozen=True)
 class TargetAnalysis:
-    """What was found for one target: the metrics of the stage and its file."""
+    """The result for one target: the metrics of the stage and its output file."""
 
     target: Target
     metrics: JsonObject
     file: JsonObject
 
     def is_fine(self, *, lint_only: bool) -> bool:
-        """Whether the target runs all operators; with *lint_only*, whether nothing is wrong with the model."""
+        """Whether the target runs all operators; with *lint_only*, whether the model has no lint findings."""
         if lint_only:
             lint = self.file["lint"]
             return isinstance(lint, Mapping) and bool(lint["passed"])
@@ -99,11 +102,11 @@ class TargetAnalysis:
 
 
 def plan_analysis(built: BuiltModel, request: AnalysisRequest, fingerprints: Fingerprints) -> AnalysisPlan:
-    """The analysis of *built* that *request* means.
+    """Plan the analysis of *built* that *request* describes.
 
     Raises:
-        UsageError: for a target that there is not, for a precision that it does not run, and for sizes that the model
-            cannot have or the target needs.
+        UsageError: for an unknown target, a precision that the target does not run, and sizes that the model cannot
+            have or that the target needs.
     """
     targets = tuple(_targets(built, request))
     model = built.model.source()
@@ -126,7 +129,7 @@ def plan_analysis(built: BuiltModel, request: AnalysisRequest, fingerprints: Fin
             notices += found.notices
         tables = None if request.lint_only else support_of(table_files(target))
         if tables is not None:
-            # Of several targets each has its own.
+            # With several targets, each has its own tables.
             tables = replace(tables, name=f"{tables.name} of {target.ep.alias} {target.device}")
             sources.append(tables)
         elif not request.lint_only and target not in request.learned:
@@ -154,9 +157,7 @@ def _id(stage: Stage, target: Target) -> str:
 
 
 def _normalization(built: BuiltModel, request: AnalysisRequest, target: Target, config: AnalyzeConfig) -> Normalization:
-    """What a build for *target* would do to the model before anything else; its shapes as they are where only the model
-    is looked at.
-    """
+    """Return the normalization that a build for *target* would apply; with *lint_only* and no shapes, none."""
     if request.lint_only and request.shapes.is_empty:
         return Normalization()
     return normalization_for(
@@ -169,7 +170,7 @@ def _normalization(built: BuiltModel, request: AnalysisRequest, target: Target, 
 
 
 def measured_targets() -> Iterator[Target]:
-    """The targets that there is a table for."""
+    """Yield the targets that have a support table."""
     for ep in execution_providers():
         for device in ep.devices:
             if table_files(Target(ep, device)):
@@ -200,7 +201,7 @@ def _targets(built: BuiltModel, request: AnalysisRequest) -> Iterator[Target]:
 
 def _config(request: AnalysisRequest, target: Target) -> AnalyzeConfig:
     quant = None if request.precision is None else _quantized_to(request.precision, target)
-    # As in builds: what is compiled ahead gets operators of the standard only.
+    # As in builds: ahead-of-time compilers get standard operators only.
     standard = quant is not None or not target.ep.takes_onnx
     return AnalyzeConfig(
         analyze=AnalyzeFields(learned=request.learned.get(target, ()), lists_cases=True),
@@ -227,7 +228,7 @@ def _quantized_to(name: str, target: Target) -> QuantizedTo | None:
 
 
 def read_analyses(plan: AnalysisPlan, done: Measurement, store: Store) -> list[TargetAnalysis]:
-    """What *done* came to, one for each target of *plan*.
+    """Return the results in *done*, one for each target of *plan*.
 
     Raises:
         BlobDamaged: when a result cannot be read; its stage has to run again.
@@ -246,7 +247,7 @@ def _read(target: Target, result: StageResult, store: Store) -> TargetAnalysis:
 
 
 def judged_model(plan: AnalysisPlan, done: Measurement, store: Store, folder: Path) -> Path:
-    """The model that was judged for the one target of *plan*; one that was normalized is put into *folder*.
+    """Return the analyzed model for the single target of *plan*; a normalized model is fetched into *folder*.
 
     Raises:
         BlobDamaged: when it cannot be read.
@@ -262,7 +263,7 @@ def judged_model(plan: AnalysisPlan, done: Measurement, store: Store, folder: Pa
 def try_unknown(
     analyses: Sequence[TargetAnalysis], store: Store, observer: Observer | None
 ) -> dict[Target, tuple[Learned, ...]]:
-    """Try on each target what *analyses* do not know of it; what was tried before is known.
+    """Try the cases that *analyses* report as unknown on each target; earlier trials come from the cache.
 
     Raises:
         UsageError: when a target is not installed.
@@ -280,7 +281,7 @@ def _tried(analysis: TargetAnalysis, store: Store, observer: Observer | None) ->
 
 
 def merged(plan: AnalysisPlan, analyses: Sequence[TargetAnalysis], made_at: str) -> JsonObject:
-    """One analyze_result.json of all that *plan* asked for: they are of one model. *made_at*: when it was found out."""
+    """Merge *analyses*, all of the same model, into one analyze_result.json; *made_at*: the time of the analysis."""
     first = analyses[0].file
     metadata = first["metadata"]
     assert isinstance(metadata, Mapping)
@@ -293,10 +294,10 @@ def merged(plan: AnalysisPlan, analyses: Sequence[TargetAnalysis], made_at: str)
 
 
 def optimizations(analyses: Sequence[TargetAnalysis]) -> JsonObject:
-    """What would help, as the section of a recipe that switches it on.
+    """Return the proposed optimizations as the recipe section that enables them.
 
     Raises:
-        UsageError: when there are several targets, of which each may want something else.
+        UsageError: when there are several targets, since their proposals may differ.
     """
     if len(analyses) > 1:
         raise UsageError("--optim-config is for one target.", advice="Name it with --ep and --device.")
@@ -313,7 +314,7 @@ def _results(analysis: TargetAnalysis) -> Iterable[JsonObject]:
 
 @dataclass(frozen=True)
 class Probed:
-    """What came of trying cases. ``ran``: how many were tried now; the others were known."""
+    """The verdicts on cases; ``ran`` counts those tried now, the others were cached."""
 
     verdicts: Mapping[Case, Verdict]
     ran: int
@@ -327,15 +328,15 @@ def probe(
     options: Mapping[str, str] | None = None,
     observer: Observer | None = None,
 ) -> Probed:
-    """Try *cases* on *target*, one after the other, with the provider *options* given besides the target's own.
+    """Try *cases* on *target* one after the other, with the provider *options* added to the target's own.
 
-    A case that ends the process of its provider, or that no model can be made of, is unknown with the reason, and the
-    others are tried all the same.
+    A case that crashes its provider's process, or that no model can be made of, is unknown with the reason; the other
+    cases still run.
 
     Raises:
         UsageError: when *target* is not installed.
         StoreError: when the cache cannot be used.
-        KeyboardInterrupt: after children have been ended.
+        KeyboardInterrupt: after child processes have been stopped.
     """
     require_installed(target)
     wanted = list(dict.fromkeys(cases))

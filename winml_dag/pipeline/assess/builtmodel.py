@@ -1,6 +1,6 @@
-"""What perf, eval and inspect are about: a model file, or an output folder of ours with what its manifest tells of it.
+"""The input of perf, eval and inspect: a model file, or an output folder of a build together with its manifest.
 
-A recipe is built first, by the ordinary way; its output folder is meant then.
+A recipe is built first in the usual way; its output folder is then the input.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from winml_dag.store.store import Store
 
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
 _GIVE = f"{GIVE} A recipe is given with -c."
-# What a compiled model was made from: the last of these that the build left.
+# What a compiled model was made from: the last of these files that the build kept.
 _BEFORE_COMPILE = (QUANTIZED, OPTIMIZED, NORMALIZED, EXPORTED)
-# What quality is measured against: the model before anything was done to it; by the stage that makes it.
+# The reference for quality: the model before any changes, by the stage that makes it.
 _FLOAT = {"export": EXPORTED, "optimize": OPTIMIZED}
 
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model, and what is known of where it came from.
+    """A model and what is recorded about its origin.
 
     Attributes:
-        name: as its user named it: a file or a folder.
+        name: as the user named it: a file or a folder.
         model: the model file.
-        target: what it was built for; without a build, whose EPContext nodes it has, else the CPU.
-        provider_options: those that it was built with, without options that name files.
-        uncompiled: what it was compiled from; None when it is not compiled, or that is not at hand.
-        manifest: of the build that made it; None for a file that no build of ours says is its own.
-        settings: the build's recipe with everything decided (``winml_build_config.json``); empty without one.
+        target: the target it was built for; without a build, that of its EPContext nodes, else the CPU.
+        provider_options: the options it was built with, except those that name files.
+        uncompiled: the model it was compiled from; None if it is not compiled, or that model is not available.
+        manifest: that of the build that made it; None for a file that no manifest lists.
+        settings: the build's frozen recipe (``winml_build_config.json``); empty without one.
     """
 
     name: str
@@ -66,12 +66,12 @@ class BuiltModel:
 
     @property
     def component(self) -> str:
-        """Whose model it is, in a folder with one for each of several components."""
+        """The component that the model belongs to, in a folder with one model per component."""
         return "" if self.manifest is None else self.manifest.told.component_of_file(self.model.path.name)
 
     @property
     def precision(self) -> str | None:
-        """That of the build; of its float models, and of a file that no build made, it says nothing."""
+        """The precision of the build; None for its float models and for a file without a build."""
         is_float = self.model.path.name in [prefixed(name, self.component) for name in _FLOAT.values()]
         return None if is_float or self._told is None else self._told.precision or None
 
@@ -86,7 +86,7 @@ class BuiltModel:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model that a build made, and that the cache has: *path* is its place in the folder, where it is no more."""
+    """A model in the cache that a build made; *path* is where it was in the folder, from which it is gone."""
 
     path: Path
     artifact: Artifact
@@ -96,12 +96,14 @@ class StoredModel:
 
 
 def find_built_model(path: Path, component: str | None = None) -> BuiltModel:
-    """The model that *path* means: an .onnx file, an output folder of ours, or a folder with a single .onnx file; of a
-    folder with a model for each component, that of *component*.
+    """Return the model that *path* names.
+
+    That is an .onnx file, the output folder of a build, or a folder with a single .onnx file. In a folder with one
+    model per component, *component* selects the model.
 
     Raises:
         InputError: when there is none, or it is damaged.
-        UsageError: for a recipe, and for the output of a build that makes no model.
+        UsageError: for a recipe, and for the output of a build without a model.
     """
     if path.is_file() and path.suffix.casefold() in _RECIPE_SUFFIXES:
         raise UsageError(f"{path} is no model.", advice=f"If it is a recipe, give it with -c {path}.")
@@ -113,11 +115,11 @@ def find_built_model(path: Path, component: str | None = None) -> BuiltModel:
 
 
 def request_for(recipe: Path) -> Request:
-    """What builds *recipe* by the ordinary way; in the cache, when the recipe names no output folder.
+    """Return the request that builds *recipe* in the usual way; into the cache if the recipe names no output folder.
 
     Raises:
         RecipeError, InputError: when the recipe cannot be read.
-        UsageError: when it has stages of its own alone: nothing is run for a model that does not come.
+        UsageError: when it only has stages of its own; nothing runs, since no model would result.
     """
     loaded = load_recipe(recipe)
     if loaded.recipe.stages and loaded.recipe.model_fields_set <= {"stages", "output_dir"}:
@@ -126,7 +128,7 @@ def request_for(recipe: Path) -> Request:
 
 
 def refuse_component(recipe: Path, build: BuildSummary, component: str | None) -> None:
-    """Raise UsageError where *build*, that of *recipe*, will not have one model for *component*, or one without."""
+    """Raise UsageError if *build*, made from *recipe*, has no model for *component*, or needs one to be named."""
     known = list(build.components)
     if component is None and known:
         raise UsageError(
@@ -140,7 +142,7 @@ def refuse_component(recipe: Path, build: BuildSummary, component: str | None) -
 
 
 def measured_on(built: BuiltModel, ep: str | None, device: str | None) -> Target:
-    """Where *built* runs: as *ep* and *device* say, else where it was built for.
+    """Return the target that *built* runs on: *ep* and *device* if given, else the one it was built for.
 
     Raises:
         UsageError: for an unknown name, a device that the provider cannot drive, a compiled model on another provider
@@ -157,11 +159,12 @@ def measured_on(built: BuiltModel, ep: str | None, device: str | None) -> Target
 
 
 def options_on(built: BuiltModel, target: Target, given: Mapping[str, str]) -> dict[str, str]:
-    """The provider options with which *built* runs on *target*: those that it was built with for it, and *given* ones
-    in place of theirs. None that names a file: such steer a compilation, and their files are not among our inputs.
+    """Return the provider options for running *built* on *target*: those it was built with, overridden by *given*.
+
+    Options that name files are excluded: they control compilation, and their files are not inputs of this run.
 
     Raises:
-        UsageError: for options that the provider does not know.
+        UsageError: for options that the provider does not have.
     """
     built_with = built.provider_options if target == built.target else {}
     options = complete_options(target, {**built_with, **given})
@@ -170,8 +173,9 @@ def options_on(built: BuiltModel, target: Target, given: Mapping[str, str]) -> d
 
 
 def float_model(built: BuiltModel, store: Store) -> OnnxFile | StoredModel | None:
-    """The float model that *built* was made from: from its folder, else from the cache, else what the build began
-    with; None where nobody has it.
+    """Return the float model that *built* was made from, or None if it is not found.
+
+    It is searched in the folder, in the cache, and at the build's source, in this order.
     """
     if built.manifest is None:
         return None
@@ -185,7 +189,7 @@ def float_model(built: BuiltModel, store: Store) -> OnnxFile | StoredModel | Non
 
 
 def _made_by(stage: str, told: BuildManifest, component: str) -> Artifact | None:
-    """The last model that *stage* made of *component*; all components have one export."""
+    """Return the last model that *stage* made of *component*; all components share one export."""
     for each in reversed(told.stages):
         slot = "model" if component == told.component_of(each) else prefixed("model", component)
         if each.name == stage and each.is_done and slot in each.outputs and each.outputs[slot].files:
@@ -194,10 +198,10 @@ def _made_by(stage: str, told: BuildManifest, component: str) -> Artifact | None
 
 
 def reference_at(path: Path) -> OnnxFile:
-    """The model at *path*, to hold others against.
+    """Return the model at *path* for use as a reference.
 
     Raises:
-        UsageError: for a compiled one.
+        UsageError: for a compiled model.
         InputError: when it is missing or damaged.
     """
     found = OnnxFile.at(path)
@@ -210,11 +214,13 @@ def reference_at(path: Path) -> OnnxFile:
 
 
 def processor_of(built: BuiltModel, named: str | None, base: Path, *, download: bool) -> Source | None:
-    """Tokenizer, image processor and names of classes: of the model folder or hub id *named* (a path is relative to
-    *base*), else of what *built* was built from, if that is here.
+    """Return tokenizer, image processor and class names of the model folder or hub id *named*.
+
+    A path is relative to *base*. Without *named*, they come from the model that *built* was built from, if that is
+    available.
 
     Raises:
-        InputError: when what is named is not there.
+        InputError: when *named* does not exist.
     """
     if named is not None:
         return find_processor_folder(named, base, download=download).processor_source()
@@ -224,7 +230,7 @@ def processor_of(built: BuiltModel, named: str | None, base: Path, *, download: 
     try:
         return find_model_folder(built_from, built.folder, None, download=download).processor_source()
     except InputError:
-        # It may have been taken away; the stage says so where it needs one.
+        # It may have been deleted; a stage that needs it reports that.
         return None
 
 
@@ -236,7 +242,7 @@ def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> Built
     settings = _settings(folder, component)
     compiled = model.kind == kinds.COMPILED_MODEL
     target = _target_of_build(manifest)
-    # What a binary says of itself is true of any file; a manifest is believed where the binary says nothing.
+    # The binary takes precedence: its content is true of any file. The manifest decides only where the binary does not.
     says_whose = any(context.source for context in model.summary.ep_context)
     if target is None or (says_whose and target.ep != model.target.ep):
         target = model.target
@@ -252,7 +258,7 @@ def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> Built
 
 
 def _settings(folder: Path, component: str) -> JsonObject:
-    """What the build in *folder* was told; of a *component*, what is its own besides."""
+    """Return the settings of the build in *folder*, with those of *component* on top."""
     try:
         value = read_json(folder / BUILD_CONFIG)
     except (OSError, ValueError):
@@ -282,7 +288,7 @@ def _provider_options(settings: JsonObject, ep: ExecutionProvider) -> dict[str, 
 def _left(
     folder: Path, manifest: Manifest, settings: JsonObject, names: tuple[str, ...], component: str
 ) -> Iterator[Path]:
-    """Those of the files *names* that the build left, then the ONNX model that it began with."""
+    """Yield those of the files *names* that the build kept, then the ONNX model that it started from."""
     ours = {entry.name for entry in manifest.files}
     yield from (folder / name for each in names if (name := prefixed(each, component)) in ours)
     began_with = settings.get("model")
@@ -291,7 +297,7 @@ def _left(
 
 
 def _first(paths: Iterator[Path]) -> OnnxFile | None:
-    """The first that is a sound model and not compiled: what lies beside a model may be gone without harm to it."""
+    """Return the first intact model that is not compiled; files next to a model may be missing."""
     for path in paths:
         with suppress(InputError):
             model = OnnxFile.at(path)

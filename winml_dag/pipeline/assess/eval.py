@@ -1,4 +1,4 @@
-"""What eval asks for (a finished model, data, and a reference to hold it against) as a graph, and what it found."""
+"""Plan eval (a finished model, data and a reference) as a graph, and read its results."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ from winml_dag.store.store import Store
 
 _ASKER = Asker("eval.dataset.path", "eval.dataset.name", "eval.dataset.split", "eval.dataset.path")
 
-# Of winml-cli's fields, those by which it builds a model first, or has its own library run one: what is evaluated here
-# is finished.
+# Fields of winml-cli that build a model first or run one with its library; here the model is already finished.
 _BUILDS = (
     "quant",
     "optimize",
@@ -72,20 +71,20 @@ _ELSEWHERE: Mapping[str, str] = {
     "dataset.streaming": "data sets are files here, read from front to back",
     "dataset.build_script": "scripts are not run; make files of the data, and give those as eval.dataset.path",
 }
-# Two ways of saying one thing.
+# Two ways to give the same setting.
 _LABELS = frozenset({"label_mapping", "label_mapping_file"})
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """How a model is to be evaluated.
+    """How to evaluate a model.
 
     Attributes:
-        section: of a recipe, with what this run says otherwise.
-        base: the folder that paths in it start from.
-        options: of the provider, by which those that the model was built with are replaced.
-        has_reference: whether a float model is evaluated beside, where one is at hand.
-        download: allows fetching a tokenizer or a data set from the hub.
+        section: the recipe section, with the overrides of this run.
+        base: the folder that its paths are relative to.
+        options: provider options that override those the model was built with.
+        has_reference: also evaluate a float model, if one is available.
+        download: allow fetching a tokenizer or data set from the hub.
     """
 
     section: Eval
@@ -97,7 +96,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """An evaluation, ready to be carried out, and what it is of. ``notices``: what to know of it, a sentence each."""
+    """An evaluation ready to run. ``notices``: what the user should know about it, a sentence each."""
 
     measurement: MeasurementGraph
     built: BuiltModel
@@ -108,10 +107,10 @@ class EvaluationPlan:
 
 
 def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: Mapping[str, JsonValue]) -> Eval:
-    """The section of a recipe with the fields *said*, and those of its *dataset*, in place of what it has.
+    """Return the recipe section *written*, with its fields overridden by *said* and those of its data set by *dataset*.
 
     Raises:
-        RecipeError: with one line in ``problems`` for everything that is wrong.
+        RecipeError: with one line in ``problems`` for each error.
     """
     section = {} if written is None else written.to_dict()
     below = {} if written is None else written.dataset.to_dict()
@@ -121,12 +120,12 @@ def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: M
 
 
 def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: Store) -> EvaluationPlan:
-    """The evaluation of *built* that *request* means.
+    """Plan the evaluation of *built* that *request* describes.
 
     Raises:
-        UsageError: for a target that is not installed or that the model cannot run on, a task or field that means
-            nothing here, and settings that contradict each other.
-        InputError: for data, a tokenizer or a reference that is missing.
+        UsageError: for a target that is not installed or that the model cannot run on, a task or field that does not
+            apply, and settings that contradict each other.
+        InputError: for missing data, tokenizer or reference.
     """
     section = request.section
     _refuse_unavailable(section)
@@ -156,10 +155,10 @@ def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: Store)
 
 
 def refuse_unbuilt(section: Eval) -> None:
-    """Refuse what can be told before a recipe is built, which may take long.
+    """Reject errors that are visible before a recipe is built, since a build may take long.
 
     Raises:
-        RecipeError: for fields that ask for what eval does not do.
+        RecipeError: for fields that eval does not support.
         UsageError: for a task without data.
     """
     _refuse_unavailable(section)
@@ -176,7 +175,7 @@ def _require_data(section: Eval) -> None:
 
 
 def _refuse_unavailable(section: Eval) -> None:
-    """Raise RecipeError for fields that ask for what eval does not do: silence would be a wrong result."""
+    """Raise RecipeError for fields that eval does not support: ignoring them would give a wrong result."""
     plain = Eval()
     problems = [
         f"eval.{name}: a model is built first, and evaluated as it is; say this where it is built"
@@ -258,12 +257,12 @@ def _input_data(section: Eval, base: Path) -> Source:
 
 
 def _data(request: EvaluationRequest) -> Source | None:
-    """The files of the data set: a file, a folder of files, a folder that is divided into splits, or one of the hub."""
+    """Return the files of the data set: a file, a folder of files, a folder with splits, or a data set of the hub."""
     dataset = request.section.dataset
     if dataset.path is None:
         return None
     path = resolve_path(request.base, dataset.path)
-    # Said with its default, as winml-cli writes it, it may be said of data without splits.
+    # winml-cli writes the default split, so the default is accepted for data without splits.
     asks_for_split = dataset.name is not None or dataset.split != Dataset().split
     if path.is_file() and asks_for_split:
         field = _ASKER.split if dataset.name is None else _ASKER.subset
@@ -288,8 +287,9 @@ def _data(request: EvaluationRequest) -> Source | None:
 
 
 def _processor(built: BuiltModel, request: EvaluationRequest, data: Source, task: str | None) -> Source | None:
-    """Tokenizer, image processor and the names of classes: of the model folder that is named, else of the one that the
-    model was built from, if that is here.
+    """Return tokenizer, image processor and class names of the named model folder, else of the model's source.
+
+    None if neither is available.
     """
     named = request.section.model_id
     if named is None and task is None and kind_of(data.files[0].name) in ("npz", "npy"):
@@ -298,7 +298,7 @@ def _processor(built: BuiltModel, request: EvaluationRequest, data: Source, task
 
 
 def _reference(built: BuiltModel, request: EvaluationRequest, store: Store) -> OnnxFile | StoredModel | None:
-    """The float model: as the user says, else what the build made of it."""
+    """Return the float model: the one the user names, else the one the build made."""
     named = request.section.reference_path
     if named is not None:
         return reference_at(resolve_path(request.base, named))
@@ -320,7 +320,7 @@ def _notices(request: EvaluationRequest, target: Target, reference: OnnxFile | S
         yield "QNN's NPU is emulated on this processor: what is measured is the emulator's arithmetic, and slow."
 
 
-# Of the outputs' figures, those that are better when they are larger.
+# Metrics of outputs for which larger is better.
 _OF_OUTPUTS = ("cosine", "cosine_min", "sqnr_db")
 AGREEMENTS = ("top1", "top5", "exact")
 
@@ -328,7 +328,7 @@ AGREEMENTS = ("top1", "top5", "exact")
 def evaluated_json(
     plan: EvaluationPlan, done: Measurement, folder: Path | None, bounds: Mapping[str, float]
 ) -> JsonObject:
-    """Everything that was found, of what, with what, and where it was put."""
+    """Return the full report: what was evaluated, with what, the results, and where the report was written."""
     keeps = kept(bounds, done)
     found = figures(done)
     return {
@@ -351,13 +351,13 @@ def evaluated_json(
 
 
 def kept(bounds: Mapping[str, float], done: Measurement) -> dict[str, bool]:
-    """Which of *bounds* the model keeps. What is not defined keeps none; a ratio to no noise keeps all."""
+    """Return whether the model meets each of *bounds*. An undefined value meets none; an infinite ratio meets all."""
     found = figures(done)
     return {name: (value := found[name]) is not None and value >= bound for name, bound in bounds.items()}
 
 
 def figures(done: Measurement) -> dict[str, float | None]:
-    """What a bound may be put on: the metrics of a task; or of all outputs the worst."""
+    """Return the values that bounds apply to: the metrics of a task, or the worst value over all outputs."""
     found: Any = report_of(done)
     if "metrics" in found:
         return {name: metric["candidate"]["value"] for name, metric in found["metrics"].items()}
@@ -374,7 +374,7 @@ def figures(done: Measurement) -> dict[str, float | None]:
 
 
 def report_of(done: Measurement) -> JsonObject:
-    """What the stage told, the metrics of a task in their order: records sort names."""
+    """Return the report of the stage, with metrics in the task's order, because records sort names."""
     found: Any = dict(done.report)
     if "metrics" in found:
         metrics = found["metrics"]
@@ -394,7 +394,7 @@ def notices_of(plan: EvaluationPlan, done: Measurement) -> Iterator[str]:
 
 
 def _ratio(output: Any) -> float:
-    """Without noise it is infinite, which JSON has no number for."""
+    """Return the ratio; without noise it is infinite, which JSON cannot represent."""
     ratio = output["sqnr_db"]
     if ratio is None:
         return float("inf") if output["cosine"] == 1 else float("-inf")

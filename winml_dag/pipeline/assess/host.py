@@ -1,7 +1,7 @@
-"""What tells one machine from another where it matters for speed: part of the key of a measurement.
+"""What distinguishes one machine from another for speed: part of the key of a measurement.
 
-No name of the host: two machines of one kind share what was measured, and a renamed one keeps it. Only the system is
-asked, in ways that take no time and start nothing.
+The host name is not part of it: identical machines share measurements, and a renamed machine keeps them. All values
+come from the operating system, by calls that are fast and start no process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from winml_dag.engine.memory import physical_memory_bytes
 
 _GIB = 1 << 30
-# On Windows, the classes of devices for graphics and for neural networks, each device a key with a number.
+# Windows device classes for GPUs and NPUs; each device is a numbered key.
 _DEVICE_CLASSES = (
     r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}",
     r"SYSTEM\CurrentControlSet\Control\Class\{f01a9d53-3ff6-48d2-9f97-c8a7004be10c}",
@@ -31,10 +31,10 @@ class Host:
     """A machine.
 
     Attributes:
-        system: of the operating system, and the architecture: ``linux x86_64``.
-        processor: its model as it calls itself.
-        logical_cores: how many there are, and how many of them this process may use.
-        memory_gib: rounded, since a system keeps some of it for itself, and not always the same.
+        system: operating system and architecture: ``linux x86_64``.
+        processor: the model name that the processor reports.
+        logical_cores: the number of cores; ``usable_cores``: how many of them this process may use.
+        memory_gib: rounded, since the system reserves a varying amount.
         accelerators: GPUs and NPUs with their drivers, as the system names them.
     """
 
@@ -46,7 +46,7 @@ class Host:
     accelerators: tuple[str, ...] = ()
 
     def identity(self, *, device: str) -> dict[str, str]:
-        """What is in the key of a measurement on *device*: accelerators only where it is none of the processor."""
+        """Return the part of a measurement's key for *device*; accelerators are included unless it is the CPU."""
         named = {f"{device} device {at}": name for at, name in enumerate(self.accelerators) if device != "cpu"}
         return {
             "system": self.system,
@@ -59,7 +59,7 @@ class Host:
 
 
 def this_host() -> Host:
-    """The machine that we run on. What it does not tell is ``unknown``, or 0."""
+    """Return the current machine; unavailable values are ``unknown`` or 0."""
     return Host(
         system=f"{sys.platform} {platform.machine().lower()}",
         processor=_processor() or "unknown",
@@ -93,7 +93,7 @@ def _processor() -> str:
 
 
 def _linux_processor(cpuinfo: str) -> str:
-    """On ARM there is no name, but numbers that say who made it and which part it is."""
+    """Return the model name; ARM has none, only numbers for implementer and part."""
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         field, _, value = line.partition(":")
@@ -117,14 +117,14 @@ def _sysctl(name: str) -> str:
 
 
 def _accelerators() -> Iterator[str]:
-    yield from _linux_accelerators(Path("/sys/class"))  # elsewhere there is no such folder
+    yield from _linux_accelerators(Path("/sys/class"))  # other systems do not have this folder
     for path in _DEVICE_CLASSES if sys.platform == "win32" else ():
         with suppress(OSError):
             yield from _windows_devices(path)
 
 
 def _linux_accelerators(classes: Path) -> Iterator[str]:
-    """Vendor and device as PCI numbers them, and the driver: ``0x1002:0x744c amdgpu``."""
+    """Yield vendor and device as PCI numbers, and the driver: ``0x1002:0x744c amdgpu``."""
     found = set()
     for entry in (*classes.glob("drm/card*/device"), *classes.glob("accel/accel*/device")):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What perf and eval found, as values for programs in Python; the whole report is beside them."""
+"""Results of perf and eval as Python values; each includes the full report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.assess.measurement import Measurement
     from winml_dag.stages.evaluate.metrics import Difference, Estimate
 
-# Of a report on one output, how often something is the same.
+# Fields of an output's report that count equal results.
 _AGREEMENTS = ("top1", "top5", "exact")
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of one inference, of as many as ``inferences`` says. Percentiles are by nearest rank."""
+    """Milliseconds per inference, over ``inferences`` runs. Percentiles use the nearest rank."""
 
     inferences: int
     mean: float
@@ -38,13 +38,13 @@ class PerfResult:
     """How fast a model is.
 
     Attributes:
-        cached, made_at: whether it was measured before, and when.
-        load_seconds: the median of loads in fresh processes; ``baseline_load_seconds``: of what is measured beside it,
-            None without one.
-        first_inference_ms: of the first inference after loading.
-        peak_memory_bytes: None where the system does not tell.
-        notices: what to know before relying on the figures, one sentence each.
-        report: all that was measured, as ``perf.json`` has it but for the single inferences.
+        cached, made_at: whether the result comes from the cache, and when it was measured.
+        load_seconds: the median of loads in fresh processes; ``baseline_load_seconds``: that of the baseline, None
+            without one.
+        first_inference_ms: the first inference after loading.
+        peak_memory_bytes: None if the system does not report it.
+        notices: what to know before relying on the numbers, one sentence each.
+        report: everything measured, as in ``perf.json`` but without the single inferences.
     """
 
     cached: bool
@@ -62,7 +62,7 @@ class PerfResult:
 
 @dataclass(frozen=True)
 class MetricResult:
-    """One metric of the model, of its reference, and how they differ; None without a reference."""
+    """One metric of the model and of its reference, and their difference; None without a reference."""
 
     candidate: Estimate
     reference: Estimate | None
@@ -71,8 +71,10 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class OutputResult:
-    """One output beside the reference's. None: not defined (no noise, NaN, no scores of classes, no integers). Of what
-    is NaN in the reference, ``reference_nan_count`` values, nothing can be said: the figures are without it.
+    """One output compared with the reference's.
+
+    None means undefined (no noise, NaN, no class scores, no integers). The metrics skip values that are NaN in the
+    reference; ``reference_nan_count`` counts these.
     """
 
     cosine: float
@@ -92,13 +94,13 @@ class EvalResult:
     """How good a model is.
 
     Attributes:
-        cached, made_at: whether it was evaluated before, and when.
-        samples, of: how many were used, and there are; ``of`` is None for random ones.
-        metrics: by name, the most telling first; empty in the mode compare.
-        outputs: by name, in the mode compare.
-        full_texts: how many texts fill the model's input, and may have been cut.
-        notices: what to know before relying on the figures, one sentence each.
-        report: all that was found, as ``evaluation.json`` has it.
+        cached, made_at: whether the result comes from the cache, and when it was evaluated.
+        samples, of: how many samples were used, and how many exist; ``of`` is None for random ones.
+        metrics: by name, the most important first; empty in mode compare.
+        outputs: by name, in mode compare.
+        full_texts: how many texts fill the model's input, and may have been truncated.
+        notices: what to know before relying on the numbers, one sentence each.
+        report: everything found, as in ``evaluation.json``.
     """
 
     cached: bool
@@ -115,7 +117,7 @@ class EvalResult:
 
 
 def perf_result(done: Measurement) -> PerfResult:
-    """What *done*, a measurement that ended well, has found."""
+    """Return the result of *done*, a measurement that succeeded."""
     found: Any = done.metrics
     latency = {name: value for name, value in found["latency_ms"].items() if name != "percentiles"}
     return PerfResult(
@@ -134,7 +136,7 @@ def perf_result(done: Measurement) -> PerfResult:
 
 
 def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
-    """What *done*, the evaluation of *plan*, has found; it ended well."""
+    """Return the result of *done*, the evaluation of *plan*, which succeeded."""
     found: Any = done.metrics
     metrics = found.get("metrics", {})
     return EvalResult(
@@ -163,7 +165,7 @@ def _metric(found: Any) -> MetricResult:
 
 
 def _estimate(found: Any) -> Estimate:
-    # Imported here: it takes numpy.
+    # Imported here because it needs numpy.
     from winml_dag.stages.evaluate.metrics import Estimate
 
     return Estimate(found["value"], found["low"], found["high"], found["interval"])

@@ -1,8 +1,8 @@
-"""What perf and eval have the engine do: a graph of one stage that looks at a finished model, and maybe one that draws.
+"""Measurements for perf and eval: a graph with one stage that examines a finished model, and optionally one that draws.
 
-It is carried out like a build, so its result is a record in the cache: who measures the same again, on the same host
-with the same tools, is told what is known, and that it is. There is no output folder; files are put where the user
-says, or nowhere.
+It runs like a build, so the result is a record in the cache: the same measurement on the same host with the same tools
+returns the cached result, and reports that it is cached. There is no output folder; files go where the user asks, if
+anywhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasurementGraph:
-    """A measurement, ready to be carried out. ``scope``: what it is remembered under, which tells what was measured."""
+    """A measurement ready to run. ``scope``: the name it is recorded under, which identifies what was measured."""
 
     graph: Graph
     sources: Mapping[str, Artifact]
@@ -43,9 +43,9 @@ class MeasurementGraph:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What became of a measurement: one result for each stage, in the order in which they ran.
+    """The result of a measurement: one result for each stage, in the order in which they ran.
 
-    ``files`` are all that they put out; none after a failure. ``note`` is a sentence when the cache was kept to its
+    ``files`` lists all output files; none after a failure. ``note`` is a sentence if the cache was trimmed to its
     limit.
     """
 
@@ -61,17 +61,17 @@ class Measurement:
 
     @property
     def _measured(self) -> StageResult:
-        """Of the stage that measures: the first but for one that prepares the model for it."""
+        """The result of the measuring stage: the first one, except for a stage that prepares the model."""
         return next(result for result in self.results if result.node.stage != NORMALIZE)
 
     @property
     def is_live(self) -> bool:
-        """Whether it was measured now; else what is told was in the cache."""
+        """Whether it was measured now; otherwise the result comes from the cache."""
         return self._measured.status is Status.RAN
 
     @property
     def told(self) -> str:
-        """``live`` or ``cached``, as every report says."""
+        """``live`` or ``cached``, as in every report."""
         return "live" if self.is_live else "cached"
 
     @property
@@ -81,13 +81,13 @@ class Measurement:
 
     @property
     def metrics(self) -> JsonObject:
-        """What was measured, as the stage tells it; empty after a failure."""
+        """The metrics that the stage reported; empty after a failure."""
         record = self._measured.record
         return {} if record is None else record.metrics
 
     @property
     def report(self) -> JsonObject:
-        """As :attr:`metrics`, without what the engine adds for every stage."""
+        """:attr:`metrics` without what the engine adds for every stage."""
         return {name: value for name, value in self.metrics.items() if name != "peak_memory_bytes"}
 
     @property
@@ -105,11 +105,13 @@ def measuring_node(
     fingerprints: Fingerprints,
     packages: Iterable[str] = (),
 ) -> Node:
-    """The node that measures on *target*, where that is installed: with what its provider is installed with in its key,
-    besides the versions of *packages* and those of *stage*. Slots without a source are left out.
+    """Return the node that measures on *target*, in the environment where that is installed.
+
+    Its key has the provider's installed files, and the versions of *packages* and of the packages of *stage*. Slots
+    without a source are skipped.
 
     Raises:
-        UsageError: when the configuration names what is no environment for *target*.
+        UsageError: when the configuration names an invalid environment for *target*.
     """
     place = ep_place(target, fingerprints)
     return Node(
@@ -127,7 +129,7 @@ def measuring_node(
 def plan_measurement(
     nodes: Sequence[Node], sources: Iterable[Source | None], fingerprints: Fingerprints, scope: str
 ) -> MeasurementGraph:
-    """The graph of *nodes*, the one that measures first, with all *sources* digested; one that is named twice is one.
+    """Return the graph of *nodes*, the measuring one first, with digests of all *sources*, without duplicates.
 
     Raises:
         UsageError: when a stage cannot take a model.
@@ -142,8 +144,9 @@ def plan_measurement(
 
 
 class MeasurementJob(GraphJob[Measurement]):
-    """A measurement; all files that come out of it are put into *folder*. A stage that fails is in the result, not
-    raised; then the folder is as it was.
+    """A measurement whose output files are written to *folder*.
+
+    A stage that fails is in the result, not raised; *folder* is then unchanged.
     """
 
     reports_shared_as_run = True
@@ -163,7 +166,7 @@ class MeasurementJob(GraphJob[Measurement]):
         self._overwrite = overwrite
 
     def refuse(self) -> None:
-        if self._folder is not None:  # before what may take long
+        if self._folder is not None:  # before work that may take long
             refuse_file(self._folder)
             prepare_folder(self._folder)
 
@@ -193,13 +196,15 @@ def carry_out(
     observer: Observer | None = None,
     executor: Executor | None = None,
 ) -> Measurement:
-    """Measure, unless it is known; with *rebuild* in any case. Stages run one at a time: nothing of ours beside what is
-    measured.
+    """Run the measurement unless it is cached; *rebuild* always runs it.
+
+    Stages run one at a time, so nothing else of this program runs during the measurement.
 
     Raises:
-        UsageError: when a file of somebody else's is in the way in *folder*, and *overwrite* does not allow it.
+        UsageError: when a file that is not owned is in the way in *folder*, and *overwrite* does not allow replacing
+            it.
         StoreError: when the cache or *folder* cannot be used.
-        KeyboardInterrupt: after children have been ended.
+        KeyboardInterrupt: after child processes have been stopped.
     """
     options = BuildOptions(rebuild=rebuild, stage_timeout_seconds=timeout_seconds)
     job = MeasurementJob(planned, store, folder=folder, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""The one model file that a path means: that file itself, or the model of a folder."""
+"""Find the one model file that a path names: the file itself, or the model of a folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ GIVE = "Give an .onnx file or the output folder of a build."
 
 
 def model_file(path: Path, *, advice: str = GIVE, submodel: bool = False) -> Path:
-    """The file that *path* means: itself, ``model.onnx`` in a folder, or the only .onnx file there. *submodel*: whether
-    who asks can name one of several components.
+    """Return the file that *path* names: itself, ``model.onnx`` in a folder, or the only .onnx file there.
+
+    *submodel*: whether the caller can name one of several components.
 
     Raises:
         InputError: when there is none, or more than one.
-        UsageError: for the folder of a build that makes no model.
+        UsageError: for the folder of a build without a model.
     """
     if not path.exists():
         raise InputError(
@@ -24,7 +25,7 @@ def model_file(path: Path, *, advice: str = GIVE, submodel: bool = False) -> Pat
         )
     if path.is_dir():
         return _model_in(path, advice, submodel=submodel)
-    if not path.is_file():  # reading a pipe would wait for its other end
+    if not path.is_file():  # reading a pipe would block
         raise InputError(f"{path} is neither a file nor a folder.", advice=advice)
     return path
 
@@ -53,7 +54,7 @@ def _model_in(folder: Path, advice: str, *, submodel: bool) -> Path:
 
 
 def component_file(folder: Path, component: str) -> Path:
-    """The model of *component* in the output *folder* of a build.
+    """Return the model of *component* in the output *folder* of a build.
 
     Raises:
         InputError: when there is none.
@@ -69,8 +70,8 @@ def component_file(folder: Path, component: str) -> Path:
 
 
 def _components(folder: Path) -> tuple[str, ...]:
-    """The models to ship in *folder*, when a build has put several there."""
-    # Imported here: a folder with one model needs none of it.
+    """Return the models to ship in *folder*, if a build wrote several."""
+    # Imported here: a folder with one model does not need it.
     from winml_dag.pipeline.manifest import read_manifest
 
     manifest = read_manifest(folder)

@@ -1,6 +1,6 @@
-"""What capabilities would change in a model, for the target of a request: nothing is stored, nothing is written.
+"""Report what capabilities would change in a model for a request's target; nothing is stored or written.
 
-It is no stage: what it answers is of interest once, and to try all of them takes as long as a build.
+It is not a stage: the answer is used once, and trying all capabilities takes as long as a build.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from winml_dag.stages.optimize import OptimizeTarget
 if TYPE_CHECKING:
     from winml_dag.stages.optimize.check import Change
 
-# Any that makes operators of onnxruntime's own: whether the target takes those is only asked where one is on.
+# Any capability that makes operators of onnxruntime's own domain: only with one enabled is the target checked for them.
 _ASKS_FOR_THE_FORM = "quick_gelu_fusion"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The target's form, and what there is to tell, one capability after the other as each has been tried."""
+    """The target's operator domain, and the changes, yielded as each capability is tried."""
 
     standard_domain_only: bool
     changes: Iterator[Change]
@@ -35,8 +35,9 @@ class Checked:
 
 @contextmanager
 def checked(request: Request, names: tuple[str, ...]) -> Iterator[Checked]:
-    """What the capabilities *names*, or all that are off where there are none, would do to the model of *request*,
-    which is one of the command ``optimize``.
+    """Yield what the capabilities *names* would do to the model of *request*, a request of the command ``optimize``.
+
+    Without *names*, all capabilities that are off are tried.
 
     Raises:
         UsageError, InputError: as ``build_of_one``.
@@ -53,7 +54,7 @@ def checked(request: Request, names: tuple[str, ...]) -> Iterator[Checked]:
 
 
 def _target(request: Request, names: tuple[str, ...]) -> OptimizeTarget:
-    # Each is tried alone, so that they may contradict each other; they have to be known only.
+    # Each is tried alone, so they may contradict each other; they only have to exist.
     optim: dict[str, JsonValue] = {**dict.fromkeys(names, False), _ASKS_FOR_THE_FORM: True}
     settings = {**(request.overrides.settings or {}), "optim": optim}
     build = build_of_one(replace(request, overrides=replace(request.overrides, settings=settings)), download=False)

@@ -1,4 +1,4 @@
-"""What perf asks for: a finished model, where it is to run, and how it is measured; as a graph to be carried out."""
+"""Plan perf: a finished model, the target to run on, and how to measure it, as a graph."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _ITERATIONS = 100
 
 @dataclass(frozen=True)
 class PerfRequest:
-    """How a model is to be measured.
+    """How to measure a model.
 
     Attributes:
-        perf: the section of a recipe, with what this run says otherwise.
-        input_data: where ``perf.input_data`` lies.
-        ep, device: where it is to run; None where it was built for.
-        options: of the provider, by which those that it was built with are replaced.
-        baseline: the model whose load is measured beside; None for what a compiled one was made from.
-        has_baseline: whether any load is measured beside.
-        draws: whether a picture is made.
+        perf: the recipe section, with the overrides of this run.
+        input_data: the path of ``perf.input_data``.
+        ep, device: the target to run on; None for the one it was built for.
+        options: provider options that override those it was built with.
+        baseline: the model whose load time is also measured; None for the one that a compiled model was made from.
+        has_baseline: whether a baseline's load time is measured at all.
+        draws: whether to draw a histogram.
     """
 
     perf: Perf
@@ -63,10 +63,10 @@ class PerfRequest:
 
 @dataclass(frozen=True)
 class PerfPlan:
-    """A measurement, ready to be carried out, and what it is of.
+    """A measurement ready to run, and what it measures.
 
-    ``precision``: as the build says, else as the model really has it; empty where neither tells. ``draws``: whether a
-    picture comes out of it.
+    ``precision``: that of the build, else the one found in the model; empty if neither is available. ``draws``: whether
+    it outputs a picture.
     """
 
     measurement: MeasurementGraph
@@ -78,12 +78,12 @@ class PerfPlan:
 
 
 def plan_perf(built: BuiltModel, request: PerfRequest, host: Host, fingerprints: Fingerprints) -> PerfPlan:
-    """The measurement of *built* on *host* that *request* means.
+    """Plan the measurement of *built* on *host* that *request* describes.
 
     Raises:
-        UsageError: for a target that is not installed or that the model cannot run on, for options that it does not
-            know, and for a batch that the model does not take.
-        InputError: for a baseline or data that is missing.
+        UsageError: for a target that is not installed or that the model cannot run on, for options that the provider
+            does not have, and for a batch that the model does not take.
+        InputError: for a missing baseline or data.
     """
     target = measured_on(built, request.ep, request.device)
     require_installed(target)
@@ -100,14 +100,14 @@ def plan_perf(built: BuiltModel, request: PerfRequest, host: Host, fingerprints:
     precision = built.precision or precision_of(read_model(built.model.path)).name
     draws = request.draws and distribution_version("matplotlib") is not None
     nodes = [measures, *([_drawing(measures, _title(built, precision, target))] if draws else [])]
-    # Remembered by where it runs, too: another provider differs in so much that nobody wants to read it.
+    # The scope includes the target: a comparison across providers would list too many differences.
     scope = f"perf {built.model.path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), fingerprints, scope)
     return PerfPlan(planned, built, precision, target, baseline, draws)
 
 
 def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObject:
-    """Everything that was measured, of what, with what, and where it was put."""
+    """Return the full report: what was measured, with what, the results, and where the report was written."""
     return {
         "success": True,
         "model": str(plan.built.model.path),
@@ -139,7 +139,7 @@ def _fields(built: BuiltModel, request: PerfRequest) -> PerfFields:
 
 
 def _built_batch(built: BuiltModel) -> int | None:
-    """The batch that the build of *built* fixed; None for one sample, and where its inputs are not of that batch."""
+    """Return the batch size that the build of *built* fixed; None for one sample, or if the inputs differ from it."""
     section = built.settings.get("export")
     size = section.get("batch_size") if isinstance(section, Mapping) else None
     fits = all(spec.shape[:1] == (size,) for spec in built.model.summary.inputs)
@@ -147,10 +147,10 @@ def _built_batch(built: BuiltModel) -> int | None:
 
 
 def _sizes(model: OnnxFile, request: PerfRequest) -> Mapping[str, int]:
-    """Of axes of random inputs.
+    """Return the sizes of the axes of random inputs.
 
     Raises:
-        UsageError: for an axis that is none of the model's, or its first, and when the inputs are given.
+        UsageError: for an axis that the model does not have, or its first, and when the inputs are given.
     """
     sizes = request.perf.sizes
     if sizes and request.input_data is not None:
@@ -170,7 +170,7 @@ def _takes_any_batch(spec: TensorSpec) -> bool:
 
 
 def _refuse_batch(model: OnnxFile, wanted: int | None) -> None:
-    """Raise UsageError when an input of *model* has another batch, and no other than that."""
+    """Raise UsageError when an input of *model* has a fixed batch other than *wanted*."""
     for spec in model.summary.inputs if wanted is not None else ():
         if not _takes_any_batch(spec) and spec.shape[:1] != (wanted,):
             raise UsageError(
@@ -213,6 +213,6 @@ def _drawing(measures: Node, title: str) -> Node:
 
 def _title(built: BuiltModel, precision: str, target: Target) -> str:
     path = built.model.path
-    # Of all folders' models, most have one name.
+    # The folder is included because most models have the same file name.
     named = f"{path.resolve().parent.name}/{path.name}"
     return f"{named} ({precision or 'precision unknown'}) on {target.ep.name} ({target.device})"

@@ -1,4 +1,4 @@
-"""Where a model file in an output folder comes from, as its manifest tells, and whether it still is that file."""
+"""Where a model file in an output folder comes from, according to its manifest, and whether it is unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from winml_dag.pipeline.layout import MANIFEST
 
 @dataclass(frozen=True)
 class StageTold:
-    """A stage of the build: ``seconds`` is how long its work took when it was done; ``why_not`` why it was left out."""
+    """A stage of the build: ``seconds`` is how long it took when it ran; ``why_not`` is why it was skipped."""
 
     name: str
     seconds: float
@@ -23,16 +23,16 @@ class StageTold:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a manifest tells of one file in its folder.
+    """What a manifest records about one file in its folder.
 
     Attributes:
-        manifest: the file that tells.
+        manifest: the path of the manifest.
         build: fields of the manifest about the build: model_id, task, precision, execution_provider, device, timestamp.
-        quality: as the manifest has it; None when nothing was measured.
+        quality: as in the manifest; None when nothing was measured.
         notices: what to know before relying on the result.
-        stages: the line of the build.
-        made_by: the stage whose result the file is; empty when several or none claim it.
-        check: whether it has the bytes that the manifest says; None when the manifest does not list it.
+        stages: the stages of the build, in order.
+        made_by: the stage that made the file; empty if several or none did.
+        check: whether it has the recorded digest; None when the manifest does not list it.
     """
 
     manifest: Path
@@ -48,10 +48,10 @@ _OF_THE_MODEL = ("model_id", "task", "precision", "execution_provider", "device"
 
 
 def provenance_of(model: Path) -> Provenance | None:
-    """What the manifest in the folder of *model* tells of it; None when there is none. Reads the file once.
+    """Return what the manifest in the folder of *model* records about it; None without a manifest. Reads the file once.
 
     Raises:
-        InputError: when there is a manifest and it cannot be read.
+        InputError: when the manifest cannot be read.
     """
     folder = model.parent
     if not (folder / MANIFEST).exists():

@@ -1,7 +1,7 @@
-"""Does a finished build come out the same again? Its stages are run anew from their recorded inputs and compared.
+"""Check whether a finished build is reproducible: rerun its stages from their recorded inputs and compare the outputs.
 
-Nothing that a build reads or writes is touched: not the records, not the blobs, not the output folder. A stage needs
-its inputs and its record only, so any of them can be asked about alone.
+Nothing that a build reads or writes changes: records, blobs and the output folder stay as they are. A stage needs only
+its inputs and its record, so each stage can be checked alone.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
 
-# Where two artifacts that should be the same first differ, file by file, in words.
+# Describe where two artifacts that should be equal first differ, file by file.
 #
-# A model is compared as a model, together with the files that it refers to; JSON by its values; anything else, and what
-# has equal values in other bytes, by its bytes.
+# Models are compared as models, together with the files that they refer to, and JSON by its values. Everything else is
+# compared by bytes, and so are files whose values are equal but whose bytes differ.
 
 
 _BUFFER = 1 << 20
@@ -43,13 +43,13 @@ _LONGEST = 60
 
 
 def changed_files(recorded: Artifact, found: Artifact) -> tuple[str, ...]:
-    """The names of all files that are not the same in both, those that only one has included."""
+    """Return the names of all files that differ between both, including those that only one has."""
     before, now = ({file.name: file.digest for file in artifact.files} for artifact in (recorded, found))
     return tuple(sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)))
 
 
 def first_difference(recorded: Path, found: Path, name: str) -> str:
-    """Where the file *name* of an artifact in the folder *found* first differs from that in the folder *recorded*."""
+    """Describe where the file *name* in the folder *found* first differs from the one in the folder *recorded*."""
     before, now = recorded / name, found / name
     if not before.is_file() or not now.is_file():
         return "present -> absent" if before.is_file() else "absent -> present"
@@ -57,7 +57,7 @@ def first_difference(recorded: Path, found: Path, name: str) -> str:
     if name.endswith(".onnx"):
         told = _model_difference(before, now)
     elif owner := _owner(found, now):
-        # Which tensor an offset belongs to is told by the model; within a provider's own binary nobody can tell.
+        # The model maps an offset to a tensor; the contents of a provider's binary are opaque.
         if owner.is_binary:
             return f"the binary of {owner.model} {_byte_difference(before, now)}"
         told = _model_difference(recorded / owner.model, found / owner.model)
@@ -94,14 +94,14 @@ def _model_difference(recorded: Path, found: Path) -> str | None:
     try:
         return difference.first_difference(recorded, found)
     except (InputError, ValueError, TypeError):
-        return None  # no model, whatever its name says, or one with a tensor that onnx cannot read
+        return None  # not a model despite its name, or one with a tensor that onnx cannot read
 
 
 def _json_difference(recorded: Path, found: Path) -> str | None:
     try:
         before, now = (dict(_leaves(json.loads(path.read_bytes()), "")) for path in (recorded, found))
     except (ValueError, RecursionError):
-        return None  # no JSON, whatever its name says
+        return None  # not JSON despite its name
     for path in (*before, *(path for path in now if path not in before)):
         if before.get(path) != now.get(path):
             values = (_shown(side.get(path, "absent")) for side in (before, now))
@@ -110,7 +110,7 @@ def _json_difference(recorded: Path, found: Path) -> str | None:
 
 
 def _leaves(value: JsonValue, path: str) -> Iterator[tuple[str, str]]:
-    """Every value by its path, such as ``outputs.logits.cosine`` or ``ranges.x[0]``, as text: 1 and 1.0 are two."""
+    """Yield every value as text with its path, such as ``outputs.logits.cosine`` or ``ranges.x[0]``; 1 is not 1.0."""
     if isinstance(value, dict) and value:
         for name in sorted(value):
             yield from _leaves(value[name], f"{path}.{name}" if path else name)
@@ -134,7 +134,7 @@ def _byte_difference(recorded: Path, found: Path) -> str:
 
 
 def _first_byte(before: BinaryIO, now: BinaryIO) -> int:
-    """The offset of the first byte that differs, or the length of the shorter file."""
+    """Return the offset of the first byte that differs, or the length of the shorter file."""
     offset = 0
     while True:
         old, new = before.read(_BUFFER), now.read(_BUFFER)
@@ -150,7 +150,7 @@ THE_RECORD = "the record"
 
 
 class Verdict(StrEnum):
-    """What was found of a stage."""
+    """The verdict on a stage."""
 
     EQUAL = "equal"
     DIFFERS = "differs"
@@ -162,7 +162,8 @@ class Verdict(StrEnum):
 class Difference:
     """A file of output *slot* that differs in these *runs* from that of *other* (the record, or ``run 1``).
 
-    ``text`` says where first, with the value of *other* on the left: ``initializer 'w', element [0]: 0.5 -> 0.25``.
+    ``text`` describes the first difference, with the value of *other* on the left: ``initializer 'w', element [0]: 0.5
+    -> 0.25``.
     """
 
     slot: str
@@ -174,12 +175,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class StageReproduction:
-    """What became of one stage.
+    """The result for one stage.
 
     Attributes:
-        runs: how many came to an end.
-        files, size: of the recorded outputs, which each run was held against.
-        elapsed_seconds: of all runs together.
+        runs: how many runs finished.
+        files, size: those of the recorded outputs, which each run was compared with.
+        elapsed_seconds: the total over all runs.
         reason: why it cannot be reproduced, else empty.
         failure: the first run that failed, if any did.
     """
@@ -196,13 +197,13 @@ class StageReproduction:
 
     @property
     def runs_agree(self) -> bool:
-        """Whether all runs, of several, gave the same: then it is the record that is different."""
+        """Whether several runs all gave the same result: then only the record differs."""
         return self.runs > 1 and all(len(difference.runs) == self.runs for difference in self.differences)
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What became of all stages that were asked for, in the order of the graph."""
+    """The results of all requested stages, in the order of the graph."""
 
     stages: tuple[StageReproduction, ...]
     elapsed_seconds: float
@@ -214,7 +215,7 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """How often, how many at a time, and how long a run may take at most (None: what its stage declares)."""
+    """How many runs, how many at a time, and the time limit of a run (None: the limit that its stage declares)."""
 
     runs: int = 1
     jobs: int = 1
@@ -230,12 +231,12 @@ def reproduce(
     observer: Observer | None = None,
     executor: Executor | None = None,
 ) -> Reproduction:
-    """Run the stages *names* (ids, or names of stages; none means all) again and compare what they put out.
+    """Run the stages *names* (ids, or names of stages; none means all) again and compare their outputs.
 
     Raises:
-        UsageError: for a name that this build does not have, or has left out.
+        UsageError: for a name that this build does not have, or has skipped.
         StoreError: when the cache cannot be used.
-        KeyboardInterrupt: after children have been ended.
+        KeyboardInterrupt: after child processes have been stopped.
     """
     started = time.monotonic()
     foreseen = plan_graph(planned.graph, planned.sources, store, scope=planned.summary.scope)
@@ -243,7 +244,7 @@ def reproduce(
     looked_up = _look_up(planned, foreseen, store)
     able = [found for node in nodes if isinstance(found := looked_up[node.id], Recorded)]
     with store.scratch.open() as scratch:
-        # What runs again reads what its inputs' makers stored: none of it is to be removed meanwhile.
+        # The reruns read cached inputs, so mark these as used to keep them from being removed.
         store.used(result.cache_key for result in foreseen if result.record is not None and result.cache_key)
         witness = Witness(store, (one.record for one in able), scratch / "kept")
         runner = Runner(
@@ -271,7 +272,7 @@ def reproduce(
 
 
 def _chosen(planned: BuildGraph, foreseen: tuple[StageResult, ...], names: Sequence[str]) -> list[Node]:
-    """The nodes that *names* mean, in the order of the graph."""
+    """Return the nodes that *names* select, in the order of the graph."""
     line = result_of(planned, foreseen, 0.0)
     chosen = [view for name in names for view in views_named(line, name)]
     if left_out := next((view for view in chosen if view.result is None), None):
@@ -281,7 +282,7 @@ def _chosen(planned: BuildGraph, foreseen: tuple[StageResult, ...], names: Seque
 
 
 def _look_up(planned: BuildGraph, foreseen: tuple[StageResult, ...], store: Store) -> dict[str, Recorded | str]:
-    """Each node's record and inputs by its id; a text says why it has none, or cannot be run."""
+    """Return each node's record and inputs by its id, or a text with the reason why it has none or cannot run."""
     known = BuildState(planned.graph, planned.sources)
     found: dict[str, Recorded | str] = {}
     for result in foreseen:
@@ -292,7 +293,7 @@ def _look_up(planned: BuildGraph, foreseen: tuple[StageResult, ...], store: Stor
             found[node.id] = f"it has no record ({result.reason})"
             continue
         known.settle(node, record)
-        # Its own outputs may have gone: their digests are in the record.
+        # The stage's own outputs may be gone: their digests are in the record.
         made = [inputs[slot] for slot, name in node.inputs.items() if name in planned.graph.makers]
         gone = store.missing(file for artifact in made for file in artifact.files)
         found[node.id] = _lost(file.name for file in gone) if gone else Recorded(node, record, inputs)
@@ -305,14 +306,14 @@ def _lost(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class _Variant:
-    """One of the things that a stage put out in a slot, and the runs that did."""
+    """One distinct output of a slot, and the runs that produced it."""
 
     artifact: Artifact
     runs: tuple[int, ...]
 
 
 class _Comparison:
-    """Holds what came out against what is recorded, and against each other."""
+    """Compares the outputs of runs with the record, and with each other."""
 
     def __init__(self, store: Store, witness: Witness, folder: Path) -> None:
         self._store = store
@@ -355,7 +356,7 @@ class _Comparison:
                 yield from _differences(slot, variant, folder, first, variants[0].artifact, kept[0])
 
     def _fetched(self, artifact: Artifact) -> Path | None:
-        """A folder with *artifact*; None when the cache does not have all of it any more."""
+        """Return a folder with *artifact*; None when the cache no longer has all of it."""
         folder = self._folder / str(next(self._numbers))
         try:
             self._store.fetch(artifact, folder)
@@ -365,7 +366,7 @@ class _Comparison:
 
 
 def _variants(outputs: Sequence[tuple[int, Artifact]]) -> list[_Variant]:
-    """The different ones of *outputs*, which come with the numbers of their runs, in the order of their first runs."""
+    """Return the distinct artifacts of *outputs* (run number, artifact), in the order of their first runs."""
     runs: dict[Artifact, list[int]] = {}
     for number, artifact in outputs:
         runs.setdefault(artifact, []).append(number)

@@ -1,4 +1,4 @@
-"""Single nodes of a model as models of their own, with their weights: what to send to whoever makes a provider."""
+"""Save single nodes of a model as models of their own, with their weights: test cases for a provider's developers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class SavedNode:
-    """A node to save: what it is called in the model, and the name of its file without a suffix."""
+    """A node to save: its name in the model, and the name of its file without suffix."""
 
     node: str
     stem: str
 
 
 def nodes_to_save(cases: Sequence[object], verdicts: Set[str]) -> Iterator[SavedNode]:
-    """One node for each of *cases*, as analyze lists them, that has one of *verdicts*; at most :data:`MOST`."""
+    """Yield one node for each of *cases*, as listed by analyze, with one of *verdicts*; at most :data:`MOST`."""
     number = 0
     for case in cases:
         if number == MOST:
@@ -40,10 +40,10 @@ def nodes_to_save(cases: Sequence[object], verdicts: Set[str]) -> Iterator[Saved
 
 
 def save_nodes(model: Path, nodes: Sequence[SavedNode], folder: Path, *, overwrite: bool) -> list[Path]:
-    """Write *nodes* of *model* into *folder*, one file each; returns the files. Nodes inside of others are left out.
+    """Write *nodes* of *model* into *folder*, one file each; returns the files. Nodes in subgraphs are skipped.
 
     Raises:
-        UsageError: when a file is in the way, and *overwrite* does not allow it.
+        UsageError: when a file is in the way, and *overwrite* does not allow replacing it.
         StoreError: when a file cannot be written.
     """
     import onnx

@@ -1,6 +1,6 @@
-"""What the command validate asks for: a finished model, a reference and inputs; as a graph to be carried out.
+"""Plan the command validate: a finished model, a reference and inputs, as a graph.
 
-Its one stage is that of every build, so what a build has validated in the same way is known.
+It uses the same stage as builds, so a validation that a build already did is a cache hit.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _WITHOUT_RANGES = ("dynamic", "rtn", "fp16")
 
 @dataclass(frozen=True)
 class ValidationRequest:
-    """How a model is to be validated.
+    """How to validate a model.
 
     Attributes:
-        section: of a recipe, with what this run says otherwise; paths in it start from *base*.
-        reference: the model to hold it against; None for what its build left.
-        has_reference: whether it is held against anything.
-        precision: whose bounds count; None for what the model has.
-        ep, device: where it runs; None for where it was built for.
-        options: of the provider, by which those that the model was built with are replaced.
-        task: what the model is for; None for what its build says.
-        model_id: whose tokenizer or image processor prepares the inputs; None for that of the build's model.
+        section: the recipe section, with the overrides of this run; its paths are relative to *base*.
+        reference: the model to compare with; None for the one that its build kept.
+        has_reference: whether it is compared with anything.
+        precision: the precision whose bounds apply; None for that of the model.
+        ep, device: the target it runs on; None for the one it was built for.
+        options: provider options that override those the model was built with.
+        task: the model's task; None for the one that its build records.
+        model_id: the model whose tokenizer or image processor prepares the inputs; None for that of the build.
     """
 
     section: Validate
@@ -72,7 +72,7 @@ class ValidationRequest:
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """A validation, ready to be carried out. ``reference``: what the model is held against; None where nothing is."""
+    """A validation ready to run. ``reference``: the model to compare with; None without a comparison."""
 
     measurement: MeasurementGraph
     built: BuiltModel
@@ -83,12 +83,12 @@ class ValidationPlan:
 
 
 def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store) -> ValidationPlan:
-    """The validation of *built* that *request* means.
+    """Plan the validation of *built* that *request* describes.
 
     Raises:
         UsageError: for a target that is not installed or that the model cannot run on, and for bounds without a
             reference.
-        InputError: for inputs, a tokenizer or a reference that is missing.
+        InputError: for missing inputs, tokenizer or reference.
     """
     target = measured_on(built, request.ep, request.device)
     require_installed(target)
@@ -96,7 +96,7 @@ def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store)
     precision = _precision(built, request, reference)
     data = _data(request)
     kind = None if data is None else str(kind_of(data.files[0].name))
-    # Arrays are inputs as they are.
+    # Arrays are used as inputs without a processor.
     prepared = kind is not None and (request.model_id is not None or kind not in ("npz", "npy"))
     processor = processor_of(built, request.model_id, request.base, download=True) if prepared else None
     fields = _fields(built, request, precision, data, has_reference=reference is not None, in_half=target.ep != CPU)
@@ -123,8 +123,9 @@ def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store)
 def _reference(
     built: BuiltModel, request: ValidationRequest, target: Target, store: Store
 ) -> OnnxFile | StoredModel | None:
-    """As the user says, else what the build made of the float model, else the model itself on the CPU: a provider that
-    takes ONNX has to give what the CPU gives.
+    """Return the reference: the user's, else the float model of the build, else the model itself on the CPU.
+
+    The last works because a provider that takes ONNX must give the same results as the CPU.
     """
     if request.reference is not None:
         return reference_at(request.reference)
@@ -138,7 +139,7 @@ def _reference(
 
 
 def _precision(built: BuiltModel, request: ValidationRequest, reference: OnnxFile | StoredModel | None) -> str:
-    """Whose bounds count: of a model that is held against itself, no precision's."""
+    """Return the precision whose bounds apply; none for a model that is compared with itself."""
     if request.precision is not None:
         return parse_precision(request.precision).name
     if reference is not None and reference.path == built.model.path:
@@ -185,14 +186,14 @@ def _fields(
 
 
 def _is_calibrated(built: BuiltModel) -> bool:
-    """Whether the model may have activation ranges: all but float models and what a build quantized without any."""
+    """Whether the model may have activation ranges: all except float models and builds that quantize without ranges."""
     quant = built.settings.get("quant")
     mode = quant.get("mode") if isinstance(quant, Mapping) else None
     return built.model.kind != kinds.FLOAT_MODEL and mode not in _WITHOUT_RANGES
 
 
 def _ranges(built: BuiltModel) -> Source | None:
-    """The ranges that its build left beside the model, if it did."""
+    """Return the ranges that the build kept next to the model, if it did."""
     if built.manifest is None:
         return None
     name = prefixed(RANGES, built.component)

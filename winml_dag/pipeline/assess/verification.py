@@ -1,8 +1,8 @@
-"""Whether an output folder is as its build left it: every file is read again and held against the manifest.
+"""Check whether an output folder is as its build left it: read every file and compare it with the manifest.
 
-The manifest is held against itself, too, as far as it can be: the digest of an artifact follows from those of its
-files, the hash of a stage's fields from the fields, and what a stage reads is what another put out. Nothing is written,
-and the cache is not asked.
+The manifest is also checked for consistency, as far as possible: an artifact's digest follows from those of its files,
+a stage's hash from its fields, and a stage's inputs are outputs of others. Nothing is written, and the cache is not
+used.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
 from winml_dag.store.record import KeyInputs
 
-# What builds keep for themselves in a folder begins so.
+# The prefix of files that builds keep for themselves in a folder.
 HIDDEN = ".winml-dag"
 
 
 class Found(StrEnum):
-    """What became of a file."""
+    """The state of a file."""
 
     SOUND = "sound"
     CHANGED = "changed"
@@ -43,8 +43,9 @@ class Found(StrEnum):
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file of the manifest. ``detail`` says how it differs; ``size`` is what it should have, in bytes.
-    ``is_intermediate``: nobody ships it, so it may have been deleted or changed since.
+    """One file of the manifest. ``detail`` describes the difference; ``size`` is the expected size in bytes.
+
+    ``is_intermediate``: the file is not shipped, so it may have been deleted or changed.
     """
 
     path: Path
@@ -60,14 +61,14 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class Verification:
-    """What :func:`verify` found of one folder.
+    """The result of :func:`verify` for one folder.
 
     Attributes:
-        manifest: the file.
-        files: all that were checked, in the order of the manifest.
-        extra: names of files in the folder that no build of ours put there; no fault.
-        contradictions: what the manifest says against itself, as sentences.
-        unfinished: whether a build is writing to the folder, or was killed while it did.
+        manifest: the path of the manifest.
+        files: all checked files, in the order of the manifest.
+        extra: names of files in the folder that no build wrote; not a fault.
+        contradictions: inconsistencies within the manifest, as sentences.
+        unfinished: whether a build is writing to the folder, or was killed while writing.
     """
 
     manifest: Path
@@ -82,11 +83,10 @@ class Verification:
 
 
 def verify(path: Path) -> list[Verification]:
-    """Check what lies at *path*: an output folder, a folder with recipes whose builds have none, or one file of an
-    output folder and what belongs to it.
+    """Check *path*: an output folder, a folder of recipes without output folders, or an output file and its companions.
 
     Raises:
-        InputError: when there is nothing of ours there, or a manifest cannot be read.
+        InputError: when there is no build output, or a manifest cannot be read.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist.", advice="Give the output folder of a build, or a file in it.")
@@ -103,7 +103,7 @@ def verify(path: Path) -> list[Verification]:
 
 
 def intermediates(told: BuildManifest) -> frozenset[str]:
-    """The names of the models that the build of a manifest went through, and of what belongs to them."""
+    """Return the file names of a build's intermediate models, and of the files that belong to them."""
     passed, shipped = set[str](), set[str]()
     for stage in told.stages:
         for slot, output in stage.outputs.items():
@@ -113,22 +113,22 @@ def intermediates(told: BuildManifest) -> frozenset[str]:
             if stage.name == "finalize":
                 shipped.update(files)
             else:
-                # All components have one export, with a slot for each.
+                # All components share one export, which has a slot for each.
                 own = told.component_of(stage) or slot.removesuffix("model").rstrip("_")
                 passed.update(prefixed(name, own) for name in files)
     return frozenset(passed - shipped)
 
 
 def _kept(folder: Path) -> list[Path]:
-    """Where the manifests of builds without an output folder lie, whose recipes are in *folder*."""
+    """Return the folders with the manifests of recipes in *folder* that have no output folder."""
     return sorted(path.parent for path in (folder / KEPT).glob(f"*/{MANIFEST}"))
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """The manifest in *folder*, where there is one.
+    """Load the manifest in *folder*, which must exist.
 
     Raises:
-        InputError: when it cannot be read or is not as a build writes it.
+        InputError: when it cannot be read or has another format than builds write.
     """
     found = read_manifest(folder)
     if found is None:
@@ -140,7 +140,7 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def _fault(path: Path) -> str:
-    """What is wrong with a manifest that :func:`read_manifest` does not take."""
+    """Return why :func:`read_manifest` rejects a manifest."""
     try:
         value = read_json(path, MOST_BYTES_OF_MANY)
     except OSError as error:
@@ -185,7 +185,7 @@ def _verify_folder(folder: Path) -> Verification:
 
 
 def _verify_file(path: Path) -> Verification:
-    """*path* alone, with those files that its stage put out together with it."""
+    """Verify *path* alone, with the files that its stage output together with it."""
     folder = path.parent
     if not (folder / MANIFEST).exists():
         raise InputError(
@@ -213,7 +213,7 @@ def recipe_folder(folder: Path, manifest: Manifest) -> Path | None:
 
 
 def check_file(path: Path, entry: FileEntry) -> FileCheck:
-    """Read *path*, in pieces when it is large, and hold it against *entry*."""
+    """Read *path*, in chunks if it is large, and compare it with *entry*."""
     try:
         if path.is_symlink():
             return FileCheck(path, Found.CHANGED, entry.size, "a link is in its place")
@@ -233,7 +233,7 @@ def check_file(path: Path, entry: FileEntry) -> FileCheck:
 
 
 def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
-    """The settings have no entry, since the manifest has the hash of what they say."""
+    """Check the settings by their hash in the manifest: they have no file entry."""
     try:
         data = read_bytes(path)
         found = config_hash(parse_json(data))
@@ -260,7 +260,7 @@ def _extra(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def contradictions(manifest: Manifest) -> Iterator[str]:
-    """Where the manifest does not agree with itself, as sentences: somebody has edited it."""
+    """Yield the inconsistencies within the manifest, as sentences: it has been edited."""
     told = manifest.told
     made = {(stage.id, slot): output for stage in told.stages for slot, output in stage.outputs.items()}
     for (maker, slot), output in made.items():
@@ -280,7 +280,7 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
 
 
 def _models(manifest: Manifest) -> Iterator[str]:
-    """The same of the models to ship, which the last stage puts out, or the last one of each component."""
+    """Yield those of the models to ship, which the last stage outputs, or the last one of each component."""
     finals = manifest.told.final_artifacts
     for name in finals:
         if all(entry.name != name for entry in manifest.files):
@@ -295,27 +295,27 @@ def _models(manifest: Manifest) -> Iterator[str]:
 
 
 def _key(stage: Stage) -> str | None:
-    """The key that follows from what the manifest says of *stage*; None when it does not say enough (an older one)."""
+    """Return the key that follows from the manifest's entry for *stage*; None if the entry is old and incomplete."""
     if stage.version is None:
         return None
     inputs = {slot: str(given.digest) for slot, given in stage.inputs.items()}
     try:
         return cache_key(KeyInputs(stage.name, stage.version, stage.config, inputs, stage.toolchain))
-    except ValueError:  # texts that have no UTF-8, of which no build has made a key
+    except ValueError:  # text that cannot be encoded as UTF-8: no build has made such a key
         return ""
 
 
 def _config_hash(stage: Stage) -> str | None:
     try:
         return config_hash(stage.config)
-    except ValueError:  # the same
+    except ValueError:  # as above
         return None
 
 
 def _digest_of_input(
     given: Input, sources: Mapping[str, JsonValue], made: Mapping[tuple[str, str], Output]
 ) -> str | None:
-    """What the manifest says elsewhere of an input; None when it says nothing."""
+    """Return the digest that the manifest records elsewhere for an input; None if there is none."""
     if given.maker != "source":
         output = made.get((given.maker, given.name))
         return None if output is None else output.digest

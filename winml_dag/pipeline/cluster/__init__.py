@@ -1,4 +1,4 @@
-"""Runs on other machines, by dask. Imported only where a cluster is used."""
+"""Runs on other machines, with dask. Imported only if a cluster is used."""
 
 import importlib.util
 

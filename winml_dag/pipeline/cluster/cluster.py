@@ -1,8 +1,7 @@
-"""The cluster of a build: an existing one, by the address of its scheduler, or workers on this machine that are started
-for the build and end with it.
+"""The cluster of a build: an existing one, by the address of its scheduler, or workers started on this machine.
 
-Nobody else can use those: dask runs what it is sent, so the connections to them are encrypted, with a key that is made
-for this one run.
+Workers on this machine are started for the build and end with it. Nobody else can use them: since dask executes what it
+is sent, their connections are encrypted, with a key that is generated for each run.
 """
 
 from __future__ import annotations
@@ -38,14 +37,16 @@ from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.remote.settings import Mode, RemoteSettings
 from winml_dag.store.store import Store
 
-# For workers on this machine, most of it for imports; on a machine that is busy those take long.
+# Time for workers on this machine to start, most of it for imports, which take long on a busy machine.
 _STARTING_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """*scheduler* None: *workers* on this machine, started for the build. *tags*: only workers that have all of these.
-    *places* and *memory_bytes*: of this machine, for what runs here.
+    """Options of a cluster.
+
+    *scheduler* None: start *workers* on this machine for the build. *tags*: use only workers that have all of these.
+    *places* and *memory_bytes*: slots and memory of this machine, for local runs.
     """
 
     scheduler: str | None
@@ -91,7 +92,7 @@ class Cluster:
         )
 
     def _read(self, address: str, text: str) -> Worker:
-        """The worker at *address* with what it reports."""
+        """The worker at *address* with its report."""
         function = self._function
         try:
             report = Report.from_text(text)
@@ -115,14 +116,15 @@ def open_cluster(
     remote: RemoteOptions,
     tell: Callable[[str], None],
 ) -> Iterator[Cluster]:
-    """The cluster that *options* mean, for builds with the cache folder *store* and the remotes of *remote*. While it
-    is open, planning knows of what its workers have. *tell* gets a sentence about it.
+    """The cluster for *options*, for builds with the cache folder *store* and the remotes of *remote*.
+
+    While it is open, planning includes the environments of its workers. *tell* is called with a sentence about it.
 
     Raises:
-        UsageError: when there is no scheduler, or workers could not get at inputs.
+        UsageError: when there is no scheduler, or workers could not access inputs.
     """
     settings = settled_remotes(remote)[0] if remote.is_configured or remote.mode is not None else None
-    # Made here if need be: workers that use it too are recognised by it.
+    # Create it if necessary: it identifies workers that use the same store.
     Store(store, function=None if settings is None else "sha256")
     with ExitStack() as closing:
         if options.scheduler is None:
@@ -165,7 +167,7 @@ def _refuse(where: str, workers: Sequence[Worker], settings: RemoteSettings | No
 
 
 def require_shared(settings: RemoteSettings | None) -> None:
-    """Raise UsageError unless there is a remote by which files can go to other machines."""
+    """Raise UsageError unless there is a remote through which files can go to other machines."""
     if settings is None or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
         raise UsageError(
             "Inputs and outputs go to workers on other machines through a remote, and there is none that this build "
@@ -185,7 +187,7 @@ def _workers_here(options: ClusterOptions, store: Path) -> Iterator[Any]:
             "The connections to workers on this machine need cryptography.",
             advice="pip install winml_dag[cluster]",
         ) from None
-    # Even without a dashboard there is an HTTP server: at any port, or dask warns of whoever has its usual one.
+    # Even without a dashboard there is an HTTP server: use any port, or dask warns if its default port is in use.
     addresses = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": Scheduler, "options": {"protocol": "tls", **addresses, "security": security}}
     with ExitStack() as closing:
@@ -221,7 +223,7 @@ def _workers_here(options: ClusterOptions, store: Path) -> Iterator[Any]:
 
 
 def _tls_environment(security: Security, folder: Path) -> Mapping[str, str]:
-    """Variables by which a worker finds the key and certificate of *security*, which are put into *folder*."""
+    """Variables with the paths of the key and certificate of *security*, which are written to *folder*."""
     found = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
     names = {
         "tls_ca_file": "CA_FILE",

@@ -1,7 +1,7 @@
-"""What a run on another machine reads is put where that machine finds it, before it is asked to run.
+"""Make the inputs of a run on another machine available to that machine before the run is requested.
 
-What stages have made is in the store already. The user's files are put there as if a stage had made them, under a key
-of their content: so they are collected like anything else, and go to a remote in the way that results do.
+Outputs of stages are in the store already. The user's files are stored as if a stage had made them, under a key of
+their content. So they are garbage-collected like anything else, and are uploaded to a remote like results.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ class Inputs:
         self._far: set[str] = set()
 
     def share(self, node: Node, inputs: Mapping[str, Artifact], *, near: bool, far: bool) -> None:
-        """Have the artifacts that *node* reads in the store: with *near* all of their bytes, for workers that use it
-        too; with *far* also in the remote, for workers that have a store of their own.
+        """Store the artifacts that *node* reads.
+
+        With *near*, fetch all of their bytes for workers that use the same store. With *far*, also upload them to the
+        remote, for workers with another store.
 
         Raises:
-            InputError: for a source that is not what it was when the key was made.
+            InputError: for a source that has changed since the key was made.
             StoreError: when there is no room for it.
         """
-        # One at a time: all of them go to one disk, or to one remote, and who waits mostly waits for the same.
+        # One at a time: all of them go to one disk or one remote, and callers mostly wait for the same artifacts.
         with self._lock:
             for slot, artifact in inputs.items():
                 if artifact.digest not in self._here:
                     self._store_source(node.inputs[slot], artifact)
                     self._here.add(artifact.digest)
             if near:
-                # What was found in the remote may be there alone: of a hit the record comes without its bytes.
+                # An artifact found in the remote may be only there: the record of a hit comes without its bytes.
                 self._store.fetch_ahead([file for artifact in inputs.values() for file in artifact.files])
             new = [artifact for artifact in inputs.values() if far and artifact.digest not in self._far]
             for artifact in new:
@@ -63,7 +65,7 @@ class Inputs:
             self._far.update(artifact.digest for artifact in new)
 
     def are_far(self, record: Record) -> None:
-        """What *record* says was put out is in the remote: a worker has put it there."""
+        """Record that the outputs of *record* are in the remote, because a worker has uploaded them."""
         with self._lock:
             self._far.update(artifact.digest for artifact in record.outputs.values())
 

@@ -1,6 +1,6 @@
-"""What a build sends to a worker, and what comes back: an order to run one stage, and an answer, both as JSON.
+"""Messages between a build and its workers, as JSON: an order to run one stage, and an answer.
 
-Neither carries files: inputs and outputs are named by their digests and lie in a store.
+Neither contains files: inputs and outputs are in a store and are identified by their digests.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from winml_dag.store.record import Record
 from winml_dag.store.remote.settings import Mode, TierSettings
 from winml_dag.store.remote.urls import shown
 
-# Raised when the texts change: a worker with another number gets no orders.
+# Increased when the messages change: a worker with another number gets no orders.
 PROTOCOL: Final = 2
-# Stages from elsewhere work in their user's folder, and run where that is.
+# Stages from other packages work in their user's folder, and run on that machine.
 _OURS = "winml_dag.stages."
 
-# done: it ran. found: its result was there by then. failed: the stage failed. differs: the worker no longer has the
-# tools that are in the key. damaged: an input could not be fetched.
+# done: it ran. found: its result existed by then. failed: the stage failed. differs: the worker no longer has the tools
+# that are in the key. damaged: an input could not be fetched.
 Ending: TypeAlias = Literal["done", "found", "failed", "differs", "damaged"]
 
 
 def is_ours(node: Node) -> bool:
-    """Whether *node* can run on another machine: it reads nothing but its inputs, and its code is part of winml_dag."""
+    """Whether *node* can run on another machine: it reads only its inputs, and its code is part of winml_dag."""
     stage = node.stage
     return (
         all(reference.startswith(_OURS) for reference in (stage.work, stage.config))
@@ -45,7 +45,7 @@ def is_ours(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class _As:
-    """How pydantic reads and writes a type of ours, into which it must not look itself."""
+    """How pydantic reads and writes a class of this package that it must not inspect itself."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
@@ -66,7 +66,7 @@ def _read_node(value: Any) -> Node:
 
 
 def _write_node(node: Node) -> JsonObject:
-    # Paths of this machine mean nothing on the worker.
+    # Paths of this machine are meaningless on the worker.
     return {"stage": stage_json(node.stage), "node": node_json(replace(node, tools={}, interpreter=None))}
 
 
@@ -80,7 +80,7 @@ def _read_remote(value: Any) -> TierSettings:
 
 
 def _write_remote(level: TierSettings) -> JsonObject:
-    # Passwords stay on each machine: a worker puts in its own.
+    # Passwords stay on each machine: a worker inserts its own.
     trusted = None if level.trusted is None else sorted(level.trusted)
     return {**level.__dict__, "url": shown(level.url), "trusted": trusted}
 
@@ -89,7 +89,7 @@ T = TypeVar("T", bound="Text")
 
 
 class Text(BaseModel):
-    """What passes between builds and workers."""
+    """A message between builds and workers."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
 
@@ -100,7 +100,7 @@ class Text(BaseModel):
 
     @classmethod
     def from_text(cls: type[T], text: str) -> T:
-        """Raises StageError for any other text, and for an order of work that is not ours."""
+        """Raises StageError for any other text, and for an order of a stage that is not built-in."""
         try:
             return cls.model_validate_json(text)
         except (ValidationError, StoreError, KeyError, TypeError, AttributeError) as error:
@@ -115,10 +115,10 @@ class Order(Text):
 
     Attributes:
         id: of this attempt.
-        topic: the topic of dask's events that progress and log lines are published under.
+        topic: the topic of dask events under which progress and log lines are published.
         inputs: artifacts by slot.
         key: of the result.
-        rebuild: whether to run even if the result is there.
+        rebuild: whether to run even if the result exists.
         store: identity of the store that the build uses, and *function* its digest function.
         remotes: of the build, the nearest first; for workers with another store.
     """
@@ -140,12 +140,12 @@ class Answer(Text):
 
     Attributes:
         address: of the worker.
-        in_remote: whether what it made is in the remote of the build.
-        record: of what ran or was found.
+        in_remote: whether its outputs are in the remote of the build.
+        record: of the run, or of the result that was found.
         file: the input that could not be fetched.
         log: of a failure.
-        report: what the worker reports now, if it differs.
-        told: warnings of its store, such as a remote that does not answer.
+        report: the worker's current report, if it differs.
+        told: warnings of its store, such as an unreachable remote.
     """
 
     ending: Ending

@@ -1,7 +1,7 @@
-"""What a worker reports about itself, and which stages it can run for that.
+"""What a worker reports about itself, and which stages it can run accordingly.
 
-A stage goes only to workers that make exactly the toolchain in its key. A build computes that from their reports, with
-the rules by which this machine makes its own toolchains; a worker checks it again right before it runs a stage.
+A stage goes only to workers that produce exactly the toolchain in its key. A build computes that from their reports, by
+the same rules as for its own toolchains; a worker checks it again right before it runs a stage.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ _MOST_DIFFERENCES = 3
 
 
 class Installed(BaseModel):
-    """An environment of a worker. ``distributions`` None: those of the environment that the worker runs in. ``tools``
-    by digest function: digests of libraries are in keys.
+    """An environment of a worker.
+
+    ``distributions`` None: those of the environment in which the worker runs. ``tools`` are by digest function, because
+    digests of libraries are in keys.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -49,8 +51,10 @@ class Installed(BaseModel):
 
 
 class Report(Text):
-    """``host``: the machine, which several workers may share. ``store``: identity of its cache folder.
-    ``environments``: by name; that of the worker itself has none.
+    """The report of a worker.
+
+    ``host``: the machine, which several workers may share. ``store``: identity of its cache folder. ``environments``:
+    by name; the worker's own has an empty name.
     """
 
     version: str
@@ -63,8 +67,9 @@ class Report(Text):
 
     @classmethod
     def here(cls, folder: Path, places: int | None, memory_bytes: int | None, tags: tuple[str, ...] = ()) -> Report:
-        """Of a worker on this machine with the store in *folder*. *places* None: as many as there are processors;
-        *memory_bytes* None: what this machine has, less a reserve.
+        """The report of a worker on this machine with the store in *folder*.
+
+        *places* None: as many as there are processors. *memory_bytes* None: the memory of this machine, less a reserve.
         """
         functions: tuple[DigestFunction, ...] = ("xxh3-128", "sha256")
         index = Store(folder).index
@@ -90,13 +95,13 @@ class Report(Text):
 
     @property
     def summary(self) -> str:
-        """What it offers, in a line."""
+        """What it offers, in one line."""
         providers = sorted(_aliases(self.environments))
         stages = "1 stage" if self.places == 1 else f"{self.places} stages"
         return f"{stages} at a time{', with ' if providers else ''}{', '.join(providers)}"
 
     def environment(self, name: str, function: DigestFunction) -> Environment | None:
-        """None for one that it does not have. *function*: that digests of libraries are made with."""
+        """The environment *name*; None if it does not exist. *function*: for the digests of libraries."""
         found = self.environments.get(name)
         if found is None:
             return None
@@ -106,15 +111,15 @@ class Report(Text):
         return Environment(distributions, found.tools[function], found.pools)
 
 
-# Of a worker whose own is of another version.
+# For a worker whose own report has another version.
 NO_REPORT = Report(version="", places=1, memory_bytes=1, tags=(), host="", store="", environments={})
 
 
 def _ep_places(fingerprints: Fingerprints) -> Mapping[str, EpPlace]:
-    """By name, each environment that this machine has."""
+    """The environments of this machine, by name."""
     found = {"": HERE}
     for ep in execution_providers():
-        # A configuration that does not name an environment: this provider is not offered.
+        # The configuration does not name an environment: this provider is not offered.
         with suppress(UsageError):
             if ep != CPU and installed(ep):
                 places = [ep_place(Target(ep, device), fingerprints) for device in ep.devices]
@@ -127,7 +132,7 @@ def _aliases(environments: Collection[str]) -> set[str]:
 
 
 def folder_identity(folder: Path) -> str:
-    """A text that only the same folder on the same running machine has."""
+    """A string that identifies a folder on this machine since its last boot."""
     machine = f"{uuid.getnode():x}"
     with suppress(OSError):
         machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -139,7 +144,7 @@ def toolchain_here(node: Node, fingerprints: Fingerprints) -> tuple[EpPlace, Map
     """Where this machine does the work of *node*, and the toolchain that it would put into its key now.
 
     Raises:
-        UsageError: where its provider is not installed.
+        UsageError: when its provider is not installed.
     """
     forget_installed()
     place = HERE
@@ -154,7 +159,7 @@ def toolchain_here(node: Node, fingerprints: Fingerprints) -> tuple[EpPlace, Map
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a stage needs of a worker: an environment by name, and the toolchain that it has to make."""
+    """What a stage needs of a worker: an environment by name, and the toolchain that it must produce."""
 
     environment: str
     toolchain: tuple[tuple[str, str], ...]
@@ -166,8 +171,10 @@ class Requirement:
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """A worker as a build sees it. ``refusal``: why the build does not use it at all, as the end of a sentence; empty
-    if it does. ``has_our_store``: whether it uses the build's own cache folder.
+    """A worker as a build sees it.
+
+    ``refusal``: why the build does not use it at all, as the end of a sentence; empty if it does. ``has_our_store``:
+    whether it uses the build's own cache folder.
     """
 
     address: str
@@ -183,7 +190,7 @@ class Worker:
         return {name: environment for name, environment in found.items() if environment is not None}
 
     def differs(self, need: Requirement) -> str:
-        """Why it cannot run what has this *need*, as the end of a sentence; empty when it can."""
+        """Why it cannot satisfy *need*, as the end of a sentence; empty if it can."""
         if self.refusal:
             return self.refusal
         environment = self.report.environment(need.environment, self.function)
@@ -195,7 +202,7 @@ class Worker:
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """What differs between two toolchains, as the end of a sentence about *there*; empty when nothing does."""
+    """How the toolchain *there* differs from *here*, as the end of a sentence; empty if it does not."""
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if not names:
         return ""
@@ -207,14 +214,15 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 def _version(value: str | None) -> str:
     if value is None:
         return "none"
-    # Of a library, as much of its digest as tells two apart.
+    # For a library, shorten the digest.
     function, colon, digest = value.partition(":")
     return f"{function}:{digest[:12]}" if colon and len(digest) > 12 else value
 
 
 def _packages(toolchain: Mapping[str, str], tools: Collection[str]) -> list[str]:
-    """The packages that *toolchain* was made from. Of onnxruntime's builds that go by other names, onnxruntime brings
-    those that are installed.
+    """The packages from which *toolchain* was made.
+
+    Builds of onnxruntime under other names are represented by onnxruntime, which adds those that are installed.
     """
     named = [name for name in toolchain if name not in tools and name not in runtime_builds()]
     has_runtime = any(name in runtime_builds() and name not in tools for name in toolchain)
@@ -222,8 +230,9 @@ def _packages(toolchain: Mapping[str, str], tools: Collection[str]) -> list[str]
 
 
 def environments_of(workers: Collection[Worker]) -> Mapping[str, Environment]:
-    """For each environment of theirs the one to plan with, where they differ: that of most places, and of those the
-    first by what it is.
+    """The environment to plan with, by name.
+
+    If workers differ, it is the one with the most slots; ties are broken by its content.
     """
     found: dict[str, dict[str, tuple[int, Environment]]] = {}
     for worker in workers:

@@ -1,7 +1,7 @@
-"""Runs of a build on the workers of a cluster; what cannot leave this machine runs here as ever.
+"""Runs of a build on the workers of a cluster; what cannot leave this machine runs locally.
 
-A worker does what this machine would do, with the same code: a process of its own, checks, publishing. What comes back
-is a record, or what failed.
+A worker does what this machine would do, with the same code: its own process, checks, publishing. It returns a record
+or a failure.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ from winml_dag.store.record import Record
 from winml_dag.store.remote.settings import TierSettings
 from winml_dag.store.store import Store
 
-# A stage fails when all workers that could run it have been lost so many times.
+# A stage fails after it has lost all workers that could run it this many times.
 _MOST_LOST = 3
-# Threads, each of which waits for one run. They are started as they are needed.
+# Each thread waits for one run. Threads are started on demand.
 _THREADS = 1024
 _MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNeed(ResourceRequest):
-    """Of a run that goes to a worker. Its memory is counted by dask."""
+    """The request of a run that goes to a worker. dask counts its memory."""
 
     requirement: Requirement
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ClusterCapacity(Capacity):
-    """Of all workers together. ``smallest_bytes``: the memory of the smallest, by which needs are rounded. ``here``: of
-    this machine, for what runs on it.
+    """The capacity of all workers together.
+
+    ``smallest_bytes``: the memory of the smallest worker, which sets the granularity of requests. ``here``: the
+    capacity of this machine, for local runs.
     """
 
     smallest_bytes: int
@@ -65,29 +67,30 @@ class _ClusterCapacity(Capacity):
 
 
 class ClusterAdmission(Admission):
-    """As many runs go to the cluster as the workers that can do them have places; which of them, and when, dask
-    decides. So no run waits in a worker for long, where one that is more urgent could not overtake it any more.
+    """Hands over as many runs as the workers that can do them have slots; dask decides on the worker and the time.
+
+    So no run waits in a worker for long, where a more urgent one could not overtake it.
     """
 
     def __init__(self, here: Capacity, workers: Workers) -> None:
         super().__init__(here)
         self._here = Admission(here)
         self._workers = workers
-        # Runs that were handed over: by devices, or else by what they need of a worker; and the memory of all.
+        # Runs handed over: by devices, or else by requirement; and the memory of all.
         self._handed: Counter[object] = Counter()
         self._handed_bytes = 0
         self._slots: dict[ClusterNeed, int] = {}
         self._waits: ResourceRequest | None = None
-        # What was taken last: for the run that begins next.
+        # The last allocation, which belongs to the run that starts next.
         self.last_taken = Allocation(ResourceRequest())
         self.update()
 
     def update(self) -> None:
-        """Workers have come, gone or changed; from any thread."""
+        """Update after workers have joined, left or changed; callable from any thread."""
         found = [worker.report for worker in self._workers if not worker.refusal]
         here = self._here.capacity
         memory = [report.memory_bytes for report in found] or [here.memory_bytes]
-        # Next to nothing runs on this machine, so it says little of how long all will take.
+        # Almost nothing runs on this machine, so its slots say little about the total time.
         places = sum(report.places for report in found) or here.places
         total = UNLIMITED if UNLIMITED in memory else sum(memory)
         self.capacity = _ClusterCapacity(places=places, memory_bytes=total, smallest_bytes=min(memory), here=here)
@@ -119,9 +122,9 @@ class ClusterAdmission(Admission):
         slots = self._slots
         if need not in slots:
             able = [worker.report for worker, why in self._workers.fitness(need.requirement).items() if not why]
-            # A device is one for all workers of a machine.
+            # A device is shared by all workers of a machine.
             found = len({report.host for report in able}) if need.pools else sum(report.places for report in able)
-            slots[need] = found or self.capacity.places  # what nobody can run is refused when it begins
+            slots[need] = found or self.capacity.places  # a run that no worker can do fails when it starts
         return slots[need]
 
     def fits_reserved(self) -> bool:
@@ -154,8 +157,9 @@ def _counted(need: ClusterNeed) -> object:
 
 
 class ClusterRuns(LocalRuns):
-    """See ``Runs``; *runner* does what runs here. *remotes*: of the build. Logs of what runs come to *scratch*, and of
-    failures to the store.
+    """See ``Runs``; *runner* does local runs.
+
+    *remotes*: of the build. Logs of runs go to *scratch*, and those of failures to the store.
     """
 
     def __init__(
@@ -199,7 +203,7 @@ class ClusterRuns(LocalRuns):
             super().__exit__(kind, error, trace)
 
     def _look_again(self) -> None:
-        """Workers have come, gone or changed: see what can begin. From any thread."""
+        """Check what can start after workers have joined, left or changed; callable from any thread."""
         self._admission.update()
         self._wake()
 
@@ -226,7 +230,7 @@ class ClusterRuns(LocalRuns):
         node = order.node
         log = f"{node.stage.name}-{decision.key[:16]}.log"
         failed = partial(StageResult, node, Status.FAILED, decision.reason, decision.key)
-        # By address, why a worker that seemed able has refused.
+        # By address, why a worker that seemed suitable has declined.
         refused: dict[str, str] = {}
         lost = 0
         try:
@@ -284,7 +288,7 @@ class ClusterRuns(LocalRuns):
         )
 
     def _kept(self, decision: Run, answer: Answer) -> Record:
-        """What was made or found, which is in the store of this machine now."""
+        """The record of the result, stored on this machine."""
         record = answer.record
         if record is None or record.cache_key != decision.key or cache_key(record.key_inputs) != decision.key:
             raise StageError(f"{answer.address} has answered with the result of something else.")
@@ -297,7 +301,7 @@ class ClusterRuns(LocalRuns):
 
 
 def _nobody_fits(fitness: Mapping[Worker, str]) -> StageError:
-    """What differs, each difference once."""
+    """The error for a stage that no worker can run, with each difference once."""
     reasons: dict[str, list[str]] = {}
     for worker, why in sorted(fitness.items(), key=lambda item: item[0].address):
         reasons.setdefault(why, []).append(worker.address)
@@ -320,7 +324,7 @@ def _addresses(addresses: list[str]) -> str:
 
 
 def _keep(text: str, log: Path) -> Path | None:
-    """Write the log of a failure to where its reader looks; None when there is none, or no room for it."""
+    """Write the log of a failure to its documented path; None if it is empty or there is no room."""
     if text:
         with suppress(OSError):
             log.parent.mkdir(parents=True, exist_ok=True)

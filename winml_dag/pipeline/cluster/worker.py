@@ -1,7 +1,7 @@
-"""A worker: dask brings orders and takes answers, and each order runs as this machine would run the stage for itself.
+"""A worker: dask delivers orders and collects answers, and each order runs as a local stage would.
 
-dask limits how many orders run at once, and how much memory they take together, for all builds that use the worker. It
-ends no thread, so a plug-in hears when nobody wants a task any more, and ends its process.
+dask limits the number of concurrent orders, and their total memory, over all builds that use the worker. It cannot end
+threads, so a plug-in is notified when a task is no longer wanted, and ends its process.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.report import Report
 from winml_dag.pipeline.cluster.workplace import Workplace
 
-# A worker's dask information has its report under this name, and it is the name of the plug-in.
+# The name of the plug-in, and of the report in a worker's dask information.
 NAME = "winml_dag"
-# Key of a task: this and the id of its order. With one prefix for all stages, dask takes all to last equally long, and
-# so gives the next one to the worker that has the least share of its places taken.
+# Prefix of task keys, followed by the id of the order. With one prefix for all stages, dask assumes equal durations,
+# and so assigns the next task to the worker with the smallest share of used slots.
 PREFIX = "winml-dag-"
-# The resource of dask's that memory is counted by.
+# The dask resource that counts memory.
 MEMORY = "winml_dag_memory"
-# A worker of dask's own would look for its scheduler for ever.
+# By default a dask worker would look for its scheduler forever.
 CONNECT_SECONDS = 10
 
-# States of a task in which its work is wanted.
+# States of a task whose work is wanted.
 _WANTED = frozenset({"executing", "long-running", "ready", "constrained", "waiting", "rescheduled", "memory", "error"})
 
 
 def perform(text: str) -> str:
-    """What dask runs in a thread of a worker: the answer to the order *text*."""
+    """The answer to the order *text*; dask runs this in a thread of a worker."""
     worker = get_worker()
     return _workplace(worker).perform(text, worker.address)
 
 
 async def ended(orders: list[str], most_seconds: float, dask_worker: Any) -> bool:
-    """Run by dask in a worker: end *orders*, and wait until they have ended, but not for ever."""
+    """End *orders* and wait until they have ended, with a time limit; dask runs this in a worker."""
     return await asyncio.to_thread(_workplace(dask_worker).end, orders, most_seconds)
 
 
@@ -65,20 +65,22 @@ class _Plugin(WorkerPlugin):  # type: ignore[misc]
             self.workplace.stop(str(key).removeprefix(PREFIX))
 
     async def teardown(self, worker: Any) -> None:  # noqa: ARG002 - the signature is dask's
-        # Before the scheduler hears that the worker has gone: nothing runs here any more when another gets the work.
+        # Before the scheduler learns that the worker has left: nothing runs here any more when another one gets the
+        # work.
         await asyncio.to_thread(self.workplace.close)
 
 
 def serve(
     address: str, folder: Path, report: Callable[[], Report], name: str | None, began: Callable[[str, Report], None]
 ) -> None:
-    """Work for the scheduler at *address*, with the store in *folder*, until the scheduler goes or a signal ends this
-    process. *report* says what there is; *began* is given the address of the worker and its report.
+    """Work for the scheduler at *address*, with the store in *folder*, until the scheduler or a signal ends it.
+
+    *report* returns the current report; *began* is called with the address of the worker and its report.
 
     Raises:
         UsageError: when there is no scheduler.
-        StageError: when there is no scheduler any more.
-        KeyboardInterrupt: after all that ran has been ended.
+        StageError: when the scheduler has gone.
+        KeyboardInterrupt: after all running stages have been killed.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
     check_address(address)
@@ -99,7 +101,7 @@ async def _serve(address: str, workplace: Workplace, name: str | None, began: Ca
     with tempfile.TemporaryDirectory(prefix="winml-dag-worker-", ignore_cleanup_errors=True) as folder:
         worker = dask_worker(address, workplace, report, name=name, local_directory=folder)
         starting = asyncio.ensure_future(worker.start())
-        # Not awaited itself: dask lets nobody cancel it while it looks for the scheduler.
+        # Do not await it directly: dask blocks cancellation while it looks for the scheduler.
         await asyncio.wait([starting])
         try:
             await starting
@@ -112,13 +114,13 @@ async def _serve(address: str, workplace: Workplace, name: str | None, began: Ca
 
 
 def dask_worker(address: str, workplace: Workplace, report: Report, **options: Any) -> Any:
-    """A worker of dask's, not started, that carries out orders in *workplace*."""
+    """A dask worker, not started, that executes orders in *workplace*."""
     text = report.to_text()
     worker = Worker(
         address,
         nthreads=report.places,
         resources={MEMORY: report.memory_bytes},
-        memory_limit=0,  # stages have processes of their own, which dask does not see
+        memory_limit=0,  # stages have their own processes, which dask does not see
         dashboard=False,
         death_timeout=CONNECT_SECONDS,
         plugins=(_Plugin(workplace),),
@@ -130,7 +132,7 @@ def dask_worker(address: str, workplace: Workplace, report: Report, **options: A
 
 
 def check_address(address: str) -> None:
-    """Raises UsageError for what cannot be the address of a scheduler."""
+    """Raises UsageError for an invalid address of a scheduler."""
     try:
         scheme, place = parse_address(address)
         if scheme in ("tcp", "tls"):

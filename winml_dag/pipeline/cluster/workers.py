@@ -1,6 +1,7 @@
-"""The workers of a build: which there are and what each reports, and the way to have an order carried out by one.
+"""The workers of a build: their reports, and executing an order on one of them.
 
-dask chooses among the workers that can do it, waits until one has room, and runs it elsewhere when that worker is lost.
+dask chooses one of the suitable workers, waits until it has room, and runs the order again on another one if the worker
+is lost.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from winml_dag.pipeline.cluster.worker import (
     perform,
 )
 
-# How long workers may take to end what runs, in seconds; a process group is killed, so nothing asks for more.
+# How long workers may take to end their runs, in seconds; process groups are killed, so no cleanup takes longer.
 _ENDING_SECONDS = 10.0
 
 
 @dataclass(eq=False)
 class _Call:
-    """An order that is underway. ``addresses``: of workers that may still do it. ``heard``: what ends the wait."""
+    """An order in progress. ``addresses``: workers that may still do it. ``heard``: receives what ends the wait."""
 
     addresses: set[str]
     watch: Watch
@@ -47,7 +48,7 @@ class _Call:
 
 
 class Workers:
-    """*read* makes a worker of an address and a report. Used by several threads."""
+    """The workers of a build; thread-safe. *read* creates a worker from an address and a report."""
 
     def __init__(self, client: Any, topic: str, read: Callable[[str, str], Worker]) -> None:
         self.topic = topic
@@ -55,26 +56,26 @@ class Workers:
         self._read = read
         self._changed: Callable[[], None] = lambda: None
         self._workers: Mapping[str, Worker] = {}
-        # By what a stage needs: why each worker cannot run it. Replaced when a worker comes, goes or changes.
+        # By requirement, why each worker cannot satisfy it. Reset when a worker joins, leaves or changes.
         self._fitness: dict[Requirement, Mapping[Worker, str]] = {}
         self._calls: dict[str, _Call] = {}
         self._lock = threading.RLock()
         self._stopped = False
-        # How many workers have gone so far.
+        # How many workers have left so far.
         self._gone = 0
         client.subscribe_topic("all", self._hear_of_workers)
         client.subscribe_topic(topic, self._hear_of_order)
         self._look()
 
     def follow(self, changed: Callable[[], None]) -> None:
-        """From now on, call *changed* when a worker comes, goes or changes; from any thread."""
+        """Call *changed* whenever a worker joins, leaves or changes; from any thread."""
         self._changed = changed
 
     def __iter__(self) -> Any:
         return iter(self._workers.values())
 
     def fitness(self, need: Requirement) -> Mapping[Worker, str]:
-        """Of each worker, why it cannot run what has this *need*; empty when it can."""
+        """Why each worker cannot satisfy *need*; empty if it can."""
         with self._lock:
             if need not in self._fitness:
                 self._fitness[need] = {worker: worker.differs(need) for worker in self}
@@ -83,14 +84,15 @@ class Workers:
     def perform(
         self, order: Order, able: Collection[Worker], memory_bytes: int, watch: Watch, log: Path
     ) -> Answer | None:
-        """Have *order* carried out by one of *able* and wait for the answer; None when all of them have gone. *watch*
-        is told how far it is; lines of its log are appended to the file *log*.
+        """Execute *order* on one of *able* and wait for the answer; None if all of them have left.
+
+        *watch* receives its progress; lines of its log are appended to the file *log*.
 
         Raises:
             Interrupted: after :meth:`stop`.
-            StageError: when too many workers were lost with it, and when the scheduler has gone.
+            StageError: when too many workers were lost while they ran it, or the scheduler has gone.
         """
-        # What is more than any of them has gets all that the largest has.
+        # A request that exceeds the memory of every worker gets all memory of the largest.
         memory_bytes = min(memory_bytes, max(worker.report.memory_bytes for worker in able))
         large = {worker.address for worker in able if worker.report.memory_bytes >= memory_bytes}
         with self._lock:
@@ -117,18 +119,19 @@ class Workers:
         finally:
             with self._lock:
                 del self._calls[order.id]
-            with suppress(Exception):  # a connection that is gone lets go of everything by itself
+            with suppress(Exception):  # a lost connection releases everything by itself
                 future.release()
 
     def stop(self) -> None:
-        """End all that runs, and return when it has ended; run nothing more."""
+        """End everything that runs, wait until it has ended, and run nothing more."""
         with self._lock:
             self._stopped = True
             calls = dict(self._calls)
         for call in calls.values():
             call.heard.put("stopped")
         if calls:
-            # A worker that does not answer must not keep us: what it runs ends when the scheduler misses us.
+            # Do not wait for an unresponsive worker: what it runs ends when the scheduler notices that this client is
+            # gone.
             ending = threading.Thread(target=self._end, args=(list(calls),), daemon=True)
             ending.start()
             ending.join(_ENDING_SECONDS)
@@ -157,8 +160,8 @@ class Workers:
         return answer
 
     def _end(self, orders: list[str]) -> None:
-        """Have workers end what they do for *orders*, and wait until they have."""
-        with suppress(Exception):  # without a scheduler, workers end all by themselves
+        """Make workers end *orders*, and wait until they have."""
+        with suppress(Exception):  # without a scheduler, workers end everything by themselves
             self._client.cancel([Future(PREFIX + order, self._client) for order in orders], force=True)
             self._client.run(ended, orders, _ENDING_SECONDS, workers=list(self._workers), on_error="ignore")
 
@@ -168,7 +171,7 @@ class Workers:
         if action == "remove-worker":
             self._forget(str(message.get("worker")))
         elif action == "add-worker":
-            # Not in the thread that hears: it would wait for an answer that comes through itself.
+            # Not in the event thread: it would wait for a response that arrives through itself.
             threading.Thread(target=self._look_again, daemon=True).start()
 
     def _forget(self, address: str) -> None:
@@ -177,12 +180,12 @@ class Workers:
             self._replace({other: worker for other, worker in self._workers.items() if other != address})
             for call in self._calls.values():
                 call.addresses.discard(address)
-                # dask would wait for ever for one of them to come back.
+                # dask would wait forever for one of them to come back.
                 if not call.addresses:
                     call.heard.put("lost")
 
     def _look_again(self) -> None:
-        with suppress(Exception):  # the connection has gone, which others notice
+        with suppress(Exception):  # the connection is lost, which others notice
             self._look()
 
     def _look(self) -> None:
@@ -190,7 +193,7 @@ class Workers:
             gone = self._gone
             workers = self._client.scheduler_info(n_workers=-1)["workers"]
             with self._lock:
-                # What was told before one went would have it here for ever.
+                # Information from before a worker left would list that worker forever.
                 if gone == self._gone:
                     return self._replace(
                         {
@@ -221,7 +224,7 @@ class Workers:
 
 
 def silence() -> None:
-    """Let dask say nothing: what there is to say, we do."""
+    """Silence dask's logging: this program reports what matters."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
 
 
@@ -232,7 +235,7 @@ def connect(address: str, security: Any = None) -> Any:
         UsageError: when there is none.
     """
     silence()
-    # A client of what is no address waits 20 s for its own end.
+    # With an invalid address, a client waits 20 s before it fails.
     check_address(address)
     try:
         return Client(address, security=security, timeout=CONNECT_SECONDS, set_as_default=False)

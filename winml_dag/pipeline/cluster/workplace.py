@@ -1,7 +1,7 @@
-"""What a worker does with an order: the run that its own machine would do, with its own store, and an answer.
+"""How a worker executes an order: the same run as on its own machine, with its own store, and an answer.
 
-The machine is looked at once more right before: an order for another toolchain is refused, never carried out with what
-there is.
+The toolchain is checked again right before: an order with another toolchain is declined, never run with a different
+one.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.store.location import store_folder
 from winml_dag.store.store import Store
 
-# A display is drawn four times a second.
+# A display refreshes four times a second.
 _SECONDS_BETWEEN_LOOKS = 0.5
-# Of the log of a failure; of what is told while a stage runs.
+# Limits for the log of a failure, and for each message while a stage runs.
 _MOST_LOG_CHARACTERS = 1 << 20
 _MOST_LIVE_BYTES = 1 << 16
 
 
 @dataclass
 class _Running:
-    """An order that is being carried out."""
+    """An order in progress."""
 
     stopped: threading.Event = field(default_factory=threading.Event)
     runner: Runner | None = None
@@ -56,10 +56,10 @@ class _Running:
 
 
 class Workplace:
-    """Carries out orders, each in the thread that asks; *folder* is that of its store. *report* says what there is now.
+    """Executes orders, each in the caller's thread; *folder* contains its store. *report* returns the current report.
 
     Attributes:
-        say: publishes a message under a topic; from any thread.
+        say: publishes a message under a topic; callable from any thread.
     """
 
     def __init__(self, folder: Path, report: Callable[[], Report]) -> None:
@@ -71,10 +71,10 @@ class Workplace:
         self._closed = False
 
     def perform(self, text: str, address: str = "") -> str:
-        """The answer to the order *text*. Whatever goes wrong is in the answer.
+        """The answer to the order *text*. Errors are part of the answer.
 
         Raises:
-            Reschedule: when the order was stopped: somebody else has to run it, if it is still wanted.
+            Reschedule: when the order was stopped: another worker has to run it, if it is still wanted.
         """
         try:
             order = Order.from_text(text)
@@ -85,25 +85,25 @@ class Workplace:
         except WinmlDagError as error:
             answer = Answer(ending="failed", error=error.message, advice=error.advice)
         except Exception as error:
-            # What we did not foresee must reach the build, and not look like a lost worker.
+            # An unexpected error must reach the build, and must not look like a lost worker.
             answer = Answer(ending="failed", error=f"Its worker met an unexpected error: {explanation(error)}.")
         return answer.model_copy(update={"address": address}).to_text()
 
     def stop(self, order_id: str) -> None:
-        """Nobody wants that order any more; does not wait."""
+        """Stop an order that is no longer wanted; does not wait."""
         running = self._running.get(order_id)
         if running is not None:
             threading.Thread(target=running.stop, daemon=True).start()
 
     def end(self, order_ids: Collection[str], most_seconds: float) -> bool:
-        """Nobody wants these any more: wait until none of them is carried out, and say whether that is so."""
+        """Stop orders that are no longer wanted; returns whether all of them ended within *most_seconds*."""
         for order_id in order_ids:
             self.stop(order_id)
         with self._ended:
             return self._ended.wait_for(lambda: self._running.keys().isdisjoint(order_ids), most_seconds)
 
     def close(self) -> None:
-        """End all that runs, and begin no more."""
+        """End everything that runs, and start nothing more."""
         with self._ended:
             self._closed = True
             running = list(self._running.values())
@@ -134,7 +134,7 @@ class Workplace:
         place, toolchain = toolchain_here(order.node, store.fingerprints)
         if differs := difference(order.node.toolchain, toolchain):
             return Answer(ending="differs", error=differs, report=self.report().to_text())
-        # Never an interpreter that an order names: this machine has its own for that environment.
+        # Never use an interpreter from an order: this machine has its own for that environment.
         node = replace(order.node, interpreter=place.interpreter)
         key_inputs = key_inputs_of(node, {slot: artifact.digest for slot, artifact in order.inputs.items()})
         if cache_key(key_inputs) != order.key:
@@ -173,7 +173,7 @@ class Workplace:
 
     @contextmanager
     def _store(self, order: Order, tell: Callable[[str], None]) -> Iterator[Store]:
-        """Opened for each order: what a remote did not have, or did not answer, counts for one only."""
+        """The store for *order*. Opened per order, so that lookups that failed in a remote count for one order only."""
         if self._has_store_of(order):
             store = Store(store_folder(self.folder, order.function), function=order.function)
         else:
@@ -185,7 +185,7 @@ class Workplace:
 
     @contextmanager
     def _telling(self, order: Order, watch: Watch) -> Iterator[None]:
-        """Publish progress, and what comes into the log, for the block."""
+        """Publish progress and new log lines during the block."""
         ended = threading.Event()
 
         def tell() -> None:
@@ -208,7 +208,7 @@ class Workplace:
 
 @contextmanager
 def _devices(pools: Collection[str], gives_up: Callable[[], bool]) -> Iterator[None]:
-    """Hold *pools*, devices of this machine: each does one stage at a time, whichever worker and build it is of."""
+    """Hold *pools*, devices of this machine: each runs one stage at a time, across all workers and builds."""
     with ExitStack() as held:
         for pool in sorted(pools):
             device = Semaphore(name=f"winml-dag/{socket.gethostname()}/{pool}")
@@ -220,7 +220,7 @@ def _devices(pools: Collection[str], gives_up: Callable[[], bool]) -> Iterator[N
 
 
 def _log_from(folder: Path | None, place: int) -> tuple[str, int]:
-    """What the log in *folder* has from *place* on, and where that ends. Of a flood, the end."""
+    """The new part of the log in *folder* after *place*, and its end position. Only the end of a very large part."""
     if folder is None:
         return "", place
     with suppress(OSError), (folder / LOG_FILE).open("rb") as log:

@@ -1,1 +1,1 @@
-"""Sweeps: the cells of a matrix as one graph, what became of them, and which of them is best."""
+"""Sweeps: the cells of a matrix as one graph, their results, and the best of them."""

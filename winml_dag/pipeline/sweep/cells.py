@@ -1,4 +1,4 @@
-"""Cells of a sweep as requests and results: what builds one, and what is told of it when it has ended."""
+"""Cells of a sweep as requests and results."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _THERE = (Status.RAN, Status.REUSED)
 
 
 def request_of(cell: Cell, request: Request, folder: Path) -> Request:
-    """What builds *cell* into its place below *folder*, with the options of *request*."""
+    """Return the request that builds *cell* into its folder below *folder*, with the options of *request*."""
     recipe = cell.file if cell.recipe is None else cell.recipe
     item = cell.item if cell.recipe is None else None
     return replace(request, recipe=recipe, item=item, output_dir=folder / cell.folder)
 
 
 def recipe_of(cell: Cell) -> LoadedRecipe:
-    """The recipe of *cell*, read from its file if it has one of its own. Raises as reading does."""
+    """Return the recipe of *cell*, loaded from its file if it has one of its own. Raises as loading does."""
     if cell.recipe is not None:
         return cell.recipe
     from winml_dag.recipe.load import load_recipe
@@ -44,13 +44,18 @@ def recipe_of(cell: Cell) -> LoadedRecipe:
 
 @dataclass(frozen=True)
 class Made:
-    """``cells``: how results of cells are put; ``started``: when what ran began, by its key, in seconds of the run."""
+    """Makes results of cells.
+
+    Attributes:
+        commands: the command that builds each cell.
+        started: when each stage that ran was started, by key, in seconds of the run.
+    """
 
     commands: Mapping[str, str]
     started: Mapping[str, float]
 
     def result(self, cell: Cell, outcome: Outcome) -> CellResult:
-        """What became of *cell*."""
+        """Return the result of *cell*."""
         told = CellResult(
             cell.name, cell.values, cell.folder, CellStatus.BUILT, command=self.commands.get(cell.name, "")
         )
@@ -110,12 +115,12 @@ def _became(outcome: Outcome) -> tuple[CellStatus, str, Failure | None]:
 
 
 def saved(stages: Iterable[StageRun]) -> float:
-    """What the results that were found had taken to make."""
+    """Return the time that the reused results took to make."""
     return round(sum(stage.made_in_seconds or 0.0 for stage in stages if stage.status == Status.REUSED), 3)
 
 
 def as_found(before: CellResult) -> CellResult:
-    """A cell that is there, as the last run told of it, when this one sees at a glance that all of it still is."""
+    """Return the last run's result of a cell that a quick check found unchanged, as an up-to-date result."""
     stages = tuple(
         stage
         if stage.status == Status.SKIPPED
@@ -136,12 +141,12 @@ def as_found(before: CellResult) -> CellResult:
 
 
 def keys_of(cell: CellResult) -> frozenset[str]:
-    """The keys of all results that *cell* stands on."""
+    """Return the keys of all results that *cell* depends on."""
     return frozenset(stage.cache_key for stage in cell.stages if stage.cache_key)
 
 
 def with_sharing(cells: Sequence[CellResult]) -> tuple[CellResult, ...]:
-    """*cells*, each of whose stages says how many cells stand on its result."""
+    """Return *cells* with the number of cells that share each stage's result."""
     readers = Counter(key for cell in cells for key in keys_of(cell))
     return tuple(
         replace(
@@ -155,9 +160,10 @@ def with_sharing(cells: Sequence[CellResult]) -> tuple[CellResult, ...]:
 
 
 def shared_graph(cells: Sequence[CellResult]) -> SharedGraph:
-    """What the one graph of *cells* came to. Stages with one key are one, and it ran if it did so for any of them.
+    """Return the totals of the merged graph of *cells*.
 
-    What a recipe leaves out, or a failure kept from running, is not counted: it has no key.
+    Stages with the same key count as one, which ran if it ran for any cell. Stages without a key, which a recipe skips
+    or a failure kept from running, do not count.
     """
     of_stages = [(cell.name, stage) for cell in cells for stage in cell.stages if stage.status != Status.SKIPPED]
     distinct: dict[str, StageRun] = {}
@@ -181,9 +187,9 @@ def shared_graph(cells: Sequence[CellResult]) -> SharedGraph:
 def longest_chain(
     planned: Sequence[Planned], outcomes: Sequence[Outcome], seconds: Mapping[str, float]
 ) -> CriticalPath:
-    """The stages, as ``<cell>/<id>``, that nothing could have made the run shorter than; *seconds*: what ran, by key.
+    """Return the critical path of the run, as ``<cell>/<id>``; *seconds*: the time of stages that ran, by key.
 
-    A chain of the one graph is a chain of one of its cells, so the longest of theirs is its own.
+    A path of the merged graph is a path of one of its cells, so the longest of theirs is the critical path.
     """
     from winml_dag.engine.eta import CriticalPath, critical_path
 

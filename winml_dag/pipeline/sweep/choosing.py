@@ -1,4 +1,4 @@
-"""The winner among cells, as a pure function of what is known of each: the same figures always have the same winner."""
+"""Choose the winner among cells, as a pure function of their metrics: the same numbers always give the same winner."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from winml_dag.pipeline.sweep.facts import Facts
 from winml_dag.pipeline.sweep.result import Candidate, CellResult, CellStatus
 from winml_dag.recipe.goal import MEASURES, Bound, Goal
 
-# What decides among cells that are equal in what is minimized; after these, their order.
+# Tie-breakers among cells with equal minimized values; after these, the order of cells decides.
 _TIES = ("cosine", "size", "latency")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A cell in view of a goal.
+    """A cell evaluated for a goal.
 
     Attributes:
-        facts: None of a cell that is not there.
-        broken: the bounds that it does not keep.
-        unknown: by measure that the goal needs, why nothing is known of it.
+        facts: None for a cell without a result.
+        broken: the bounds that it does not meet.
+        unknown: required measures without a value, with the reason.
     """
 
     result: CellResult
@@ -34,12 +34,12 @@ class Evaluation:
 
     @property
     def misses_quality_only(self) -> bool:
-        """Whether nothing but a higher precision is missing: it broke no other bound, and all is known of it."""
+        """Whether only a higher precision is missing: it breaks only bounds on quality, and has all values."""
         return bool(self.broken) and not self.unknown and all(MEASURES[one.measure].of_quality for one in self.broken)
 
     @property
     def keeps_quality(self) -> bool:
-        """Whether all bounds on quality hold, whatever else there is to say against it."""
+        """Whether it meets all bounds on quality, regardless of other bounds."""
         unknown = any(MEASURES[name].of_quality for name in self.unknown)
         return (
             self.facts is not None and not unknown and not any(MEASURES[one.measure].of_quality for one in self.broken)
@@ -54,7 +54,7 @@ class Evaluation:
         )
 
     def _against(self) -> Iterator[str]:
-        """What rules it out, a sentence without its full stop each."""
+        """Yield the reasons that rule it out, as sentences without a full stop."""
         if self.facts is None:
             yield absence(self.result)
             return
@@ -67,7 +67,7 @@ class Evaluation:
 
 
 def evaluate(goal: Goal, result: CellResult, facts: Facts | None) -> Evaluation:
-    """*result* held against the bounds of *goal*."""
+    """Evaluate *result* against the bounds of *goal*."""
     if facts is None:
         return Evaluation(result, None, (), {})
     unknown = {name: facts.missing.get(name, "") for name in goal.measures if name not in facts.values}
@@ -78,17 +78,16 @@ def evaluate(goal: Goal, result: CellResult, facts: Facts | None) -> Evaluation:
 
 
 def winner(goal: Goal, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """The best of those that meet the bounds of *goal*; of equal ones, the one of better quality, then the smaller, the
-    faster, the first.
-    """
+    """Return the best cell that meets the bounds of *goal*; ties go to quality, then size, then speed, then order."""
     order = {id(one): place for place, one in enumerate(evaluations)}
     meeting = [one for one in evaluations if one.meets]
     return min(meeting, key=lambda one: (*_rank(goal, one), order[id(one)]), default=None)
 
 
 def nearest(goal: Goal, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """The cell that comes nearest to the bounds of *goal*, where none meets them: whose largest shortfall, as a part of
-    the bound, is smallest.
+    """Return the cell nearest to the bounds of *goal* when none meets them.
+
+    It is the one whose largest shortfall, relative to the bound, is smallest.
     """
     missing = [one for one in evaluations if one.broken and not one.unknown]
     order = {id(one): place for place, one in enumerate(missing)}
@@ -96,7 +95,7 @@ def nearest(goal: Goal, evaluations: Sequence[Evaluation]) -> Evaluation | None:
 
 
 def absence(result: CellResult) -> str:
-    """Why *result* is of a cell that is not there."""
+    """Return why *result* has no build."""
     if result.failure is not None:
         at = "" if result.failure.stage is None else f" at {result.failure.stage}"
         return f"failed{at}: {result.failure.error.rstrip('.')}"
@@ -105,12 +104,12 @@ def absence(result: CellResult) -> str:
 
 
 def is_pending(results: Sequence[CellResult]) -> bool:
-    """Whether some of *results* have still to come: then who is best is not known."""
+    """Whether some of *results* are not available yet: then the best one is undetermined."""
     return any(result.status is CellStatus.NOT_REACHED for result in results)
 
 
 def figure(measure: str, value: float) -> str:
-    """*value* with its unit, exact enough to be told from a bound that it just misses."""
+    """Return *value* with its unit, precise enough to differ from a bound that it just misses."""
     unit = MEASURES[measure].unit
     return f"{value:.8g} {unit}".rstrip()
 

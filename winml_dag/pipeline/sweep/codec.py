@@ -1,6 +1,6 @@
-"""Frozen dataclasses as plain JSON values, and back with every field checked: what is read may be by anybody.
+"""Convert frozen dataclasses to plain JSON values and back, checking every field of untrusted input.
 
-A field that has a default may be missing, and one that is unknown is passed over: a newer version may have written it.
+A field with a default may be missing, and unknown fields are ignored: a newer version may have written them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 
 class DecodeError(ValueError):
-    """A value that is not of the form; the text says where and what was expected."""
+    """A value of the wrong form; the text contains the location and the expected type."""
 
 
 def encode(value: object) -> Any:
-    """*value* as :func:`decode` takes it back."""
+    """Return *value* as JSON values for :func:`decode`."""
     kind: Any = type(value)
     return _adapter(kind).dump_python(value, mode="json")
 
 
 def decode(kind: type[T], value: object) -> T:
-    """The *kind* of dataclass that *value* has the fields of.
+    """Return the dataclass *kind* with the fields in *value*.
 
     Raises:
         DecodeError: for a field that is missing or of another type.

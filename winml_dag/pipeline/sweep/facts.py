@@ -1,7 +1,7 @@
-"""What is known of a finished cell as numbers: what goals minimize, and put bounds on.
+"""Metrics of a finished cell, for goals to minimize and to bound.
 
-From its manifest and what perf and eval told. Both may have been written by anybody, so what is not of the expected
-form counts as not known.
+They come from its manifest and from perf and eval. Both are untrusted, so a value of an unexpected form counts as
+missing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from winml_dag.pipeline.sweep.result import CellResult, Measured
 from winml_dag.stages.evaluate import METRICS
 from winml_dag.stages.perf.notices import EMULATED
 
-# In place of the ratio to no noise at all, for which JSON has no number: no bound asks for more.
+# Replaces an infinite signal-to-noise ratio, which JSON cannot represent: no bound is higher.
 EXACT_DB = 1000.0
 
 
 @dataclass(frozen=True)
 class Facts:
-    """``values``: by measure, in its unit; ``missing``: by measure, why it is not among them. ``emulated``: latencies
-    and memory are those of an emulator, and say nothing of the device.
+    """``values``: by measure, in its unit; ``missing``: why other measures have no value.
+
+    ``emulated``: latencies and memory are those of an emulator, not of the device.
     """
 
     values: Mapping[str, float]
@@ -32,7 +33,7 @@ class Facts:
 
 
 def facts_of(cell: CellResult, folder: Path) -> Facts:
-    """What is known of *cell*, which is there, in a sweep whose outputs are in *folder*."""
+    """Return the metrics of *cell*, which has a build, in a sweep with outputs in *folder*."""
     manifest = read_manifest(folder / cell.folder)
     done = [] if manifest is None else [stage for stage in manifest.told.stages if stage.is_done]
     perf = PerfReport.model_validate({} if cell.perf is None else cell.perf.report)
@@ -69,28 +70,26 @@ def _why(measured: Measured | None, command: str) -> str:
 
 
 def _size(done: Iterable[Stage]) -> int | None:
-    """Of what is shipped, each content once."""
+    """Return the size of the shipped files, counting equal content once."""
     sizes = {file.digest: file.size for stage in done if stage.name == "finalize" for file in stage.files}
     return sum(sizes.values()) if sizes else None
 
 
 def _ratio(figures: Figures) -> float:
-    """Without noise there is no ratio, and without a signal neither; the cosine tells which."""
+    """Return the ratio; without noise or without a signal it is undefined, and the cosine shows which applies."""
     if figures.sqnr_db is not None:
         return figures.sqnr_db
     return EXACT_DB if figures.cosine == 1 else -EXACT_DB
 
 
 def _worst(pick: Callable[[Iterable[float]], float], values: Iterable[float | None]) -> float | None:
-    """Of all components."""
+    """Return the worst value over all components."""
     found = [value for value in values if value is not None]
     return pick(found) if found else None
 
 
 def _accuracy(evaluated: Measured | None) -> tuple[float | None, float | None]:
-    """The most telling metric of the task, and how much less that is than the float model's; all are better when they
-    are more.
-    """
+    """Return the main metric of the task, and its drop from the float model; for all of them larger is better."""
     if evaluated is None:
         return None, None
     report = EvalReport.model_validate(evaluated.report)

@@ -1,4 +1,4 @@
-"""What several builds would be as one graph: what of it would run, and how long that would take."""
+"""Dry run of several builds as one graph: what would run, and how long that would take."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from winml_dag.store.store import Store
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What would become of builds that are carried out together.
+    """The result of a dry run.
 
     Attributes:
-        results: by label, of those that can be planned; ``errors`` why others cannot.
-        statuses: how many stages of the one graph would come to what.
-        seconds: how long it would take; ``never_timed``: how many of the stages that would run have no record of their
-            kind to go by.
+        results: those of builds that can be planned, by label; ``errors``: why others cannot.
+        statuses: the number of stages of the merged graph by status.
+        seconds: the estimated duration; ``never_timed``: the number of stages to run for which no similar record
+            exists.
     """
 
     results: Mapping[str, BuildResult]
@@ -43,7 +43,7 @@ class Foreseen:
 
 
 def look_ahead(planned: Sequence[Planned], store: Store, capacity: Capacity, *, rebuild: bool) -> Foreseen:
-    """What would become of *planned*, whose labels differ, in *capacity*. Nothing is run and nothing written."""
+    """Dry-run *planned*, whose labels are unique, with *capacity*. Nothing runs or is written."""
     graphs = {each.label: each.graph for each in planned if isinstance(each.graph, BuildGraph)}
     common = merged(planned)
     if not rebuild:
@@ -63,7 +63,7 @@ def look_ahead(planned: Sequence[Planned], store: Store, capacity: Capacity, *, 
 
 
 def _views(common: Merged, results: Sequence[BuildResult]) -> dict[str, StageView]:
-    """What would become of each stage of the one graph, as the first build tells that has it."""
+    """Return the status of each stage of the merged graph, from the first build that has it."""
     found: dict[str, StageView] = {}
     for result, ids in zip(results, common.ids, strict=True):
         for view in (*result.stages, *result.like_before):
@@ -75,7 +75,7 @@ def _views(common: Merged, results: Sequence[BuildResult]) -> dict[str, StageVie
 def _seconds(
     common: Merged, graphs: Sequence[BuildGraph], to_run: frozenset[str], store: Store, capacity: Capacity
 ) -> float:
-    """How long it takes to run the nodes *to_run*."""
+    """Return the estimated time to run the nodes *to_run*."""
     names = {
         node_id: remembered_name(graphs[place].summary.scope, graphs[place].graph.node(own))
         for node_id, ((place, own), *_) in common.readers().items()
@@ -85,6 +85,6 @@ def _seconds(
 
 
 def _never_timed(views: Sequence[StageView], store: Store) -> int:
-    """How many of the *views* that would run have taken nobody knows how long, nor has any other of their kind."""
+    """Return how many of the *views* to run have no recorded duration, nor has any other run of their stage."""
     unknown = Counter(view.stage for view in views if view.status is Status.RAN and view.elapsed_seconds is None)
     return sum(number for stage, number in unknown.items() if not store.records_of(stage, 1))

@@ -1,4 +1,4 @@
-"""What a sweep is for, once its cells are there: the winner of each goal, put where it is to be shipped from."""
+"""The goals of a sweep: after its cells are built, publish the winner of each goal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
 
-# In the folder of a winner: which cell it is, and what it won by.
+# In the folder of a winner: which cell it is, and the metrics it won by.
 NOTE = "winner.json"
 _NOTE_FORMAT = 1
 _OF_THE_DEVICE = ("latency", "peak_memory")
@@ -32,14 +32,14 @@ _OF_THE_DEVICE = ("latency", "peak_memory")
 
 @dataclass(frozen=True)
 class Means:
-    """What it takes to pursue goals, from who runs the sweep.
+    """What the caller provides to pursue goals.
 
     Attributes:
-        folder: that of the sweep, which folders of cells and winners lie in.
-        request: what builds a cell, with the options of this run.
-        carry_out: builds and measures further cells as those of the sweep are, and gives a result for each, in order.
-        put: brings a folder up to date with what a cell builds, all of which is known; raises WinmlDagError.
-        driver: carries out what there is besides the builds.
+        folder: that of the sweep, which contains the folders of cells and winners.
+        request: returns the request that builds a cell, with the options of this run.
+        carry_out: builds and measures further cells like those of the sweep; returns their results in order.
+        put: brings a folder up to date with a cell's build, which is cached; raises WinmlDagError.
+        driver: runs everything other than builds.
     """
 
     folder: Path
@@ -51,25 +51,26 @@ class Means:
 
 @dataclass(frozen=True)
 class GoalOutcome:
-    """The results of all goals, and the cells that were added in search of better ones."""
+    """The results of all goals, and the cells that a search added."""
 
     goals: tuple[GoalResult, ...]
     trials: tuple[CellResult, ...] = ()
 
 
 def pursue_goals(sweep: Sweep, results: Sequence[CellResult], means: Means) -> GoalOutcome:
-    """The winners among *results*, which are of the cells of *sweep*, by each of its goals; where it asks for a search,
-    among further cells too. Winners are put in place.
+    """Return the winners among *results*, one for each of *sweep*'s goals, and publish them.
+
+    If the sweep requests a search, further cells compete, too.
 
     Raises:
-        KeyboardInterrupt: after children have been ended.
+        KeyboardInterrupt: after child processes have been stopped.
     """
     return _Pursuit(sweep, results, means).run()
 
 
 @dataclass
 class _Choice:
-    """One goal in one group of cells; ``precision_search`` is the search that was begun in it, ``why`` why none was."""
+    """One goal in one group of cells; ``precision_search``: the search started in it, ``why``: why none was."""
 
     goal: Goal
     group: Mapping[str, str]
@@ -105,7 +106,7 @@ class _Pursuit:
                 yield _Choice(goal, group, members)
 
     def _evaluations(self, choice: _Choice) -> list[Evaluation]:
-        """The cells to choose among, with the trials that began with one of them."""
+        """Return the evaluations of the cells to choose from, and of the trials that started from one of them."""
         names = {cell.name for cell in choice.members}
         own = [self._by_name[cell.name] for cell in choice.members if cell.name in self._by_name]
         trials = [result for _, result in self.trials.values() if result.trial_of in names]
@@ -132,7 +133,7 @@ class _Pursuit:
         self.trials = search_together(searches, search, self._carry_out)
 
     def _carry_out(self, cells: Sequence[Cell]) -> list[CellResult]:
-        """Trials are in no recipe, so what builds one again is what its build has left."""
+        """Run trials; no recipe has them, so each one's command uses the settings that its build wrote."""
         results = []
         for result in self.means.carry_out(cells):
             folder = shlex.quote(str(self.means.folder / result.folder))
@@ -141,7 +142,7 @@ class _Pursuit:
         return results
 
     def _begin(self, choice: _Choice) -> None:
-        """Begin a search with the cell that would win if a few of its nodes were better, if there is such a cell."""
+        """Start a search from the cell that would win if a few of its nodes were better, if there is one."""
         evaluations = self._evaluations(choice)
         if is_pending([one.result for one in evaluations]):
             return
@@ -217,17 +218,17 @@ class _Pursuit:
 
 
 def _or_infinite(value: float | None) -> float:
-    """What is not known comes last."""
+    """Return *value*; missing values sort last."""
     return float("inf") if value is None else value
 
 
 def _failed_validation(result: CellResult) -> bool:
-    """Whether a cell was so far from its float model that validate refused it: then there is nothing to measure."""
+    """Whether validate rejected a cell because it is too far from its float model: then it has no measurements."""
     return result.failure is not None and (result.failure.stage or "").endswith("validate")
 
 
 def _is_less(goal: Goal, one: Evaluation, best: Evaluation) -> bool:
-    """Whether *one*, of which it may not be known, could become better than *best*."""
+    """Whether *one*, whose value may be missing, could become better than *best*."""
     mine, its = one.value(goal.minimize), best.value(goal.minimize)
     return mine is None or its is None or mine < its
 
@@ -249,13 +250,13 @@ def _of_an_emulator(goal: Goal, best: Evaluation) -> str:
 
 
 def _left_behind(folder: Path) -> str:
-    """The end of a sentence about a folder that has the winner of an earlier run."""
+    """Return the end of a sentence about a folder that has the winner of an earlier run."""
     note = _read_note(folder)
     return "" if note is None else f"; {folder} still has {note.get('cell')}, which won an earlier run"
 
 
 def _write_note(folder: Path, sweep: str, told: GoalResult) -> None:
-    """Say in *folder* which cell it is, unless that is there already."""
+    """Write to *folder* which cell it is, unless that is already there."""
     from winml_dag.store.files import in_words, write_whole
 
     path = folder / NOTE
@@ -279,7 +280,7 @@ def _write_note(folder: Path, sweep: str, told: GoalResult) -> None:
 
 
 def _read_note(folder: Path) -> dict[str, Any] | None:
-    """The note in *folder*; None without one of ours."""
+    """Return the winner file in *folder*; None if there is none, or it is not from this program."""
     try:
         value = read_json(folder / NOTE)
     except (OSError, ValueError):

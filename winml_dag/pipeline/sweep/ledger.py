@@ -1,7 +1,7 @@
-"""What is known of all cells while a sweep runs, and its ``sweep.json``, which a kill at any moment leaves whole.
+"""The state of all cells while a sweep runs, and its ``sweep.json``, which stays intact if the run is killed.
 
-Several runs may be at one sweep, each with cells of its own or with the same. So each write begins with what the file
-says: of cells that a run was not asked for, or has not come to, that stays.
+Several runs may work on one sweep, with different or the same cells. So each write starts from the file's content:
+results of cells that this run was not asked for, or has not reached, stay.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 _NOT_ASKED = "it was not asked for yet: runs were for other cells"
 _ENDED = "the run ended before its turn came"
-# Between two writes while cells end one after the other: as little as may be lost, as long as writing is what costs.
+# The interval between writes while cells finish: lose as little as possible, unless writing takes too long.
 _SECONDS_BETWEEN = 1.0
 _TIMES_ITS_COST = 20
 
 
 class Ledger:
-    """The cells of one run of *sweep* into *folder*, those in *asked* its own; *head* has all else that is told.
+    """The cells of one run of *sweep* into *folder*; *asked* are those of this run, *head* has all other fields.
 
-    Raises UsageError when somebody else's file is in the way, StoreError when one is where the folder should be.
+    Raises:
+        UsageError: when a file that is not owned is in the way.
+        StoreError: when a file is in the folder's path.
     """
 
     def __init__(self, sweep: Sweep, folder: Path, asked: Collection[str], store: Store, head: SweepResult) -> None:
@@ -51,10 +53,10 @@ class Ledger:
         try:
             self.before = read_sweep(folder)
         except InputError as error:
-            # Of who builds it is the choice of a folder that is wrong.
+            # Raise it as a usage error: for a build, the wrong folder was chosen.
             raise UsageError(error.message, advice=error.advice) from None
         self._results: dict[str, CellResult] = {}
-        # None while they were not looked for in this run.
+        # None until this run determines them.
         self._trials: dict[str, CellResult] | None = None
         self._goals: tuple[GoalResult, ...] | None = None
         self._longest = CriticalPath((), 0.0)
@@ -63,15 +65,15 @@ class Ledger:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Since the run began."""
+        """The time since the run began."""
         return time.monotonic() - self._began
 
     def last(self, cell: Cell) -> CellResult | None:
-        """What the file said of *cell* when the run began, if it had the same folder then."""
+        """Return the file's result of *cell* from when the run began, if the cell's folder is the same."""
         return _by_name(self.before).get((cell.name, cell.folder))
 
     def gone(self) -> Iterator[str]:
-        """Folders of cells that the sweep has no more, and that are still there."""
+        """Yield existing folders of cells that the sweep no longer has."""
         now = {cell.folder for cell in self._cells.values()}
         for cell in () if self.before is None else self.before.cells:
             is_trial = self._has_goals and cell.trial_of in self._cells
@@ -79,28 +81,28 @@ class Ledger:
                 yield cell.folder
 
     def take(self, result: CellResult) -> None:
-        """Note what became of a cell of the sweep; now and then that is written, if it is news."""
+        """Record the result of a cell; occasionally write the file, if the result is new."""
         self._results[result.name] = result
         if time.monotonic() >= self._next_write and self._is_news(result):
-            # A run of hours does not end because of this; at its end it is told.
+            # An error here does not end a run of hours; the final write reports it.
             with suppress(StoreError, InputError):
                 self.write(interrupted=True)
 
     def lasted(self, chain: CriticalPath) -> None:
-        """Note what in a graph of this run took longest, one after the other."""
+        """Record the critical path of a graph of this run."""
         if chain.seconds > self._longest.seconds:
             self._longest = chain
 
     def conclude(self, goals: tuple[GoalResult, ...], trials: tuple[CellResult, ...]) -> None:
-        """Note what the goals came to, and the cells that were added on the way."""
+        """Record the results of the goals, and the cells that searches added."""
         self._goals = goals
         self._trials = {trial.name: trial for trial in trials}
 
     def write(self, *, interrupted: bool = False) -> SweepResult:
-        """Write what is known now. *interrupted*: the run is not through.
+        """Write the current state. *interrupted*: the run has not finished.
 
         Raises:
-            StoreError, InputError: when that cannot be done, or somebody has put another file in its place.
+            StoreError, InputError: when that fails, or another file is in its path.
         """
         began = time.monotonic()
         with self._store.claim(folder_key(self._folder / SWEEP)):
@@ -112,12 +114,12 @@ class Ledger:
         return told
 
     def result(self, written: SweepResult | None, *, interrupted: bool = False) -> SweepResult:
-        """All that is known: of this run, and for the rest what is *written* in the file now."""
+        """Return the current state: of this run, and otherwise what is *written* in the file."""
         now = _by_name(written)
         cells = [self._of(cell, now) for cell in self._cells.values()]
         trials, goals = self._pursued(written)
         every = with_sharing([*cells, *trials.values()])
-        # What stands in the file of others, an earlier run has done.
+        # Results of other cells in the file are from an earlier run.
         own = [each for each in every if each.name in self._results or each.name in (self._trials or ())]
         return replace(
             self._head,
@@ -133,7 +135,7 @@ class Ledger:
         )
 
     def _pursued(self, written: SweepResult | None) -> tuple[Mapping[str, CellResult], tuple[GoalResult, ...]]:
-        """Trials by name, and what goals came to: in this run, else as is *written*, unless the sweep has none now."""
+        """Return trials by name, and goals: from this run, else as *written*, unless the sweep now has no goals."""
         if self._trials is not None and self._goals is not None:
             return self._trials, self._goals
         if written is None or not self._has_goals:
@@ -142,12 +144,12 @@ class Ledger:
         return {each.name: each for each in kept}, written.goals
 
     def is_as_before(self) -> bool:
-        """Whether the file says already what there is to say: a run with nothing to do leaves it as it is."""
+        """Whether the file already has this state: a run with nothing to do does not rewrite it."""
         before = self.before
-        # What was written on the way says of itself that the run is not through.
+        # An intermediate write marks the run as interrupted.
         if before is None or before.interrupted or self._has_written or not self._asked <= self._results.keys():
             return False
-        # What was measured now, the file cannot know, though times are told in seconds.
+        # The file cannot have measurements of this run, even if their times, in whole seconds, are equal.
         if any(
             each is not None and each.measured == "live" for one in self._results.values() for each in _measured(one)
         ):
@@ -173,14 +175,14 @@ class Ledger:
         written = now.get((cell.name, cell.folder))
         if written is not None:
             written = replace(written, values=cell.values)
-        # What is in its folder is still that, whatever the recipe says now.
+        # The folder still has that build, even if the recipe has changed.
         return written or replace(
             told, status=CellStatus.NOT_REACHED, why=_ENDED if cell.name in self._asked else _NOT_ASKED
         )
 
 
 def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
-    """What is told of a run before it has begun."""
+    """Return the fields of a run that are determined before it starts."""
     from winml_dag import TOOL_ID
     from winml_dag.pipeline.assess.host import this_host
 
@@ -202,7 +204,7 @@ def _by_name(sweep: SweepResult | None) -> dict[tuple[str, str], CellResult]:
 
 
 def _essence(cell: CellResult) -> tuple[object, ...]:
-    """What of a cell is the same in two runs of which the second had nothing to do."""
+    """Return what is equal for a cell in two runs of which the second had nothing to do."""
     status = CellStatus.UP_TO_DATE if cell.is_there else cell.status
     measured = [None if each is None else (bool(each.error), each.made_at) for each in _measured(cell)]
     return cell.name, cell.folder, dict(cell.values), status, cell.why, keys_of(cell), measured, cell.trial_of

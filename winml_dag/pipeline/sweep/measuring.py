@@ -1,7 +1,7 @@
-"""What perf and eval tell of the cells of a sweep: as the commands would measure them, one after the other.
+"""Run perf and eval on the cells of a sweep, as the commands would, one after the other.
 
-A phase of its own after all builds, and no part of their graph: what is measured beside a build is the build. What was
-measured is a record, so the commands find it, and what they have measured is found here.
+This is a phase after all builds, not part of their graph: measuring next to a running build would measure the build,
+too. Results are records, so the commands and the sweep share them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Plan: TypeAlias = "PerfPlan | EvaluationPlan"
 
 @dataclass(frozen=True)
 class Finished:
-    """A cell that is there: its output folder, and the recipe whose sections say how it is measured."""
+    """A cell with a build: its output folder, and the recipe that configures measurements."""
 
     name: str
     folder: Path
@@ -40,7 +40,7 @@ class Finished:
 
     @property
     def has_data(self) -> bool:
-        """Whether its recipe names anything to measure it on, or against: what builds make does not depend on that."""
+        """Whether its recipe names data or a reference for measuring, which builds do not depend on."""
         recipe = self.recipe.recipe
         given = [recipe.perf.input_data]
         if recipe.eval is not None:
@@ -50,7 +50,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class CellMeasured:
-    """What was measured of a cell; None for what nobody asked for."""
+    """The measurements of a cell; None for those that were not requested."""
 
     perf: Measured | None = None
     eval: Measured | None = None
@@ -59,14 +59,14 @@ class CellMeasured:
 def measure_cells(
     cells: Sequence[Finished], measure: Collection[str], driver: Driver, done: Callable[[str], None]
 ) -> Mapping[str, CellMeasured]:
-    """What perf and eval, those of them that *measure* names, tell of *cells*, by the name of the cell.
+    """Run those of perf and eval that *measure* names on *cells*; returns results by cell name.
 
-    perf has the machine for itself, one model at a time; of eval there are as many at once as *driver* has jobs. Cells
-    with equal models are measured once. What cannot be measured is told with its error. *done* is told of each cell of
-    which nothing more is to be measured.
+    perf has the machine to itself, one model at a time; eval runs as many at once as *driver* has jobs. Cells with
+    equal models are measured once. A failed measurement is returned with its error. *done* is called for each cell that
+    is complete.
 
     Raises:
-        KeyboardInterrupt: after children have been ended.
+        KeyboardInterrupt: after child processes have been stopped.
     """
     from winml_dag.pipeline.assess.host import this_host
 
@@ -86,7 +86,7 @@ def measure_cells(
 def _measured(
     plans: Mapping[str, _Plan | WinmlDagError], driver: Driver, done: Callable[[str], None]
 ) -> Mapping[str, Measured]:
-    """What became of *plans*, by the name of each cell; *done* is told of each that has ended."""
+    """Return the results of *plans*, by cell name; *done* is called for each that has ended."""
     told = {name: Measured(error=str(plan)) for name, plan in plans.items() if isinstance(plan, WinmlDagError)}
     for name in told:
         done(name)

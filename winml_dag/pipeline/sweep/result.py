@@ -1,6 +1,6 @@
-"""What became of a sweep: the content of ``sweep.json``, which the next run, the report and other programs read.
+"""The result of a sweep: the content of ``sweep.json``, which the next run, the report and other programs read.
 
-It holds what no manifest can: cells that failed, were refused or left out, what was shared, and what was measured.
+It holds what no manifest has: cells that failed, were rejected or excluded, shared stages, and measurements.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ FORMAT = 1
 
 
 class CellStatus(StrEnum):
-    """What became of a cell. ``refused``: it cannot be built as it is written. ``left out``: the recipe excludes it.
-    ``not reached``: the run ended before, or it is of another shard.
+    """The status of a cell.
+
+    ``refused``: it cannot be built as written. ``left out``: the recipe excludes it. ``not reached``: the run ended
+    before, or it is in another shard.
     """
 
     BUILT = "built"
@@ -33,10 +35,11 @@ class StageRun:
 
     Attributes:
         status: ``ran``, ``reused``, ``skipped`` or ``failed``.
-        elapsed_seconds: spent in this run; 0 when it was not run for this cell.
-        made_in_seconds: what making the result took, whenever that was; of a reuse, what that saved. None without one.
-        started_seconds: after the sweep began; None when it did not run in it.
-        cells: how many cells of the sweep stand on this very result.
+        elapsed_seconds: time spent in this run; 0 when it was not run for this cell.
+        made_in_seconds: the time that making the result took, whenever that was; for a reuse, the time saved. None
+            without a result.
+        started_seconds: since the start of the sweep; None when it did not run in it.
+        cells: how many cells of the sweep share this result.
     """
 
     id: str
@@ -55,7 +58,7 @@ class StageRun:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a cell has no result. ``stage`` is None where none had begun; ``log`` is where the whole log lies."""
+    """Why a cell has no result. ``stage`` is None if none had started; ``log`` is the path of the full log."""
 
     stage: str | None
     error: str
@@ -66,8 +69,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Measured:
-    """What perf or eval told of a cell. ``report`` is theirs, as ``--format json`` prints it; ``measured`` is ``live``
-    or ``cached``. ``error``: why there is none.
+    """The result of perf or eval for a cell.
+
+    ``report`` is what the command prints with ``--format json``; ``measured`` is ``live`` or ``cached``. ``error``: why
+    there is no report.
     """
 
     measured: str = ""
@@ -78,17 +83,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What became of one cell.
+    """The result of one cell.
 
     Attributes:
         name: unique in the sweep; by default the labels of its values, joined with ``/``.
-        values: by axis, the label of the value.
-        folder: its output folder, relative to that of ``sweep.json``, with ``/``; absolute where it is not below it.
-        why: for a status that needs it, the reason in a sentence.
+        values: the label of its value, by axis.
+        folder: its output folder, relative to that of ``sweep.json``, with ``/``; absolute if it is outside.
+        why: the reason in a sentence, for a status that needs one.
         reached: the id of the last stage that has a result; None without one.
-        saved_seconds: what the results that it found had taken to make.
-        trial_of: the cell whose mixed precision was searched for, of which this is a trial.
-        command: what builds this cell alone.
+        saved_seconds: the time that the reused results took to make.
+        trial_of: the cell that this one is a trial of, in a search for mixed precision.
+        command: the command that builds this cell alone.
     """
 
     name: str
@@ -113,10 +118,12 @@ class CellResult:
 
 @dataclass(frozen=True)
 class SharedGraph:
-    """What the one graph of all cells came to. ``stages``: its nodes; ``stages_apart``: the sum over the cells.
+    """Totals of the merged graph of all cells.
 
-    ``seconds_ran`` and ``seconds_saved`` add up work, whatever ran at the same time; ``critical_path`` are the nodes
-    that nothing could have made shorter, with ``critical_path_seconds`` as their sum.
+    Attributes:
+        stages: the number of its nodes; ``stages_apart``: the sum over the cells.
+        seconds_ran, seconds_saved: total work, regardless of parallelism.
+        critical_path: the nodes that bound the duration from below; ``critical_path_seconds``: their sum.
     """
 
     builds: int = 0
@@ -132,8 +139,10 @@ class SharedGraph:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A cell as a goal sees it. ``why`` says what ruled it out; empty for one that meets all bounds. ``values``: the
-    measure to minimize and all bounded ones, by name; None where it was not measured.
+    """A cell in view of a goal.
+
+    ``why``: what rules it out; empty if it meets all bounds. ``values``: the minimized measure and all bounded ones, by
+    name; None if not measured.
     """
 
     cell: str
@@ -143,15 +152,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search for mixed precision came to, which began with ``cell``.
+    """The result of a search for mixed precision that started from ``cell``.
 
     Attributes:
-        kept: in what the worst nodes are kept: ``16 bits`` or ``float``.
-        ranked: how many nodes there are to keep, worst first.
-        tried: whether the bounds on quality hold, by how many of the worst nodes are kept; 0 is the cell itself.
-        fewest: the smallest of these that holds, of which one less was tried and does not; None without one.
+        kept: the precision of the worst nodes: ``16 bits`` or ``float``.
+        ranked: how many nodes can be kept, worst first.
+        tried: whether the bounds on quality hold, by the number of worst nodes kept; 0 is the cell itself.
+        fewest: the smallest of these numbers that holds, while the tried number one below does not; None without one.
         nodes: the names of these nodes.
-        trial: the cell that has them.
+        trial: the cell that keeps them.
         why: how it ended, in a sentence.
     """
 
@@ -167,9 +176,10 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class GoalResult:
-    """The winner among cells that differ only in what the goal chooses. ``group``: the values that they share;
-    ``winner`` is None where no cell meets the bounds; ``folder`` is where the winner was put. ``pending``: some of the
-    cells have no result yet.
+    """The winner among cells that differ only in what the goal chooses.
+
+    ``group``: the values that they share; ``winner`` is None if no cell meets the bounds; ``folder``: where the winner
+    was published. ``pending``: some of the cells have no result yet.
     """
 
     group: Mapping[str, str]
@@ -184,14 +194,16 @@ class GoalResult:
 
     @property
     def failed(self) -> bool:
-        """Whether there is no winner in place, though all that it is chosen among is known."""
+        """Whether no winner was published although all cells have results."""
         return self.folder is None and not self.pending
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A whole sweep. ``axes``: by name, the labels of their values, in the order of the recipe. ``interrupted``: the
-    run was ended before it was through. ``recipe``: the file or files, as they were named.
+    """A whole sweep.
+
+    ``axes``: the labels of their values by name, in the order of the recipe. ``interrupted``: the run was ended early.
+    ``recipe``: the file or files, as named.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""A sweep carried out: all cells as one graph, then what is measured of them, then its goals; and ``sweep.json``.
+"""Run a sweep: build all cells as one graph, measure them, pursue the goals, and write ``sweep.json``.
 
-Each cell is remembered like a build of its own, so that whatever of a sweep is there already is seen at a glance, in
-whichever file and under whichever options it was asked for.
+Each cell has its own plan cache entry, like a build, so that a quick check finds cells that are up to date, whichever
+file and options requested them.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ _OUTDATED = "it was built as the sweep was then, and this run was not for it"
 
 
 class Watcher(Observer, Protocol):
-    """Told of stages as any observer is, with the name of a cell before the id of each node; and of cells."""
+    """An observer of stages, with the cell's name as a prefix of each node id, and of cells."""
 
     def phase(self, doing: str, cells: Sequence[str]) -> None:
-        """What comes now is done for each of *cells*."""
+        """A phase starts that processes each of *cells*."""
 
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
-        """What became of a cell in this phase."""
+        """A cell has finished this phase with *status*."""
 
     def on_eta(self, eta: Eta) -> None:
-        """What tells how long the stages will take that run from now on."""
+        """Receives the estimator for the stages that run from now on."""
 
 
 class SilentWatcher(Silent):
-    """One that says nothing."""
+    """A watcher that ignores everything."""
 
     def phase(self, doing: str, cells: Sequence[str]) -> None: ...
 
@@ -69,9 +69,9 @@ class SilentWatcher(Silent):
 
 
 class _Timed(PassingOn):
-    """Tells *observer*, and remembers when each stage began and how long it took, by its key.
+    """Forwards to *observer*, and records when each stage started and how long it took, by its key.
 
-    ``started_at`` is in seconds since this was made.
+    ``started_at`` is in seconds since this object was created.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -95,17 +95,17 @@ class _Timed(PassingOn):
 
 @dataclass(frozen=True)
 class SweepRun:
-    """How a sweep is to be run.
+    """How to run a sweep.
 
     Attributes:
-        request: the options of this run, which hold for every cell.
-        folder: where all cells go.
-        cells: those that this run is for, of all that the sweep has.
-        left_out: those of its choice that the sweep leaves out.
-        recipe: the file or files, as they were named.
-        commands: what builds each cell alone, by its name.
-        modules: what the cells are, where the recipe is a list of modules.
-        whole: whether its goals are pursued: not by a run that sees only a part of what they choose from.
+        request: the options of this run, which apply to every cell.
+        folder: the folder for all cells.
+        cells: those of the sweep's cells that this run builds.
+        left_out: selected cells that the sweep excludes.
+        recipe: the file or files, as named.
+        commands: the command that builds each cell alone, by name.
+        modules: the modules of the cells, if the recipe is a list of modules.
+        whole: whether to pursue goals: not in a run that only sees a part of the cells they choose from.
     """
 
     sweep: Sweep
@@ -120,12 +120,13 @@ class SweepRun:
 
     @classmethod
     def of(cls, named: Sequence[Path], request: Request, selection: Selection, command: str) -> SweepRun:
-        """What *named* recipes, folders and patterns ask for together, with the options of *request*. *command*: what
-        builds all of it, so that with a filter behind it does one cell.
+        """Return the run of all *named* recipes, folders and patterns, with the options of *request*.
+
+        *command*: the command that builds everything; with a filter appended it builds one cell.
 
         Raises:
             RecipeError, InputError: for a sweep that cannot be read.
-            UsageError: when there is no folder for it, and for a selection that means nothing.
+            UsageError: when there is no folder for it, and for an invalid selection.
         """
         sweep = sweep_of_files(named)
         refuse_overruled(sweep, request.overrides)
@@ -147,10 +148,15 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SweepDone:
-    """``cells``: what became of those that the run was for, and of trials. ``gone``: folders of cells that are no more.
-    ``words``: of all requests that stand for what there is now. ``refusals``: exit codes of cells that were refused.
-    ``notes``: what is to be known of cells that were built, and of the cache, each sentence once. ``has_data``: some
-    cell is measured on data of its own, of which the note of no build tells.
+    """The result of a run.
+
+    Attributes:
+        cells: results of the run's cells, and of trials.
+        gone: folders of cells that no longer exist.
+        words: the requests of all current cells.
+        refusals: exit codes of rejected cells.
+        notes: notices about cells that were built, and about the cache, each sentence once.
+        has_data: some cell is measured on its own data, which no build's plan cache entry covers.
     """
 
     result: SweepResult
@@ -171,12 +177,13 @@ def run_sweep(
 ) -> SweepDone:
     """Bring the cells of *asked* up to date, measure them, and pursue the goals of the sweep.
 
-    A cell that fails keeps no other from being built, unless *options* say otherwise.
+    A failed cell does not keep others from being built, unless *options* say otherwise.
 
     Raises:
-        UsageError: when somebody else's ``sweep.json`` is in the way.
+        UsageError: when a ``sweep.json`` that is not owned is in the way.
         StoreError: when the cache or the folder cannot be used.
-        KeyboardInterrupt: after children have been ended; what there is by then is in place and in ``sweep.json``.
+        KeyboardInterrupt: after child processes have been stopped; finished results are published and in
+            ``sweep.json``.
     """
     return _Run(asked, store, options, watcher, executor).run()
 
@@ -199,7 +206,7 @@ class _Run:
         head = new_head(asked.sweep, asked.recipe, options.jobs)
         self._ledger = Ledger(asked.sweep, asked.folder, [cell.name for cell in asked.cells], store, head)
         self._driver = Driver(store, options, WithoutRounds(self._timed), executor, watcher.on_eta)
-        # By name, what each cell was built by, and what became of it.
+        # The request and the result of each cell, by name.
         self._requests: dict[str, Request] = {}
         self._results: dict[str, CellResult] = {}
         self._put_words: list[str] = []
@@ -214,7 +221,7 @@ class _Run:
             self._measure(self._asked.cells, self._ledger.take)
             outcome = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
         except BaseException:
-            # Whatever ended it: what there is by now is told, if it can be.
+            # After any error: try to write the results so far.
             with suppress(WinmlDagError):
                 self._ledger.write(interrupted=True)
             raise
@@ -233,7 +240,7 @@ class _Run:
         return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes), self._has_data)
 
     def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], driver: Driver) -> None:
-        """Bring the folders of *cells* up to date; *take* is told of each as soon as it has ended."""
+        """Bring the folders of *cells* up to date; *take* is called with each result as soon as it is available."""
         by_name = {cell.name: cell for cell in cells}
         self._requests |= {cell.name: request_of(cell, self._asked.request, self._asked.folder) for cell in cells}
         known = {} if driver.options.rebuild else dict(self._known(cells))
@@ -257,7 +264,7 @@ class _Run:
                 self._refusals[outcome.label] = outcome.error.exit_code
             finish(made.result(by_name[outcome.label], outcome))
 
-        # One observer for each phase: what it has told of rounds holds for no other.
+        # One observer for each phase: repeated rounds are only relevant within one.
         outcomes = build_all(planned, replace(driver, observer=WithoutRounds(self._timed)), done)
         for outcome in outcomes:
             if outcome.result is not None and outcome.changed:
@@ -266,7 +273,7 @@ class _Run:
         self._ledger.lasted(longest_chain(planned, outcomes, self._timed.seconds))
 
     def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[CurrentPlan, CellResult]]]:
-        """Name of each cell in which there is nothing to do, what stands of it, and what was told of it last."""
+        """Yield each cell with nothing to do: its name, its current plan, and its last result."""
         around = Environment.now()
         folder = str(self._store.folder)
         for cell in cells:
@@ -287,11 +294,11 @@ class _Run:
 
     @property
     def _measuring(self) -> Driver:
-        """Of what is measured nothing depends on another, and all of it is measured on this machine."""
+        """Measurements are independent of each other, and all run on this machine."""
         return replace(self._driver, options=replace(self._driver.options, keep_going=True, cluster=None))
 
     def _measure(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
-        """Measure those of *cells* that are there, as the sweep says."""
+        """Measure those of *cells* that have a build, as the sweep requests."""
         measure = self._asked.sweep.measure
         there = [cell for cell in cells if self._results[cell.name].is_there]
         if not measure or not there:
@@ -309,7 +316,7 @@ class _Run:
             take(result)
 
     def _pursue(self) -> GoalOutcome:
-        """The winners among all cells that are there, whichever run has built them."""
+        """Return the winners among all cells that have a build, whichever run made it."""
         known = {cell.name: cell for cell in self._ledger.result(self._ledger.before).cells} | self._results
         known |= {cell.name: cell for cell in self._outdated(known)}
         means = Means(
@@ -322,9 +329,7 @@ class _Run:
         return pursue_goals(self._asked.sweep, [known[cell.name] for cell in self._asked.sweep.cells], means)
 
     def _outdated(self, known: Mapping[str, CellResult]) -> Iterator[CellResult]:
-        """Of cells that another run has built, those that would be built otherwise now: what is known of them says
-        nothing of what would be put in place.
-        """
+        """Yield other runs' cells whose build is outdated: its metrics are not those of what would be published now."""
         cells = self._asked.sweep.cells
         others = [cell for cell in cells if cell.name not in self._results and known[cell.name].is_there]
         requests = [(cell.name, request_of(cell, self._asked.request, self._asked.folder)) for cell in others]
@@ -336,18 +341,19 @@ class _Run:
                 yield replace(known[planned.label], status=CellStatus.NOT_REACHED, why=_OUTDATED)
 
     def _carry_out(self, cells: Sequence[Cell]) -> Sequence[CellResult]:
-        """Build and measure further *cells* as those of the sweep."""
+        """Build and measure further *cells* like those of the sweep."""
         self._watcher.phase("searching", [cell.name for cell in cells])
-        # What they share with the sweep's cells was made anew with those, and would be again in every round.
+        # With --rebuild, stages that they share with the sweep's cells were already rebuilt; do not repeat that every
+        # round.
         self._build(cells, lambda _: None, self._reusing)
         self._measure(cells, lambda _: None)
         return [self._results[cell.name] for cell in cells]
 
     def _put(self, cell: Cell, folder: Path) -> None:
-        """Bring *folder* up to date with what *cell* builds.
+        """Bring *folder* up to date with the build of *cell*.
 
         Raises:
-            StageError: when a stage failed; and whatever planning raises.
+            StageError: when a stage failed; and any error of planning.
         """
         request = replace(request_of(cell, self._asked.request, self._asked.folder), output_dir=folder)
         planned = plan_request(request, self._store, download=True)

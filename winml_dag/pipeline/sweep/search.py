@@ -1,8 +1,8 @@
-"""The search for mixed precision: where a cell of low precision misses a bound on quality, its worst nodes are kept in
-a higher one, as few as it takes.
+"""Search for mixed precision: if a low-precision cell misses a bound on quality, keep its worst nodes in a higher one.
 
-Which nodes are worst is told by the stage sensitivity, which sees what quantize sees. Every trial is a cell: it shares
-all stages before quantize with the cell that it began with, and a second search finds all of its stages in the cache.
+As few nodes are kept as possible. The stage sensitivity, which reads the same inputs as quantize, ranks them. Every
+trial is a cell: it shares all stages before quantize with the cell it started from, and repeating the search finds all
+stages in the cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from winml_dag.store.store import Store
 
 
-# A cell with some nodes kept in higher precision: the fields of ``quant`` that a user would write for it.
+# A cell with some nodes in higher precision: the fields of ``quant`` that a user would write for it.
 
 
 SIXTEEN = "16 bits"
@@ -43,19 +43,19 @@ _FIELDS = {SIXTEEN: "node_overrides", FLOAT: "nodes_to_exclude"}
 
 @dataclass(frozen=True)
 class Keeping:
-    """In what nodes are kept (:data:`SIXTEEN`, :data:`FLOAT`), and the integer type that stands for 16 bits."""
+    """The precision of kept nodes (:data:`SIXTEEN`, :data:`FLOAT`), and the integer type used for 16 bits."""
 
     kept: str
     wide: str = ""
 
     @property
     def suffix(self) -> str:
-        """What the name of a cell gets behind the number of nodes that are kept."""
+        """The suffix of a cell's name, after the number of kept nodes."""
         return "in16" if self.kept == SIXTEEN else "in32"
 
     @property
     def field(self) -> str:
-        """The field of ``quant`` that says so."""
+        """The field of ``quant`` that lists the nodes."""
         return _FIELDS[self.kept]
 
     @property
@@ -63,16 +63,16 @@ class Keeping:
         return RELIEF[self.field]
 
     def most(self, ranked: int) -> int:
-        """How many of the nodes *ranked* can be kept: something has to be left to quantize."""
+        """Return how many of the nodes *ranked* can be kept: at least one must remain to quantize."""
         return ranked if self.kept == SIXTEEN else ranked - 1
 
 
 def keepings_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) -> tuple[Keeping, ...] | str:
-    """In what nodes of *build* are kept as *search* says, the first to be tried first; or why they cannot be searched
-    at all, as a sentence.
+    """Return the precisions in which *search* may keep nodes of *build*, first choice first.
 
-    16 bits come first where the provider mixes widths: beside a node in float, others are quantized in other ways than
-    beside a quantized one. They are of activations alone, so where weights are what is missing, only float helps.
+    If nodes cannot be searched, returns the reason as a sentence. 16 bits come first where the provider mixes widths: a
+    node in float changes how its neighbours are quantized. They apply to activations only, so where weights are the
+    problem, only float helps.
     """
     if not isinstance(build, Build):
         return "it is of several components or of stages of its own, and nodes are ranked of one model alone"
@@ -92,7 +92,7 @@ def keepings_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) ->
 
 
 def with_kept(loaded: LoadedRecipe, nodes: Sequence[str], keeping: Keeping) -> LoadedRecipe:
-    """The recipe *loaded* with *nodes* kept as *keeping* says, besides those that it keeps itself."""
+    """Return the recipe *loaded* with *nodes* kept as in *keeping*, in addition to those that it already keeps."""
     recipe = loaded.recipe
     of_compile = recipe.compile if recipe.quant is None else None
     written = of_compile.quant_config if of_compile is not None else recipe.quant
@@ -113,18 +113,18 @@ def _with_nodes(quant: Quant, nodes: Sequence[str], keeping: Keeping) -> dict[st
     return {**fields, "node_overrides": {**own, **wide}}
 
 
-# How many of the worst nodes to keep in higher precision next: a pure function of what was tried.
+# How many of the worst nodes to keep next: a pure function of the results so far.
 #
-# Quality need not grow with every node that is kept. So what is found is a number that holds while one less does not,
-# both tried; the smallest of all such numbers if quality does grow, and not for sure if it does not.
+# Quality need not grow with every node that is kept. So the result is a number that holds while one less does not, both
+# tried. If quality does grow, it is the smallest such number; otherwise it may not be.
 
 
 def next_counts(tried: Mapping[int, bool], most: int, method: Literal["bisect", "all"]) -> tuple[int, ...]:
-    """The counts from 1 to *most* to try next; none when there is nothing left to learn. *tried*: which of the counts
-    that were tried hold, 0 among them.
+    """Return the counts from 1 to *most* to try next; none when the result is determined.
 
-    ``bisect`` doubles the count until one holds, since few nodes most often do, then halves what lies between: about
-    twice the logarithm of the answer in all.
+    *tried*: whether the bounds hold, by the counts tried so far, including 0. ``bisect`` doubles the count until one
+    holds, since few nodes are usually enough, and then halves the interval: about twice the logarithm of the answer in
+    all.
     """
     if method == "all":
         return tuple(count for count in range(1, most + 1) if count not in tried)
@@ -135,7 +135,7 @@ def next_counts(tried: Mapping[int, bool], most: int, method: Literal["bisect", 
 
 
 def between(tried: Mapping[int, bool]) -> tuple[int, int | None]:
-    """The smallest count that holds, None without one, and before it the largest below it that does not."""
+    """Return the smallest count that holds, None without one, after the largest count below it that does not."""
     above = min((count for count, holds in tried.items() if holds), default=None)
     below = max((count for count, holds in tried.items() if not holds and (above is None or count < above)), default=0)
     return below, above
@@ -143,24 +143,24 @@ def between(tried: Mapping[int, bool]) -> tuple[int, int | None]:
 
 @dataclass(frozen=True)
 class Ranked:
-    """The nodes of a cell, worst first, and in what they can be kept: the first is tried first."""
+    """The nodes of a cell, worst first, and the precisions in which they can be kept, first choice first."""
 
     nodes: tuple[str, ...]
     keepings: tuple[Keeping, ...]
 
     def most(self, keeping: Keeping, search: Search) -> int:
-        """How many nodes may be kept as *keeping* says."""
+        """Return how many nodes may be kept as in *keeping*."""
         possible = keeping.most(len(self.nodes))
         return possible if search.nodes_at_most is None else min(possible, search.nodes_at_most)
 
 
 @dataclass
 class PrecisionSearch:
-    """One search that is going on. ``holds``: whether a trial keeps the bounds on quality.
+    """A search in progress. ``holds``: whether a trial meets the bounds on quality.
 
     Attributes:
-        ranked: or why its nodes cannot be ranked.
-        tried: for each way of keeping nodes that was tried, whether the bounds hold by how many are kept; 0 is the cell
+        ranked: the ranked nodes, or why they cannot be ranked.
+        tried: for each precision that was tried, whether the bounds hold by the number of kept nodes; 0 is the cell
             itself.
     """
 
@@ -171,12 +171,12 @@ class PrecisionSearch:
 
     @property
     def keeping(self) -> Keeping:
-        """What is being tried."""
+        """The precision being tried."""
         assert isinstance(self.ranked, Ranked)
         return self.ranked.keepings[len(self.tried) - 1]
 
     def wanted(self, search: Search) -> tuple[int, ...]:
-        """The numbers of nodes to try next, kept as :attr:`keeping` says."""
+        """Return the numbers of nodes to try next, kept as in :attr:`keeping`."""
         left = None if search.most_trials is None else search.most_trials - self._trials
         if isinstance(self.ranked, str) or left == 0:
             return ()
@@ -187,7 +187,7 @@ class PrecisionSearch:
         return counts[:left]
 
     def trial(self, count: int) -> Cell:
-        """The cell in which the worst *count* nodes are kept."""
+        """Return the cell in which the worst *count* nodes are kept."""
         assert isinstance(self.ranked, Ranked)
         assert self.cell.recipe is not None
         return replace(
@@ -198,7 +198,7 @@ class PrecisionSearch:
         )
 
     def result(self, search: Search) -> SearchResult:
-        """What it came to."""
+        """Return the result of the search."""
         if isinstance(self.ranked, str):
             return SearchResult(self.cell.name, "", 0, {0: False}, why=f"nothing was searched: {self.ranked}")
         nodes, tried, keeping = self.ranked.nodes, self.tried[-1], self.keeping
@@ -232,17 +232,17 @@ def search_together(
     search: Search,
     carry_out: Callable[[Sequence[Cell]], Sequence[CellResult]],
 ) -> Mapping[str, tuple[Cell, CellResult]]:
-    """Carry all *searches* on to their end, a round of trials of all at a time; every trial that was made, by name.
+    """Run all *searches* to their end, one round of trials of all at a time; returns every trial by name.
 
     Raises:
-        KeyboardInterrupt: after children have been ended.
+        KeyboardInterrupt: after child processes have been stopped.
     """
     made: dict[str, tuple[Cell, CellResult]] = {}
     while True:
         asked = [(one, count, one.trial(count)) for one in searches for count in one.wanted(search)]
         if not asked:
             return made
-        # Several goals may search one cell.
+        # Several goals may search the same cell.
         new = {cell.name: (one, cell) for one, _, cell in asked if cell.name not in made}
         results = carry_out([cell for _, cell in new.values()])
         for (one, cell), result in zip(new.values(), results, strict=True):
@@ -254,14 +254,14 @@ def search_together(
 def rank_cells(
     cells: Mapping[str, Cell], request: Callable[[Cell], Request], search: Search, driver: Driver
 ) -> Mapping[str, Ranked | str]:
-    """By the name of each of *cells*, its nodes by what quantizing them costs, or why they cannot be ranked.
+    """Rank the nodes of each of *cells* by the quality that quantizing them costs; returns rankings or reasons by name.
 
     Raises:
-        KeyboardInterrupt: after children have been ended.
+        KeyboardInterrupt: after child processes have been stopped.
     """
     planned = {name: _planned(request(cell), search, driver.store) for name, cell in cells.items()}
     graphs = {name: one[0] for name, one in planned.items() if not isinstance(one, str)}
-    # What comes before the ranking belongs to the cells, which were made anew where that was asked for.
+    # Stages before the ranking belong to the cells, which --rebuild has already rebuilt.
     driver = replace(driver, options=replace(driver.options, rebuild=False))
     ended = driver.run([MeasurementJob(graph, driver.store, name) for name, graph in graphs.items()])
     results = dict(zip(graphs, ended, strict=True))
@@ -272,8 +272,8 @@ def rank_cells(
 
 
 def _planned(request: Request, search: Search, store: Store) -> tuple[MeasurementGraph, tuple[Keeping, ...]] | str:
-    """The graph of the build that *request* means up to where quantize would come, and the stage that ranks there."""
-    # Imported here: a search is rare.
+    """Return the graph of *request*'s build up to quantize, with the ranking stage instead of quantize."""
+    # Imported here: searches are rare.
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
     from winml_dag.pipeline.sections import sensitivity_config

@@ -1,4 +1,4 @@
-"""Which cells of a sweep a run is for, and where they go."""
+"""The cells of a sweep that a run builds, and their folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAILED = (CellStatus.FAILED, CellStatus.REFUSED)
 
 @dataclass(frozen=True)
 class Selection:
-    """What was asked for. ``retry_failed``: of the others' choice, only what failed the last time."""
+    """The selection of cells. ``retry_failed``: of the cells that the other fields select, only those that failed."""
 
     filters: tuple[str, ...] = ()
     shard: str | None = None
@@ -27,7 +27,7 @@ class Selection:
 
 
 def folder_of(sweep: Sweep, request: Request) -> Path:
-    """Where the cells of *sweep* go.
+    """Return the folder for the cells of *sweep*.
 
     Raises:
         UsageError: when no folder is named.
@@ -42,13 +42,14 @@ def folder_of(sweep: Sweep, request: Request) -> Path:
 
 
 def selected(sweep: Sweep, selection: Selection, folder: Path | None = None) -> tuple[Cell, ...]:
-    """The cells that a run is for, those among them that the sweep leaves out. *folder*: where they go; only what
-    failed there takes knowing it.
+    """Return the selected cells, including those that the sweep excludes.
+
+    *folder*: the folder of the cells, only required to select those that failed.
 
     Raises:
-        UsageError: for a filter or shard that means nothing, and when nothing was run that could have failed.
+        UsageError: for an invalid filter or shard, and when nothing was run that could have failed.
     """
-    # Imported here: most runs are for all cells.
+    # Imported here: most runs build all cells.
     from winml_dag.recipe.selection import filtered, in_shard, parse_shard
 
     cells = filtered(sweep, selection.filters)
@@ -62,7 +63,7 @@ def selected(sweep: Sweep, selection: Selection, folder: Path | None = None) -> 
 
 
 def _failed(folder: Path) -> frozenset[str]:
-    """The names of cells that failed, or were refused, the last time that they were tried."""
+    """Return the names of cells that failed, or were rejected, when they were last tried."""
     from winml_dag.pipeline.sweep.state import read_sweep
 
     try:
@@ -74,14 +75,14 @@ def _failed(folder: Path) -> frozenset[str]:
     return frozenset(cell.name for cell in last.cells if cell.status in FAILED)
 
 
-# By the field of a recipe, the options that say it for every cell.
+# The options that set a field of a recipe for every cell.
 _OPTIONS = {"model": "--model", "ep": "--ep", "device": "--device", "precision": "--precision"}
 
 
 def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
-    """Refuse *overrides* of a field in which cells of the matrix differ.
+    """Reject *overrides* of a field in which cells of the matrix differ.
 
-    Of several recipes without a matrix nothing is compared by name, so there an option may be for all of them.
+    Several recipes without a matrix are not compared by field, so an option may apply to all of them.
 
     Raises:
         UsageError: naming the option.

@@ -1,8 +1,8 @@
-"""Whether there is nothing to do in a sweep, before its file is read, or anything heavy imported.
+"""Check whether a sweep has nothing to do, before its file is read or anything heavy imported.
 
-Each cell has an entry of its own in the plan cache, like any build. The stamp of a sweep is one more, which says which
-these are for one call of a sweep, and that they are all: it holds as long as every file that the sweep was read from,
-and ``sweep.json``, are as they were.
+Each cell has its own plan cache entry, like any build. The stamp of a sweep is one more entry, which lists these for
+one call of the sweep. It is valid as long as every file that the sweep was read from, and ``sweep.json``, are
+unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepStamp:
-    """A sweep whose *cells* are all up to date. ``lines``: what there is to tell of it besides how many there are."""
+    """A sweep whose *cells* are all up to date. ``lines``: the output of the command in addition to the count."""
 
     cells: int
     left_out: int
@@ -47,12 +47,12 @@ class SweepStamp:
 
 
 def words_of(recipes: Sequence[Path], request: Request, filters: Sequence[str], shard: str | None) -> str | None:
-    """What was asked for, word for word; *request* has the options that hold for every cell, and no recipe."""
+    """Return the exact request as text; *request* has the options for every cell, but no recipe."""
     files = [str(path) for path in recipes]
     if not all(map(os.path.isfile, files)):
         from winml_dag.recipe.reading import recipe_files
 
-        # Of a folder or a pattern, which files there are is a part of the question.
+        # For a folder or pattern, the list of its files is part of the request.
         files += [str(path) for path in recipe_files(recipes)]
     common = request.words
     if common is None:
@@ -61,7 +61,7 @@ def words_of(recipes: Sequence[Path], request: Request, filters: Sequence[str], 
 
 
 def load_sweep_stamp(cache_dir: Path, words: str) -> SweepStamp | None:
-    """What *words* led to, if all of that is there and as it was; then it is noted that it was used."""
+    """Return the stamp of the request *words* if everything is unchanged, and record its use."""
     folder = str(cache_dir.absolute())
     environment = Environment.now()
     current_plan = check(folder, words, environment)
@@ -98,14 +98,16 @@ def keep_sweep_stamp(
     environment: Mapping[str, JsonValue],
     looks: FirstLooks,
 ) -> None:
-    """Keep that *words* led to *found*, which stands on the requests *builds*, read from *files* not before *began_ns*
-    in the *environment* of that fingerprint, when *looks* were taken. *results*: the names of what was put into its
-    folder itself.
+    """Save that the request *words* resulted in *found*.
+
+    *builds*: the requests it consists of. *files*: the files it was read from, not before *began_ns*, with
+    *environment* as the fingerprint and *looks* as the signatures of that time. *results*: the names of files in the
+    sweep's own folder.
     """
     folder = str(cache_dir.absolute())
     paths = list(dict.fromkeys(str(path.absolute()) for path in files))
     if not all(changetime.has_settled(Path(path), began_ns) for path in paths):
-        return  # nothing would tell what was edited while it was read
+        return  # an edit during the read would not be noticed
     there = [str(Path(found.folder).absolute() / name) for name in results]
     put = look(there)
     digests = [content_of(path) for path in (*paths, *there)]
@@ -117,6 +119,6 @@ def keep_sweep_stamp(
     places = places_of([str(Path(found.folder).absolute())])
     header = Header(words, environment, places, groups, young, complete=True)
     plan = json.dumps({**asdict(found), "builds": builds}).encode()
-    # It goes with the last result that it stands on.
+    # It is removed together with the last result that it depends on.
     keys = dict.fromkeys(key for each in builds for key in keys_of(folder, each))
     Entry.of(header, [*paths, *there], seen, digests, plan).keep(folder, keys)

@@ -1,6 +1,6 @@
-"""``sweep.json`` in the folder of a sweep: read with every field checked, and written whole.
+"""``sweep.json`` in the folder of a sweep: read with every field checked, and written atomically.
 
-One line for each cell: a sweep of hundreds stays a file that can be looked through, and compared line by line.
+Each cell is one line, so that a sweep of hundreds is readable and can be compared line by line.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes
 
 
 def read_sweep(folder: Path) -> SweepResult | None:
-    """What the ``sweep.json`` in *folder* says; None when there is none.
+    """Return the content of the ``sweep.json`` in *folder*; None when there is none.
 
     Raises:
-        InputError: for one that is damaged, of another format, or another program's.
+        InputError: for a file that is damaged, of another format, or from another program.
     """
     path = folder / SWEEP
     try:
@@ -33,7 +33,7 @@ def read_sweep(folder: Path) -> SweepResult | None:
 
 
 def sweep_of(data: bytes) -> SweepResult:
-    """The sweep that the text *data* is of. Raises DecodeError."""
+    """Return the sweep in the text *data*. Raises DecodeError."""
     try:
         value: Any = parse_json(data, allow_nan=False)
     except ValueError as error:
@@ -45,17 +45,17 @@ def sweep_of(data: bytes) -> SweepResult:
 
 
 def text_of(sweep: SweepResult) -> bytes:
-    """The content of ``sweep.json``."""
+    """Return the content of ``sweep.json``."""
     value = encode(sweep)
     cells = [json.dumps(cell, ensure_ascii=False) for cell in value.pop("cells")]
     lines = [f"{json.dumps(name)}: {json.dumps(each, ensure_ascii=False)}" for name, each in value.items()]
     body = ",\n".join([*lines, f'"cells": [\n{f",{chr(10)}".join(cells)}\n]'])
-    # A lone surrogate stands for a byte in a name that is no text; JSON can say it, UTF-8 cannot.
+    # A lone surrogate is a byte of a name that is not valid text; JSON can represent it, UTF-8 cannot.
     return f"{{\n{body}\n}}\n".encode("utf-8", "backslashreplace")
 
 
 def write_sweep(folder: Path, sweep: SweepResult) -> None:
-    """Write *sweep* into *folder*, whole or not at all. Raises StoreError when that cannot be done."""
+    """Write *sweep* into *folder* atomically. Raises StoreError when that fails."""
     from winml_dag.store.files import write_whole
 
     try:

@@ -1,1 +1,1 @@
-"""Stages that a recipe declares itself: what its texts mean, as nodes of the graph, and where their files go."""
+"""Stages that a recipe declares: the meaning of their texts, as graph nodes, and where their files go."""

@@ -1,7 +1,8 @@
-"""The recipe's folder, where stages of its own put what they make: which files there are ours, and which are not.
+"""The recipe's folder, where its own stages write their outputs: which files there are owned, and which are not.
 
-Ours is what our manifest lists, and what the cache knows to be the work of a stage, byte for byte: a build that was
-killed or failed has put files and written no manifest. All else is somebody's, and is never overwritten or removed.
+Owned files are those that the manifest lists, and those that are byte for byte a stage's result in the cache: a build
+that was killed or failed has written files but no manifest. All other files belong to the user, and are never
+overwritten or removed.
 """
 
 from __future__ import annotations
@@ -27,27 +28,25 @@ from winml_dag.store.store import Store
 
 
 class KnownFiles:
-    """What *store* has, looked up by what *fingerprints* say of a file."""
+    """Finds files that are in *store*, by their *fingerprints*."""
 
     def __init__(self, store: Store, fingerprints: Fingerprints) -> None:
         self._store = store
         self._fingerprints = fingerprints
 
     def has(self, path: Path, expected: FileEntry | None = None) -> bool:
-        """Whether the file *path* is a result, or *expected*, byte for byte; false for one that cannot be read."""
+        """Whether the file *path* is a result, or *expected*, byte for byte; false if it cannot be read."""
         try:
             if expected is not None and self._fingerprints.digest(path, expected.digest) == expected.digest:
                 return True
             found = self._fingerprints.entry(path, path.name)
         except InputError:
             return False
-        # Only what is on this machine: a remote has the work of others, and this file may be theirs or its owner's.
+        # Only results on this machine: a remote has others' results, and this file may belong to them or to the user.
         return not (self._store.remote_only([found]) or self._store.missing([found]))
 
     def may_replace(self, path: Path, *, owned: bool = False, expected: FileEntry | None = None) -> bool:
-        """Whether nothing is lost when *path* is overwritten: it is not there, or a file that is *owned* or :meth:`has`
-        knows.
-        """
+        """Whether overwriting *path* loses nothing: it does not exist, is *owned*, or :meth:`has` finds it."""
         try:
             mode = path.lstat().st_mode
         except OSError:
@@ -56,11 +55,12 @@ class KnownFiles:
 
 
 class UserFolder:
-    """*folder* (absolute, without links), in which the user's stages of *planned* work; *placed*: by stage, what the
-    last build has put there.
+    """The *folder* (absolute, without links) in which the user's stages of *planned* work.
+
+    *placed*: what the last build wrote there, by stage.
 
     Attributes:
-        in_place: what reads and writes there, and remembers what it has found to be right.
+        in_place: reads and writes there, and records which files it has confirmed to be right.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class UserFolder:
             lambda path: self.may_replace(path.relative_to(folder).as_posix()),
             lambda path: self._may_remove(path.relative_to(folder).as_posix()),
         )
-        # A source is the user's, whatever an earlier build may have put there.
+        # A source belongs to the user, even if an earlier build wrote it.
         self._read = {str(file.path) for source in planned.graph.sources.values() for file in source.files}
         self._owned = {
             entry.name: entry
@@ -92,7 +92,7 @@ class UserFolder:
         }
 
     def refuse_foreign(self, foreseen: Iterable[StageResult]) -> None:
-        """Raise UsageError when something that is not ours lies where an output goes, before anything has run."""
+        """Raise UsageError when a file that is not owned is in the path of an output, before anything runs."""
         records = {result.node.id: result.record for result in foreseen}
         for node in self._nodes:
             record = records.get(node.id)
@@ -106,26 +106,26 @@ class UserFolder:
                     raise self._in_the_way(node.id, path)
 
     def may_replace(self, name: str, entry: FileEntry | None = None) -> bool:
-        """Whether nothing is lost when *name* is overwritten: it is not there, it is ours, or it is *entry* already."""
+        """Whether overwriting *name* loses nothing: it does not exist, is owned, or already is *entry*."""
         return self._known.may_replace(self.folder / name, owned=name in self._owned, expected=entry)
 
     def _may_remove(self, name: str) -> bool:
-        """Whether nothing is lost when *name* goes: it is as a build has put it there, of which the cache knows."""
+        """Whether removing *name* loses nothing: it is as a build wrote it, or a result in the cache."""
         path, owned = self.folder / name, self._owned.get(name)
         if str(path) in self._read or not self._below.is_file(name):
             return False
         return (owned is not None and self.in_place.is_right(str(path), owned)) or self._known.has(path)
 
     def materialise(self, results: Iterable[StageResult]) -> Materialised:
-        """Make the folder hold what the stages have put out, and nothing of ours beside it.
+        """Make the folder contain the outputs of the stages, and no other owned files.
 
-        Most lies there already: a run puts what it makes. One of ours that is no longer put out goes, unless somebody
-        has edited it.
+        Most are already there: a run writes its outputs. An owned file that is no longer an output is removed, unless
+        it has been edited.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
-            UsageError: when a file of somebody else's is in the way.
-            StoreError: when the folder cannot be written, or a link is on the way to a file.
+            UsageError: when a file that is not owned is in the way.
+            StoreError: when the folder cannot be written, or a link is in the path of a file.
         """
         kept: set[str] = set()
         results = [result for result in results if result.node.folder is not None and result.record is not None]
@@ -143,7 +143,7 @@ class UserFolder:
         return Materialised(tuple(name for name in written if name not in restored), restored, removed)
 
     def _was(self, name: str, file: FileEntry) -> bool:
-        """Whether the last build had put the very same file there."""
+        """Whether the last build had written the same file there."""
         owned = self._owned.get(name)
         return owned is not None and (owned.digest, owned.size) == (file.digest, file.size)
 
@@ -151,7 +151,7 @@ class UserFolder:
         for entry in entries:
             path = self.folder / entry.name
             if self._below.is_file(entry.name) and self.in_place.is_right(str(path), entry):
-                # One that is in use stays: it is no part of the build any more.
+                # A file in use stays: it is no longer part of the build.
                 with suppress(OSError):
                     self._below.remove(entry.name)
                     yield entry.name
@@ -169,13 +169,13 @@ class UserFolder:
 
 
 def _files(result: StageResult) -> Iterator[FileEntry]:
-    """Those of *result*, which has a record, that lie in the recipe's folder."""
+    """Return the files of *result*, which has a record, that are in the recipe's folder."""
     assert result.record is not None
     return placed_files(result.node, result.record.outputs)
 
 
 def user_folder(planned: BuildGraph, store: Store) -> UserFolder | None:
-    """The recipe's folder, if stages of its own put files there."""
+    """Return the recipe's folder, if stages of its own write files there."""
     folder = planned.folder
     if folder is None:
         return None
@@ -183,7 +183,7 @@ def user_folder(planned: BuildGraph, store: Store) -> UserFolder | None:
 
 
 def _placed(planned: BuildGraph, folder: Path) -> Mapping[str, Sequence[FileEntry]]:
-    """What the last build has put into the recipe's *folder*, by stage."""
+    """Return what the last build wrote to the recipe's *folder*, by stage."""
     if planned.others:
         return planned.placed
     previous = read_manifest(planned.summary.output_dir)

@@ -1,5 +1,6 @@
-"""What each input in a recipe's ``stages`` means: an output of another stage, of ours or the recipe's, or one of the
-user's files or folders, which become sources of the graph.
+"""Resolve each input in a recipe's ``stages``: an output of a built-in or declared stage, or a user's file or folder.
+
+Files and folders become sources of the graph.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from winml_dag.stages import kinds
 KIND = "file"
 
 _REFERENCE = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
-# Inputs of ours that another stage may make. The others are settings as well: what they hold changes what a stage
-# reads of its section, and the recipe has a field for each.
+# Built-in inputs that a declared stage may provide. The others are also settings: their content decides which fields a
+# stage reads, and the recipe has a field for each.
 _REWIRABLE = {"model", "reference", "ranges"}
 
 
 class UserFiles:
-    """Sources by what a recipe calls them, looked up once each.
+    """Sources by their name in a recipe, each looked up once.
 
     Attributes:
         sources: by name in the graph.
-        folders: looked into, so that a file that comes or goes is noticed.
-        absent: where files that words of commands may name are not, and links in folders that lead to nothing.
+        folders: folders that were listed, so that a new or removed file is noticed.
+        absent: missing files that words in commands may name, and broken links in folders.
     """
 
     def __init__(self, declared: Declared, outputs: OutputPaths, findings: Findings) -> None:
@@ -49,7 +50,7 @@ class UserFiles:
         self._literals: dict[str, Source | None] = {}
 
     def source(self, location: Location, text: str) -> Source | None:
-        """The file, or with ``/`` at its end the folder, that *text* names; None after saying what is wrong with it."""
+        """Return the file, or with ``/`` at the end the folder, that *text* names; None after reporting an error."""
         found = self._named.get(text)
         if found is None:
             found = self._named[text] = self._look(text)
@@ -60,7 +61,7 @@ class UserFiles:
         return found
 
     def literal(self, word: str) -> Source | None:
-        """The file of the project that *word* of a command names, if there is one; the same come again and again."""
+        """Return the project's file that *word* of a command names, if it exists; cached, since words recur."""
         if word not in self._literals:
             name = inside(self._folder, word)
             found = None
@@ -77,7 +78,7 @@ class UserFiles:
         except (FileNotFoundError, NotADirectoryError):
             self.absent.add(path)
         except (OSError, ValueError):
-            pass  # no name of a file
+            pass  # not a file name
         return False
 
     def _look(self, text: str) -> Source | str:
@@ -139,7 +140,7 @@ class UserFiles:
 
 
 def _graph_name(called: str) -> str:
-    """A name that no artifact (``stage.output``) and no source of ours (``model folder``) has."""
+    """Return a name that no artifact (``stage.output``) and no built-in source (``model folder``) has."""
     return called if "/" in called else f"./{called}"
 
 
@@ -147,9 +148,9 @@ class Links:
     """Every input of every entry, by name in the graph.
 
     Attributes:
-        inputs: by stage of the user's and slot.
-        rewired: by stage of ours and slot.
-        kinds: of the user's outputs that a stage of ours reads, by (stage, slot): what it takes them for.
+        inputs: by declared stage and slot.
+        rewired: by built-in stage and slot.
+        kinds: artifact types of declared outputs that a built-in stage reads, by (stage, slot).
     """
 
     def __init__(
@@ -252,5 +253,5 @@ class Links:
 
 
 def taken_files(recipe: Path, folder: Path) -> dict[str, str]:
-    """Files that no output may be, as :class:`OutputPaths` wants them."""
+    """Return files that outputs may not overwrite, for :class:`OutputPaths`."""
     return {recipe.name: "the recipe itself"} if recipe.parent.resolve() == folder else {}

@@ -1,4 +1,4 @@
-"""The paths in a recipe's ``stages``: where outputs go, which may not be in each other's way or in the user's."""
+"""The paths in a recipe's ``stages``: where outputs go, without collisions with each other or the user's files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from winml_dag.recipe.document import Findings, Location
 
 
 def inside(folder: Path, text: str) -> str | None:
-    """*text* as a relative name with ``/``, collapsed, without one at the end; None when it leads out of *folder*, or
-    is empty and so no name.
+    """Return *text* as a normalized relative name with ``/`` and no trailing one.
+
+    None when it is empty, or leads out of *folder*.
     """
     if not text:
         return None
     if os.sep == "/" and text[0] not in "./~" and text[-1] != "/" and "/." not in text and "//" not in text:
-        return text  # as nearly all are
+        return text  # nearly always
     if os.path.isabs(text) or text.startswith("~"):  # noqa: PTH117 - of thousands of texts
         path = os.path.normpath(os.path.expanduser(text))  # noqa: PTH111 - a text that names no home stays as it is
         start = str(folder) + os.sep
@@ -34,16 +35,16 @@ def inside(folder: Path, text: str) -> str | None:
 
 
 class OutputPaths:
-    """Where every output of the user's stages goes, checked against each other.
+    """The path of every output of declared stages, checked for collisions.
 
     Attributes:
         paths: by stage and slot, folders with ``/`` at the end.
-        makers: (stage, slot) by path without that ``/``, case folded: one file system may be another's.
-        around: the folders around all of them, case folded.
+        makers: (stage, slot) by path without the trailing ``/``, case folded, since file systems differ.
+        around: the parent folders of all of them, case folded.
     """
 
     def __init__(self, declared: Declared, taken: Mapping[str, str], findings: Findings) -> None:
-        """*taken*: files that no output may be, by path relative to the recipe's folder, each with what it is."""
+        """Check all outputs; *taken*: files that outputs may not overwrite, relative to the recipe's folder."""
         self.paths: dict[str, dict[str, str]] = {}
         self.makers: dict[str, tuple[str, str]] = {}
         self.around: set[str] = set()
@@ -55,7 +56,7 @@ class OutputPaths:
         self._refuse_nesting()
 
     def maker_around(self, name: str) -> tuple[str, str] | None:
-        """The output that the file or folder *name* is, or lies in."""
+        """Return the output that the file or folder *name* is, or is inside."""
         folded = name.casefold()
         for path in (folded, *parents(folded)):
             if path in self.makers:
@@ -63,7 +64,7 @@ class OutputPaths:
         return None
 
     def lies_around(self, folder: str) -> bool:
-        """Whether an output lies below *folder*."""
+        """Whether an output is below *folder*."""
         return folder == "." or folder.casefold() in self.around
 
     def _of_stage(self, stage: str, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -83,7 +84,7 @@ class OutputPaths:
             yield slot, path
 
     def _checked(self, location: Location, text: str) -> str | None:
-        """The path as it is used, or None when it cannot be."""
+        """Return the normalized path, or None when it is invalid."""
         name = posixpath.normpath(text)
         problem = None
         if text.startswith(("/", "~")) or name == ".." or name.startswith("../"):

@@ -1,6 +1,6 @@
-"""From the ``stages`` of a recipe to nodes of a graph.
+"""Turn the ``stages`` of a recipe into nodes of a graph.
 
-Everything is looked up first, all problems are told at once, and then all files are digested together.
+Everything is looked up first, all problems are reported together, and then all files are digested together.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from winml_dag.recipe.schema import StageEntry
 from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.store.fingerprints import Fingerprints
 
-# The texts of a command: what its placeholders stand for, and which files of the project it names besides.
+# Texts of a command: the values of its placeholders, and project files that it names otherwise.
 #
-# A command that names its script in plain words reads it all the same, so that it is an input whether it is declared or
-# not; otherwise an edit of the script would not be noticed.
+# A command that names its script directly reads it all the same, so the script is an input whether it is declared or
+# not; otherwise an edit of it would not be noticed.
 
 
 _WORD = re.compile(r"[^\s'\"`();|&<>=,:$\[\]{}*?!#]+")
 
 
 def placeholders(argument: str) -> Iterator[tuple[str, str]]:
-    """(section, name) of each placeholder in *argument*."""
+    """Yield (section, name) of each placeholder in *argument*."""
     if "{" in argument:
         for match in PLACEHOLDER.finditer(argument):
             if match[1]:
@@ -44,9 +44,9 @@ def placeholders(argument: str) -> Iterator[tuple[str, str]]:
 
 
 def plain_words(arguments: Iterable[str]) -> Iterator[str]:
-    """Whatever in *arguments* might name a file: words between white space and what shells divide words by.
+    """Yield everything in *arguments* that might name a file: words between white space and shell delimiters.
 
-    Placeholders are none of them. An argument is also taken whole, since a name may have blanks in it.
+    Placeholders are excluded. A whole argument is included, too, since a file name may contain blanks.
     """
     for argument in arguments:
         yield from _words(argument)
@@ -66,13 +66,13 @@ _FUNCTION = Stage("function", 1, CALL, "", {}, {}, works_in_place=True)
 
 @dataclass(frozen=True)
 class UserPlan:
-    """The part of a build that a recipe declares itself.
+    """The part of a build that a recipe declares.
 
     Attributes:
-        rewired: artifact by stage of ours and slot: where it reads from instead.
-        looked_at: files and folders that had a say in this plan, besides the sources.
-        absent: where files that commands seem to name, or programs of the same names, are not.
-        programs: files that are programs in use, or are none yet, be they found before those.
+        rewired: the artifact that a built-in stage reads instead, by stage and slot.
+        looked_at: files and folders other than the sources that influenced this plan.
+        absent: missing files that commands seem to name, and missing programs of the same names.
+        programs: files that are used as programs, or non-executable files that precede them in the search.
     """
 
     nodes: tuple[Node, ...] = ()
@@ -86,11 +86,13 @@ class UserPlan:
 def plan_stages(
     declared: Declared, ours: Mapping[str, Ours], taken: Mapping[str, str], fingerprints: Fingerprints
 ) -> UserPlan:
-    """The nodes of *declared*; *ours*: our stages by name; *taken*: files, relative to the recipe's folder, that no
-    output may be, with what they are.
+    """Return the nodes of *declared*.
+
+    *ours*: built-in stages by name; *taken*: files that outputs may not overwrite, with a description, relative to the
+    recipe's folder.
 
     Raises:
-        RecipeError: for everything that is wrong, each with its line.
+        RecipeError: for all errors together, each with its line.
         InputError: when a program cannot be read.
     """
     return _Planner(declared, ours, taken).plan(fingerprints)
@@ -98,7 +100,7 @@ def plan_stages(
 
 @dataclass(frozen=True)
 class _Draft:
-    """A stage whose texts have been understood, before its tools are digested."""
+    """A stage whose texts are resolved, before its tools are digested."""
 
     stage: Stage
     config: JsonObject
@@ -171,7 +173,7 @@ class _Planner:
             self._findings.add(at, "needs a program to run")
             return None
         self._check_placeholders(at, entry, arguments)
-        # What a setting stands for is a word of the command like any other, be it a file or the program.
+        # The value of a setting is a word of the command like any other, be it a file or the program.
         settings = {"inputs": {}, "outputs": {}, "config": config_texts({"config": _json(entry.config or {})})}
         words = tuple(fill(argument, settings) for argument in arguments)
         literals = tuple(self._literals(name, at, words))
@@ -216,7 +218,7 @@ class _Planner:
             return None
         tools = Tools({**versions(stage.packages), plugin.distribution: plugin.version})
         timeout = stage.timeout_seconds if entry.timeout is None else entry.timeout
-        # A file of the user's is whatever its reader takes it for.
+        # A user's file has the type that its reader expects.
         slots = {
             slot: replace(declared, accepts=None if declared.accepts is None else declared.accepts | {KIND})
             for slot, declared in stage.inputs.items()
@@ -224,7 +226,7 @@ class _Planner:
         return _Draft(replace(stage, inputs=slots, timeout_seconds=timeout), config, tools)
 
     def _texts(self, name: str, entry: StageEntry) -> dict[str, JsonValue]:
-        """What belongs into the key besides the work itself; an absolute path says where, not what."""
+        """Return what belongs in the key in addition to the work itself; absolute paths are not part of it."""
         given = self._links.inputs[name]
         sources = self._files.sources
         texts: dict[str, JsonValue] = {
@@ -242,7 +244,7 @@ class _Planner:
         return texts if entry.config is None else {**texts, "config": _json(entry.config)}
 
     def _placed_by_recipe(self, artifact: str) -> str | None:
-        """Where *artifact* lies when it is a plug-in's: its readers see names that its digest does not have."""
+        """Return the path of a plug-in's *artifact*, else None: its readers see file names that its digest lacks."""
         stage, _, slot = artifact.partition(".")
         entry = self._declared.stages.get(stage)
         return None if entry is None or entry.uses is None else self._outputs.paths[stage].get(slot)
@@ -260,13 +262,13 @@ class _Planner:
                     self._findings.add((*at, index), f"{{{section}.{word}}} stands for nothing{instead}")
 
     def _literals(self, name: str, at: Location, arguments: tuple[str, ...]) -> Iterator[str]:
-        """Names, as slots, of the files of the project that *arguments* name in plain words."""
+        """Yield the slot names of project files that *arguments* name directly."""
         declared = set(self._links.inputs[name].values())
         seen: set[str] = set()
         for word in plain_words(arguments):
             maker = self._outputs.maker_around(word)
             if maker is not None:
-                # Its own output, or that of a stage which it reads: at work on them, the command says so.
+                # An output of this stage, or of one that it reads: a command that works on these names them.
                 if maker[0] != name and f"{maker[0]}.{maker[1]}" not in declared:
                     self._findings.add(
                         at, f"names {word}, which {maker[0]!r} puts out: make {maker[0]}.{maker[1]} one of its inputs"
@@ -289,7 +291,7 @@ class _Planner:
         return Tools(files={"program": found})
 
     def _stage(self, kind: Stage, name: str, entry: StageEntry, literals: tuple[str, ...]) -> Stage:
-        """*kind* with the inputs and outputs of *entry*; those of one shape share one declaration."""
+        """Return *kind* with the inputs and outputs of *entry*; equal shapes share one declaration."""
         kinds = {slot: self._links.kinds.get((name, slot), KIND) for slot in entry.outputs}
         shape = (kind.name, *entry.inputs, 0, *literals, 0, *kinds.items(), entry.timeout)
         if shape not in self._stages:
@@ -318,7 +320,7 @@ class _Planner:
 
 
 def _modules(tools: Tools, folder: Path) -> dict[str, str]:
-    """The file of each module among *tools*, for the process that imports it, which may see *folder* elsewhere."""
+    """Return the file of each module in *tools*, for the process that imports it, which may see *folder* elsewhere."""
     return {
         name.removeprefix(MODULE): str(path.relative_to(folder) if path.is_relative_to(folder) else path)
         for name, path in tools.files.items()

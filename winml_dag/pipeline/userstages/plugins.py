@@ -1,6 +1,6 @@
-"""Stages that installed packages bring: entry points in the group ``winml_dag.stages``, each naming a declaration.
+"""Stages from installed packages: entry points in the group ``winml_dag.stages``, each naming a declaration.
 
-Looked for only when a recipe says ``uses:``.
+They are only searched when a recipe has ``uses:``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ GROUP = "winml_dag.stages"
 
 
 class PluginProblem(Exception):
-    """What is wrong with a plug-in, or with what a recipe gives it, in words."""
+    """An error in a plug-in, or in what a recipe gives it, with a message."""
 
 
 def load_plugin(name: str) -> tuple[EntryPoint, Stage]:
-    """The plug-in *name* and its declaration, which is imported.
+    """Return the plug-in *name* and its declaration, which is imported.
 
     Raises:
         PluginProblem: when there is none, or importing it fails.
@@ -39,10 +39,10 @@ def load_plugin(name: str) -> tuple[EntryPoint, Stage]:
 
 
 def plugin_config(name: str, stage: Stage, given: JsonObject) -> JsonObject:
-    """Every field of the plug-in's config, defaults included; as given, when it declares no class for it.
+    """Return every field of the plug-in's config, including defaults; *given* unchanged if it declares no config class.
 
     Raises:
-        PluginProblem: for a field that is missing or unknown, or that the config itself refuses.
+        PluginProblem: for a field that is missing or unknown, or that the config itself rejects.
     """
     if not stage.config:
         return given

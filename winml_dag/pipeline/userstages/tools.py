@@ -1,4 +1,4 @@
-"""What does the work of a user's stage: the program that a command begins with, the module that a function lies in.
+"""What does the work of a declared stage: the program of a command, or the module of a function.
 
 Both are found without being run or imported, and their content is part of the key.
 """
@@ -21,7 +21,7 @@ from winml_dag.recipe.spelling import did_you_mean
 _TARGET = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 
 
-# What modules are called in a toolchain, before their names.
+# The prefix of module names in a toolchain.
 MODULE = "module "
 
 
@@ -29,8 +29,8 @@ class Programs:
     """Programs by name, looked up once for each name and search path.
 
     Attributes:
-        passed_over: where a program was looked for, and was not, before it was found.
-        programs: those that were found, and files of their names before them that are no programs.
+        passed_over: paths without a file that precede the program in the search.
+        programs: the programs found, and non-executable files that precede them.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Programs:
         self._found: dict[tuple[str, str], Path | None] = {}
 
     def find(self, program: str, environment: Mapping[str, str]) -> Path | None:
-        """Where *program* (an absolute path or a name on PATH) is; None when it is nowhere."""
+        """Return the path of *program* (an absolute path or a name on PATH); None if it is not found."""
         search = environment.get("PATH", os.environ.get("PATH", os.defpath))
         if (program, search) not in self._found:
             candidates = [os.path.join(folder, program) for folder in search.split(os.pathsep) if folder]  # noqa: PTH118
@@ -58,10 +58,10 @@ class Programs:
 
 
 class Functions:
-    """Modules by name, looked up once each: in the recipe's folder first, then where Python looks.
+    """Modules by name, looked up once each: in the recipe's folder first, then on Python's path.
 
     Attributes:
-        passed_over: where a module was not, before it was found.
+        passed_over: paths without a file that precede the module in the search.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,7 +71,7 @@ class Functions:
         self._found: dict[str, Mapping[str, Path] | None] = {}
 
     def find(self, target: str) -> Tools | str:
-        """What the key of a stage that runs *target* (``package.module:function``) is made from, or what is wrong."""
+        """Return what the key of a stage that runs *target* (``package.module:function``) has, or what is wrong."""
         match = _TARGET.fullmatch(target)
         if match is None:
             return f"{target!r} is not of the form package.module:function"
@@ -91,7 +91,7 @@ class Functions:
         return Tools(versions, {f"{MODULE}{name}": file for name, file in files.items()})
 
     def _files(self, module: str) -> Mapping[str, Path] | None:
-        """The files that Python runs when it imports *module*, by module: of it and of the packages around it."""
+        """Return the files that Python runs to import *module*: those of it and its parent packages, by module."""
         files: dict[str, Path] = {}
         search: list[str] | None = self._search
         parts = module.split(".")
@@ -102,10 +102,10 @@ class Functions:
         return files if module in files else None
 
     def _find(self, part: str, search: list[str]) -> tuple[str | None, list[str] | None]:
-        """The file of the module *part* in one of the folders *search*, and where what is in it is looked for.
+        """Return the file of the module *part* in one of the folders *search*, and the search path of its submodules.
 
-        As Python does it: in each folder a package comes before a module, compiled code before source, and a folder
-        without code counts only when no other folder has anything of that name.
+        As in Python: in each folder a package takes precedence over a module, and compiled code over source. A folder
+        without code only counts when no other folder has anything of that name.
         """
         from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 
@@ -124,7 +124,7 @@ class Functions:
 
 
 def _lacks(path: Path, function: str) -> str | None:
-    """What is wrong when the module cannot have *function*: its text does not even mention it."""
+    """Return an error if the module cannot have *function* because its text does not mention it."""
     before_reading(path)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -1,8 +1,8 @@
 """analyze: what the target can do with each operator of a model, and which capabilities of optimize would help.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.analyze.analysis`. The optimizations that it puts out are
-cumulative, and byte for byte those that it read when there is nothing to add: the optimize that reads them has the key
-of the one before then, and need not run.
+This is the declaration; the work is in :mod:`winml_dag.stages.analyze.analysis`. The optimizations that it writes are
+cumulative. When there is nothing to add, they are byte for byte those that it read, so the optimize stage that reads
+them keeps its key and does not run again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from winml_dag.stages import kinds
 
 RESULT_FILE = "analyze_result.json"
 
-# The capabilities that a recipe's word on makes a difference: those that can be proposed, and what lint looks for.
+# The capabilities for which it matters that a recipe switches them on: those that can be proposed, and those that lint
+# checks.
 ASKED_ABOUT = (
     "clamp_constant_values",
     "gelu_fusion",
@@ -28,7 +29,7 @@ ASKED_ABOUT = (
 
 @dataclass(frozen=True)
 class Learned:
-    """What a trial on the target has told of a case, which is known by ``key``: its verdict, and why that is so."""
+    """The verdict of a trial of one case on the target, and its reason. ``key`` identifies the case."""
 
     key: str
     verdict: str
@@ -37,12 +38,13 @@ class Learned:
 
 @dataclass(frozen=True)
 class AnalyzeFields:
-    """How a model is looked at.
+    """How a model is analyzed.
 
     Attributes:
         propose: whether capabilities are proposed.
-        learned: fills what the tables leave open.
-        lists_cases: whether the metrics have the cases that the target does not simply run, for whoever tries them.
+        learned: verdicts for cases that the tables do not cover.
+        lists_cases: whether the metrics list the cases that the target does not fully support, so that the caller can
+            try them.
     """
 
     propose: bool = True
@@ -52,8 +54,12 @@ class AnalyzeFields:
 
 @dataclass(frozen=True)
 class AnalyzeTarget:
-    """``execution_provider`` is the full name. ``standard_domain_only``: capabilities are judged and proposed in the
-    form that they have in the ONNX standard, in which the next optimize applies them.
+    """The target of the analysis.
+
+    Attributes:
+        execution_provider: the full name.
+        standard_domain_only: judge and propose capabilities in the form that they have in the ONNX standard, in which
+            the next optimize applies them.
     """
 
     execution_provider: str = "CPUExecutionProvider"
@@ -63,14 +69,15 @@ class AnalyzeTarget:
 
 @dataclass(frozen=True)
 class QuantizedTo:
-    """What quantize will make of the model: nodes are judged as they will be then.
+    """How quantize will change the model: nodes are judged in their quantized form.
 
     Attributes:
         activation_type, weight_type: integer types, or ``float16`` for both.
-        per_channel: whether weights have a scale for each channel.
-        op_types: names or patterns of operators that are quantized; all for None, and where a model has none of them.
-        excluded_op_types: names or patterns of operators that are not.
-        excluded: names of nodes that are not.
+        per_channel: whether weights have one scale per channel.
+        op_types: names or patterns of the operators to quantize. All operators if None, or if the model has none of
+            them.
+        excluded_op_types: names or patterns of operators that are not quantized.
+        excluded: names of nodes that are not quantized.
     """
 
     activation_type: str
@@ -83,9 +90,11 @@ class QuantizedTo:
 
 @dataclass(frozen=True)
 class AnalyzeConfig:
-    """``optim``: the recipe's own words on capabilities: what is true is on already, what is false is not proposed.
+    """The config of analyze.
 
-    ``quant`` is None where the model stays as it is: quantized already, in float32, or with weights of 4 bits only.
+    Attributes:
+        optim: the capabilities that the recipe sets. One that is true is already on; one that is false is not proposed.
+        quant: None if the model stays as it is: already quantized, in float32, or with 4-bit weights only.
     """
 
     analyze: AnalyzeFields = AnalyzeFields()
@@ -105,7 +114,7 @@ ANALYZE = Stage(
         "flags": InputSlot(frozenset({kinds.OPTIMIZATIONS}), required=False),
     },
     outputs={"result": kinds.ANALYSIS, "flags": kinds.OPTIMIZATIONS},
-    packages=("onnx",),  # infers shapes that a file does not tell
+    packages=("onnx",),  # infers shapes that the file does not have
     likely_unchanged=("flags",),
     timeout_seconds=600.0,
     memory=Memory(60 << 20, 0.1),

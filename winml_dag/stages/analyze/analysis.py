@@ -1,4 +1,4 @@
-"""The work of the analyze stage: read the graph, judge its nodes, and write down what was found and what would help."""
+"""The work of the analyze stage: read the graph, judge its nodes, and write the findings and proposals."""
 
 from __future__ import annotations
 
@@ -40,11 +40,17 @@ _MOST_NAMES = 5
 def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     """Write the analysis and the optimizations discovered so far.
 
-    The metrics are ``nodes`` and ``operators`` (their number by verdict), ``partial``, ``unsupported`` and ``unknown``
-    (operators with the number of their nodes, why, and the first of them), ``patterns`` (how often each was found),
-    ``proposed`` (by capability that this round adds, why), ``discovered`` (all of them), ``lint`` (in numbers and
-    names) and ``table`` (what the first table was measured with; empty without one); where they are asked for, also
-    ``cases``.
+    Returns the metrics:
+
+    - ``nodes`` and ``operators``: counts by verdict.
+    - ``partial``, ``unsupported`` and ``unknown``: operators, each with the number of its nodes, the reason, and its
+      first nodes.
+    - ``patterns``: how often each pattern occurs.
+    - ``proposed``: the capabilities that this round adds, each with its reason.
+    - ``discovered``: all capabilities discovered so far.
+    - ``lint``: counts and names of findings.
+    - ``table``: what the first table was measured with; empty without a table.
+    - ``cases``: only if ``lists_cases`` is set.
     """
     path = workspace.input_file("model", ".onnx")
     as_read = read_model(path, values=True)
@@ -92,7 +98,7 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
 
 
 def _with_values(path: Path, model: Model) -> Model:
-    """*model* with what can be inferred about values that its file says nothing of."""
+    """Return *model* with inferred types and shapes for the values that its file does not describe."""
     values = inferred(path, model)
     return replace(model, graph=replace(model.graph, values=values)) if values else model
 
@@ -118,8 +124,9 @@ def _told(judged: Sequence[Judged], level: Level) -> list[JsonObject]:
 
 
 def _cases(judged: Sequence[Judged], could_be: Iterable[Case]) -> list[JsonObject]:
-    """What the target does not simply run, each case once with the nodes that it is; and with no nodes, what it is not
-    known to run, and patterns *could_be*.
+    """Cases that the target does not fully support, each once with the nodes that have it.
+
+    Adds, without nodes, the cases in *could_be*: what patterns could become, where support is unknown.
     """
     by_case: dict[Case, list[Judged]] = {}
     for each in judged:

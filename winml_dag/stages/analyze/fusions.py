@@ -1,4 +1,4 @@
-"""What a pattern would become if a capability of optimize were on: as cases, which the target is asked about."""
+"""The cases that a pattern would become if a capability of optimize were on, to look up what the target supports."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _LAYER_NORM_OPSET = 17
 
 @dataclass(frozen=True)
 class Situation:
-    """Where a pattern stands: the graph, and the opset of the standard that it is written in. ``standard_domain_only``:
-    optimize may not use operators from outside of it.
+    """The context of a pattern: the graph and its opset of the standard domain.
+
+    Attributes:
+        standard_domain_only: optimize may use only operators of the ONNX standard.
     """
 
     flow: Dataflow
@@ -35,17 +37,17 @@ class Situation:
         return operand_of(name, self.flow)
 
     def result(self, match: Match) -> Operand:
-        """What the last node of *match* gives."""
+        """The output of the last node of *match*."""
         return self.operand(match.nodes[-1].outputs[0])
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """``capability`` makes ``becomes`` of ``pattern``.
+    """``capability`` turns ``pattern`` into ``becomes``.
 
     Attributes:
-        cases: of the operators that it would be, none where it has no form in that situation.
-        since: the opset from which the standard has a form.
+        cases: returns the cases of the resulting operators; empty where no form exists in that situation.
+        since: the first opset in which the standard has a form.
     """
 
     pattern: str
@@ -86,7 +88,7 @@ def _layer_norm(match: Match, situation: Situation) -> tuple[Case, ...]:
 
 
 def _gemm(match: Match, situation: Situation) -> tuple[Case, ...]:
-    """Above two dimensions with a Reshape on both sides."""
+    """With more than two dimensions, a Gemm has a Reshape on both sides."""
     x, weight, bias = (situation.operand(match.values[role]) for role in ("x", "weight", "bias"))
     y = situation.result(match)
     if x.dims is None or y.dims is None or weight.dims is None:
@@ -109,7 +111,7 @@ def _one_reshape(match: Match, situation: Situation) -> tuple[Case, ...]:
 
 
 def _fewer_axes(match: Match, situation: Situation) -> tuple[Case, ...]:
-    """Reshape, Transpose and Reshape with fewer axes between them."""
+    """Reshape, Transpose and Reshape with fewer axes in between."""
     x, y = situation.operand(match.values["x"]), situation.result(match)
     turned = match.nodes[1]
     split = situation.operand(turned.inputs[0])

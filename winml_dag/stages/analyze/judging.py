@@ -1,4 +1,4 @@
-"""What the target makes of each node: the verdicts of the tables, and what has been learnt beside them."""
+"""Verdicts on what the target does with each node, from the support tables and from learned trials."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.analyze import AnalyzeConfig, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.probe.cases import as_quantized, case_of
 
-# analyze_result.json: what analyze found, in the fields that winml-cli gives it.
+# analyze_result.json: the findings of analyze, in the fields that winml-cli uses.
 #
-# It is the same for the same model and target: identifiers are made from what they identify, there is no time in it,
-# and the model goes by its file's name.
+# The content is the same for the same model and target: identifiers are derived from what they identify, there is no
+# timestamp, and the model is identified by its file name.
 
-# Types and shapes of values that a file does not tell, as onnx infers them.
+# Types and shapes that the file does not have, inferred by onnx.
 #
-# onnx is imported only for models that leave something open: what optimize writes has all of them.
+# onnx is imported only for models with missing types or shapes. What optimize writes has all of them.
 
 _LARGEST_PROTOBUF = 2**31 - 1
 
 
 def untold(graph: Graph) -> list[str]:
-    """The values that nodes of *graph* make and whose type or rank the file does not tell."""
+    """Names of node outputs in *graph* whose type or rank is missing from the file."""
     known = {value.name for value in (*graph.values, *graph.outputs) if value.data_type and value.dims is not None}
     return [
         name for node in graph.nodes if node.op_type != "Constant" for name in node.outputs if name not in known | {""}
@@ -42,9 +42,10 @@ def untold(graph: Graph) -> list[str]:
 
 
 def inferred(path: Path, model: Model) -> tuple[Value, ...]:
-    """What onnx infers for the values of *model*, as read from *path*; nothing where the file tells them all.
+    """Return what onnx infers for the values of *model*, read from *path*; empty if the file has them all.
 
-    Weights in files of their own are not read. Operators that onnx does not know stay open, and what follows them.
+    External weight files are not read. Operators that onnx does not support stay open, and so does everything
+    downstream.
     """
     if not untold(model.graph) or path.stat().st_size > _LARGEST_PROTOBUF:
         return ()
@@ -55,26 +56,26 @@ def inferred(path: Path, model: Model) -> tuple[Value, ...]:
     try:
         found = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except (ValueError, RuntimeError, onnx.shape_inference.InferenceError):
-        return ()  # what is not known stays so: the model may be fine for all that
+        return ()  # values stay unknown: the model may still be valid
     inferred_file = Path("inferred.onnx")
     inferred_file.write_bytes(found.SerializeToString())
     return read_model(inferred_file, values=True).graph.values
 
 
 def _drop_data(initializers: Iterable[object]) -> None:
-    """Only numbers that may be a shape are of use; the others would be written and read again for nothing."""
+    """Drop the data of tensors too large to be a shape: inference does not need it, and it would only be copied."""
     for tensor in initializers:
         if len(tensor.raw_data) > 1024:  # type: ignore[attr-defined]
             tensor.ClearField("raw_data")  # type: ignore[attr-defined]
 
 
-# In the order in which results list them.
+# The order in which results list them.
 LEVELS = (Level.SUPPORTED, Level.PARTIAL, Level.UNSUPPORTED, Level.UNKNOWN)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A node with its verdict and why that is so. ``case``: what was asked for; None for what is in no table."""
+    """A node with its verdict and the reason. ``case`` is what was looked up; None for nodes that no table covers."""
 
     node: Node
     verdict: Level
@@ -92,13 +93,13 @@ def operator_id(node: Node) -> str:
 
 
 def worst(verdicts: Iterable[Level]) -> Level:
-    """An operator is as good as its worst node; what is not known is better than what is known to fail."""
+    """The worst of *verdicts*. Unknown ranks above partial and unsupported."""
     order = (Level.UNSUPPORTED, Level.PARTIAL, Level.UNKNOWN, Level.SUPPORTED)
     return min(verdicts, key=order.index)
 
 
 def classification(judged: Sequence[Judged]) -> dict[str, list[str]]:
-    """The operators by verdict, each list in the order in which the model uses them first."""
+    """The operators by verdict, each list in order of first use in the model."""
     found: dict[str, list[Level]] = {}
     for each in judged:
         found.setdefault(each.operator, []).append(each.verdict)
@@ -106,13 +107,13 @@ def classification(judged: Sequence[Judged]) -> dict[str, list[str]]:
 
 
 def identifier(*content: str) -> str:
-    """An identifier in the form of a UUID, made from *content*."""
+    """An identifier in the form of a UUID, derived from *content*."""
     text = json_hash(list(content))[:32]
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def metadata(name: str, model: Model, patterns: Mapping[str, int]) -> JsonObject:
-    """What the model is: *name* is that of its file, *patterns* how often each was found."""
+    """Metadata of the model. *name* is its file name; *patterns* has the number of occurrences of each pattern."""
     counts = Counter(node.op_type for node in model.graph.nodes)
     return {
         "model_path": name,
@@ -127,14 +128,14 @@ def metadata(name: str, model: Model, patterns: Mapping[str, int]) -> JsonObject
 
 
 def opset(model: Model) -> int:
-    """The version of the ONNX standard that *model* is written in; 0 when it does not say."""
+    """The version of the ONNX standard that *model* uses; 0 if not stated."""
     return max((model.opsets.get(domain, 0) for domain in ("", "ai.onnx")), default=0)
 
 
 def target_result(
     target: AnalyzeTarget, version: str | None, judged: Sequence[Judged], information: Sequence[JsonObject]
 ) -> JsonObject:
-    """The result for one target; *version* is that of its execution provider, where a table tells it."""
+    """The result for one target. *version* is that of its execution provider, if a table states it."""
     classes = classification(judged)
     return {
         "ihv_type": find_ep(target.execution_provider).ihv_type,
@@ -154,12 +155,12 @@ _FLOAT16 = "float16"
 
 
 def case_key(case: Case) -> str:
-    """What a case is known by where a text has to do."""
+    """A text that identifies *case*."""
     return json_hash(case_json(case))
 
 
 def assumed(config: AnalyzeConfig, model: Model) -> AnalyzeConfig:
-    """*config* with every operator quantized where *model* has none of those that it names: so does quantize."""
+    """Return *config* with all operators quantized if *model* has none of those that it names, as quantize does."""
     quant = config.quant
     if quant is None or quant.op_types is None:
         return config
@@ -174,21 +175,21 @@ def assumed(config: AnalyzeConfig, model: Model) -> AnalyzeConfig:
 
 @dataclass(frozen=True)
 class Judge:
-    """Knows the target of a model: what its tables say, what was learnt, and what quantize will make of a node."""
+    """Judges nodes for one target, using its tables, learned verdicts, and how quantize will change each node."""
 
     config: AnalyzeConfig
     rules: Rules
     learned: Mapping[str, Verdict]
 
     def verdict(self, case: Case) -> Verdict:
-        """Of *case* as it stands."""
+        """The verdict on *case* in its current form."""
         found = self.rules.verdict(case)
         if found.level is Level.UNKNOWN:
             return self.learned.get(case_key(case), found)
         return found
 
     def as_it_will_be(self, case: Case, name: str = "") -> Case:
-        """*case*, of a node that is called *name*, after quantize."""
+        """Return *case*, of a node called *name*, as quantize will leave it."""
         quant = self.config.quant
         if quant is None or not self._is_taken(case.op_type, name, quant):
             return case
@@ -204,7 +205,7 @@ class Judge:
         return quant.op_types is None or any(fnmatchcase(op_type, pattern) for pattern in quant.op_types)
 
     def nodes(self, model: Model) -> list[Judged]:
-        """Every node of *model*, those inside of nodes after the one that they are in."""
+        """Judge every node of *model*. Nodes of a subgraph follow the node that contains it."""
         return list(self._graph(model, model.graph))
 
     def _graph(self, model: Model, graph: Graph) -> Iterator[Judged]:
@@ -232,7 +233,7 @@ class Judge:
         return Judged(node, found.level, found.reason, case)
 
     def _context(self, node: Node) -> Judged:
-        """A provider's own binary."""
+        """Judge an EPContext node, which holds a compiled binary of an execution provider."""
         source = attribute_of(node, "source")
         maker = "" if source is None or source.content is None else source.content.decode("utf-8", "replace")
         ep = self.config.target.execution_provider
@@ -243,14 +244,14 @@ class Judge:
         return Judged(node, Level.SUPPORTED, f"compiled for {ep}")
 
     def _conversion(self, node: Node, flow: Dataflow, converted: AbstractSet[str]) -> Judged:
-        """Q and DQ belong to the operators between them, which were measured with them; alone, they are operators."""
+        """Q and DQ belong to the operators between them, with which they were measured; alone, they are operators."""
         if converted & {*node.inputs[:1], *node.outputs[:1]}:
             return Judged(node, Level.SUPPORTED, "measured with the operator that it converts for")
         return self._node(node, flow)
 
 
 def _name_of(text: str) -> str:
-    """The full name of the provider that *text* means; *text* itself when there is none."""
+    """The full name of the provider that *text* refers to; *text* itself if there is none."""
     try:
         return find_ep(text).name
     except UsageError:

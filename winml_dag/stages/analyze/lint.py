@@ -1,7 +1,6 @@
-"""What to look at in a model before it goes on to its target: each finding says what to do about it.
+"""Checks on a model before later stages use it. Each finding includes advice.
 
-An error will stop a later stage or make its result nonsense; a warning costs speed or quality; the rest is good to
-know.
+An error stops a later stage or makes its result meaningless; a warning costs speed or quality; info is for information.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from winml_dag.onnxmodel.graph import Node
 from winml_dag.stages.analyze import AnalyzeConfig
 from winml_dag.stages.analyze.judging import opset, untold
 
-_MOST_NODES = 10  # in a finding; it says how many there are
-# Clip: a huge bound says "no bound".
+_MOST_NODES = 10  # listed in a finding, next to the total count
+# A huge bound of a Clip means "no bound".
 _NO_MASK = frozenset({"Clip", "MatMul", "Gemm", "Conv"})
 RANDOM_OPERATORS = ("Random", "Multinomial", "Bernoulli", "Dropout")
-_CHANNELS_OPSET = 13  # Q and DQ with a scale for each channel
+_CHANNELS_OPSET = 13  # Q and DQ with one scale per channel
 _OLD_OPSET = 11
 
 
@@ -36,7 +35,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """``check``: the name of what was looked for. ``nodes``: where, the first few of ``count``."""
+    """One finding. ``check`` names the check; ``nodes`` has the first few of ``count`` affected nodes."""
 
     severity: Severity
     check: str
@@ -56,12 +55,12 @@ class Finding:
 
 
 def findings(path: Path, flow: Dataflow, config: AnalyzeConfig) -> list[Finding]:
-    """Everything about the model *path*, whose graph is *flow*, on its way to the target of *config*."""
+    """All findings on the model *path*, whose graph is *flow*, for the target of *config*."""
     return [finding for check in _CHECKS for finding in check(path, flow, config)]
 
 
 def lint_json(found: Sequence[Finding]) -> JsonObject:
-    """``passed``: there is no error."""
+    """The findings by severity. ``passed``: there are no errors."""
     by_severity = {
         f"{severity}s" if severity is not Severity.INFO else "info": [
             finding.json() for finding in found if finding.severity is severity
@@ -72,7 +71,7 @@ def lint_json(found: Sequence[Finding]) -> JsonObject:
 
 
 def lint_counts(found: Sequence[Finding]) -> JsonObject:
-    """The same in numbers and names, as manifests have it."""
+    """The same as counts and names, for manifests."""
     counts = Counter(finding.severity for finding in found)
     return {
         "errors": counts[Severity.ERROR],
@@ -94,7 +93,7 @@ def _about(severity: Severity, check: str, message: str, advice: str, nodes: Seq
 
 
 def name_of(node: Node) -> str:
-    """What a node is told of by: its name, else that of what it makes."""
+    """The name that results use for *node*: its own name, else that of its first output."""
     return node.name or next((name for name in node.outputs if name), node.op_type)
 
 

@@ -1,4 +1,4 @@
-"""Groups of nodes that are one thing to whoever wrote the model: normalizations, activations, attention, chains."""
+"""Groups of nodes that form one operation of the original model: normalizations, activations, attention, chains."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from math import pi, sqrt
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graph import HIGH_RANK, Node, integers_of
 
-# What a group of nodes is told by: terms that are laid upon the graph from its last node upwards.
+# A pattern is built from terms, matched against the graph from its last node upwards.
 #
-# A term is matched with one value and gives every way in which the nodes above that value fit, each with the values
-# that were given names on the way. Additions and products fit in either order of their inputs.
+# A term is matched with one value. It yields every way in which the nodes above that value fit, each with the values
+# that were bound to names. Commutative operators match with their inputs in either order.
 
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Max", "Min"})
 _NEAR = 1e-3  # exporters write sqrt(2/pi) with few digits, and float16 has no more
@@ -23,13 +23,13 @@ Condition = Callable[[Dataflow, Node], bool]
 
 @dataclass(frozen=True)
 class Bound:
-    """What has fitted so far: values by the names that terms give them, and the nodes, the last one first."""
+    """A partial match: values by the names that terms give them, and the matched nodes, the last one first."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[Node, ...] = ()
 
     def naming(self, name: str, value: str) -> Bound | None:
-        """None when *name* is another value already."""
+        """Bind *name* to *value*. None if *name* is already bound to another value."""
         if name in self.values:
             return self if self.values[name] == value else None
         return Bound({**self.values, name: value}, self.nodes)
@@ -43,7 +43,7 @@ Term = Callable[[str, Bound, Dataflow], Iterator[Bound]]
 
 
 def value(name: str) -> Term:
-    """Any value, which is known as *name* from then on."""
+    """A term that matches any value and binds it to *name*."""
 
     def match(given: str, bound: Bound, _flow: Dataflow) -> Iterator[Bound]:
         named = bound.naming(name, given)
@@ -54,7 +54,7 @@ def value(name: str) -> Term:
 
 
 def constant(name: str, rank: int | None = None) -> Term:
-    """What is known before the model runs, of *rank* dimensions if that is said; known as *name* from then on."""
+    """A term that matches a constant and binds it to *name*; it must have *rank* dimensions if *rank* is given."""
 
     def match(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
         tensor = flow.constants.get(given)
@@ -67,7 +67,7 @@ def constant(name: str, rank: int | None = None) -> Term:
 
 
 def number(wanted: float) -> Term:
-    """A constant of one element that is *wanted*, or near to it."""
+    """A term that matches a constant of one element that is close to *wanted*."""
 
     def match(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
         numbers = flow.numbers(given)
@@ -78,13 +78,13 @@ def number(wanted: float) -> Term:
 
 
 def scalar(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
-    """One element, whatever it is; before optimize it may be computed from constants."""
+    """A term that matches any value of one element. Before optimize it may be computed from constants."""
     if flow.dims(given) in ((), (1,)):
         yield bound
 
 
 def op(op_type: str, *inputs: Term, where: Condition | None = None) -> Term:
-    """A node of the standard's *op_type*; inputs beyond those that are given are constants."""
+    """A term that matches a node of the standard operator *op_type*. Inputs beyond *inputs* must be constants."""
 
     def match(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
         node = flow.makers.get(given)
@@ -111,7 +111,7 @@ def _all(terms: tuple[Term, ...], names: tuple[str, ...], bound: Bound, flow: Da
 
 
 def either(*terms: Term) -> Term:
-    """Whatever fits one of *terms*, the first before the others."""
+    """A term that matches any of *terms*, tried in order."""
 
     def match(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
         for term in terms:
@@ -121,15 +121,13 @@ def either(*terms: Term) -> Term:
 
 
 def product(first: Term, second: Term, third: Term) -> Term:
-    """The product of three, in whatever order it is computed."""
+    """A term that matches the product of three values, in any order of computation."""
     pairs = ((first, second, third), (first, third, second), (second, third, first))
     return either(*(op("Mul", op("Mul", one, other), last) for one, other, last in pairs))
 
 
 def is_enclosed(bound: Bound, flow: Dataflow) -> bool:
-    """Whether nobody else reads what the nodes give, the last one's result excepted: only then one node can take the
-    place of them all.
-    """
+    """Whether only the last node's output is read outside the match, so that one node can replace the whole group."""
     inside = {id(node) for node in bound.nodes}
     return all(
         name not in flow.outputs and all(id(reader) in inside for reader in flow.readers.get(name, ()))
@@ -143,7 +141,7 @@ _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 @dataclass(frozen=True)
 class Match:
-    """A place where a pattern was found: *nodes* in the order of the graph, and its values by their roles."""
+    """One occurrence of a pattern: *nodes* in graph order, and its values by role."""
 
     pattern: str
     nodes: tuple[Node, ...]
@@ -152,7 +150,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Pattern:
-    """``name``: what results call it. ``find`` gives the places, no node in two of them."""
+    """A pattern to find. ``name`` is used in results; ``find`` yields occurrences that do not overlap."""
 
     name: str
     title: str
@@ -164,12 +162,14 @@ class Pattern:
 
 
 def find_all(flow: Dataflow) -> list[Match]:
-    """Every place of every pattern, in the order of :data:`PATTERNS` and of the graph. What is a part of an earlier
-    pattern is none of its own: a layer normalization is a root mean square normalization of what was centred.
+    """Find all occurrences of all patterns, in the order of :data:`PATTERNS` and of the graph.
+
+    Matches inside a match of an earlier pattern are dropped: a layer normalization contains a root mean square
+    normalization of the centered values.
     """
     order = {id(node): place for place, node in enumerate(flow.nodes)}
     found: list[Match] = []
-    whole: dict[int, set[int]] = {}  # by node, all nodes of the first pattern that it is in
+    whole: dict[int, set[int]] = {}  # by node, all nodes of the first pattern that contains it
     for pattern in PATTERNS:
         for bound in pattern.find(flow):
             inside = set(map(id, bound.nodes))
@@ -183,7 +183,7 @@ def find_all(flow: Dataflow) -> list[Match]:
 
 
 def _forms(*forms: Term, last: str | tuple[str, ...]) -> Callable[[Dataflow], Iterator[Bound]]:
-    """A pattern in one of *forms*, the largest first; *last* are the types of its last node."""
+    """A pattern with several *forms*, the largest first; *last* has the operator types of its last node."""
     types = (last,) if isinstance(last, str) else last
 
     def find(flow: Dataflow) -> Iterator[Bound]:
@@ -200,7 +200,7 @@ def _forms(*forms: Term, last: str | tuple[str, ...]) -> Callable[[Dataflow], It
 
 
 def _chains(types: Sequence[str]) -> Callable[[Dataflow], Iterator[Bound]]:
-    """Two or more nodes of *types* in a row, each the only one that reads the result of the one before."""
+    """A chain of two or more nodes of *types*, each the only reader of the result before it."""
 
     def above(node: Node, flow: Dataflow) -> Node | None:
         maker = flow.makers.get(node.inputs[0]) if node.inputs else None

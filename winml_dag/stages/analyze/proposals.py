@@ -1,4 +1,7 @@
-"""Which capabilities of optimize would help on this target, and why: only what a table says is better is proposed."""
+"""Which capabilities of optimize would help on this target, and why.
+
+Only improvements that a table confirms are proposed.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,6 @@ from winml_dag.stages.discovered import Discovered
 from winml_dag.stages.probe.cases import turned_attributes
 from winml_dag.store.quantities import counted
 
-# Patterns that a target takes as a whole, although not each of their operators by itself.
-
 Attributes = tuple[tuple[str, AttributeValue], ...]
 
 
@@ -36,8 +37,8 @@ def _turned_form(match: Match, situation: Situation) -> Attributes | None:
     return turned_attributes(tuple(size or 0 for size in split), order)
 
 
-# What tells forms of a pattern apart, for those that are measured as wholes (:mod:`winml_dag.stages.probe.wholes`).
-# None where the model leaves it open.
+# Attributes that distinguish the forms of a pattern, for patterns measured as a whole
+# (:mod:`winml_dag.stages.probe.wholes`). None if the model does not determine the form.
 _MEASURED: Mapping[str, Callable[[Match, Situation], Attributes | None]] = {
     "GeluPattern": _gelu_form,
     "ReshapeTransposeReshapeOverlyHighDim": _turned_form,
@@ -45,7 +46,7 @@ _MEASURED: Mapping[str, Callable[[Match, Situation], Attributes | None]] = {
 
 
 def as_wholes(judge: Judge, judged: Sequence[Judged], matches: Sequence[Match], situation: Situation) -> list[Judged]:
-    """*judged*, where nodes of a pattern that the target takes as a whole are supported with it."""
+    """Return *judged*, with nodes marked supported if the target supports their pattern as a whole."""
     taken: dict[int, str] = {}
     for match in matches:
         if (case := _case_of_whole(match, situation)) is not None:
@@ -72,14 +73,14 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True)
 class Action:
-    """What could be done about a pattern.
+    """A possible action on a pattern.
 
     Attributes:
-        level: ``required`` where it does not run as it is, ``optional`` where it does; ``warning`` for what only the
-            user can do.
-        status: what the target makes of the pattern then.
-        enabled: whether it is proposed.
-        capability: of optimize; empty where there is none.
+        level: ``required`` if the pattern does not run as it is, ``optional`` if it does, ``warning`` if only the user
+            can act.
+        status: the target's verdict on the pattern after the action.
+        enabled: whether the action is proposed.
+        capability: the capability of optimize; empty if there is none.
     """
 
     pattern: str
@@ -106,7 +107,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Information:
-    """What there is to know about a pattern or an operator: its verdict, where it is, and what could be done."""
+    """What is known about a pattern or an operator: its verdict, its occurrences, and possible actions."""
 
     about: str
     status: Level
@@ -127,7 +128,7 @@ class Information:
 
 
 class Adviser:
-    """Compares what patterns are with what they could be. ``open``: what they could be, and nobody has measured."""
+    """Compares patterns with what they could become. ``open`` collects resulting cases that are not measured."""
 
     def __init__(self, judge: Judge, judged: Sequence[Judged], situation: Situation, before: Discovered) -> None:
         self._judge = judge
@@ -138,7 +139,7 @@ class Adviser:
         self.open: dict[Case, None] = {}
 
     def information(self, matches: Sequence[Match]) -> list[Information]:
-        """About every pattern that was found, and then about every operator that the target does not simply run."""
+        """Information on every pattern found, then on every operator that the target does not fully support."""
         by_pattern: dict[str, list[Match]] = {}
         for match in matches:
             by_pattern.setdefault(match.pattern, []).append(match)
@@ -194,7 +195,7 @@ class Adviser:
                 yield Action(pattern, fusion.becomes, "warning", later.level, False, advice)
 
     def _action(self, pattern: str, fusion: Fusion, now: Level, then: Verdict, harmed: int) -> Action:
-        """*harmed*: how many other places would be worse off, since a capability acts on all of them."""
+        """Build the action; *harmed* counts the matches that get worse, since a capability applies to all."""
         level = "required" if now is Level.UNSUPPORTED else "optional"
         said = self._judge.config.optim.get(fusion.capability)
         details = f"{now} becomes {then.level}: {then.reason}."
@@ -211,14 +212,14 @@ class Adviser:
         return Action(pattern, fusion.becomes, level, then.level, enabled, details, fusion.capability)
 
     def _later(self, fusion: Fusion, matches: Sequence[Match]) -> Verdict | None:
-        """What a pattern would be in the opset that has its operator."""
+        """The verdict on the pattern in the opset that introduces its operator."""
         return self._fused(fusion, matches[0], replace(self._situation, opset=fusion.since))
 
     def _level(self, nodes: Sequence[Node]) -> Level:
         return worst(self._by_node[id(node)].verdict for node in nodes)
 
     def _fused(self, fusion: Fusion, match: Match, situation: Situation) -> Verdict | None:
-        """What the target makes of what *match* would become; None where it would become nothing else."""
+        """The target's verdict on what *match* would become; None if the fusion does not apply."""
         cases = fusion.cases(match, situation)
         verdicts = []
         for case in map(self._judge.as_it_will_be, cases):
@@ -246,7 +247,7 @@ class Adviser:
 
 
 def proposed(information: Sequence[Information]) -> Mapping[str, str]:
-    """The capabilities that are proposed, each with why."""
+    """The proposed capabilities, each with its reason."""
     return {
         action.capability: action.details
         for each in information
@@ -256,7 +257,7 @@ def proposed(information: Sequence[Information]) -> Mapping[str, str]:
 
 
 def _is_better(then: Level, now: Level) -> bool:
-    """Whether both are known, and *then* is more."""
+    """Whether both levels are known and *then* is better than *now*."""
     return then in _BETTER and now in _BETTER and _BETTER[then] > _BETTER[now]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 
-# Under this name the ranges are also shown in an output folder.
+# The ranges also have this name in an output folder.
 RANGES_FILE = "calibration_ranges.json"
 
 
@@ -21,13 +21,13 @@ class CalibrateFields:
     """What calibrate reads.
 
     Attributes:
-        samples: how many random samples; of a ``data`` input, the most that are taken, in their order, of those that
-            are not kept back to validate.
+        samples: how many random samples; of a ``data`` input, the maximum, in their order, of those that are not held
+            out for validation.
         calibration_method: minmax, entropy or percentile.
-        seed: of random data, which is used when there is no ``data`` input; of data, which of them are taken, the
-            first ones when it is None.
-        distribution: of random data (uniform, normal); None when there is a ``data`` input.
-        columns_mapping: of data that are rows; see :class:`winml_dag.stages.samples.Columns`.
+        seed: of random data, which is used if there is no ``data`` input; of data, selects the samples, the first ones
+            if it is None.
+        distribution: of random data (uniform, normal); None if there is a ``data`` input.
+        columns_mapping: of data with rows; see :class:`winml_dag.stages.samples.Columns`.
     """
 
     samples: int
@@ -39,7 +39,7 @@ class CalibrateFields:
 
 @dataclass(frozen=True)
 class KeptBack:
-    """``samples``: how many of a ``data`` input are left to validate; None without such an input."""
+    """``samples``: how many of a ``data`` input are held out for validation; None without such an input."""
 
     samples: int | None = None
 

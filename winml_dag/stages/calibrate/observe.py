@@ -1,4 +1,4 @@
-"""The work of the calibrate stage: which data, which ranges, one file."""
+"""The work of the calibrate stage: run the model on data and write the ranges to one file."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_of
 from winml_dag.stages.samples.samples import Fed, Feed, Samples, failures_explained, random_samples
 
-# Runs the model on samples and finds the range of every activation: extremes with reductions of our own, histograms
-# with onnxruntime's calibrators.
+# Runs the model on samples and finds the range of every activation: extremes with built-in reductions, histograms with
+# onnxruntime's calibrators.
 
-# Runs the model once over samples, with reductions of its activations as its outputs: no activation is ever kept.
+# Runs the model once over the samples with reductions of its activations as outputs, so no activation is kept.
 #
-# onnxruntime's calibrator for minmax finds the same lowest and highest values, but nothing of single channels, and it
+# onnxruntime's minmax calibrator finds the same lowest and highest values, but nothing for single channels, and it
 # loads all weights to add its reductions.
 
 
@@ -46,21 +46,21 @@ _Array = NDArray[np.float32]
 _REDUCING_FILE = Path("reductions.onnx")
 _AXES_ARE_INPUTS_FROM = 18
 
-# What is found in two samples is found in both of them by these.
+# These combine the results of two samples.
 _MERGE: Mapping[str, Callable[[_Array, _Array], _Array]] = {"ReduceMin": np.minimum, "ReduceMax": np.maximum}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the activations of a model were, each number exactly a float32.
+    """The measured activations of a model; each number is exactly a float32.
 
     Attributes:
         bounds: lowest and highest value, by tensor.
-        typical: magnitude of most values, by tensor; of what normalizations read and make. It is the square of the mean
-            of the roots of magnitudes, of which a few huge ones are no large part: one channel of 32 that is 400 times
-            as large as the others makes it 2.5 times as large, and the mean of magnitudes 13 times.
-        channels: lowest and highest value of each channel of the last axis, by tensor; of what normalizations make,
-            where 8 bits are too coarse for it.
+        typical: magnitude of most values, by tensor, for inputs and outputs of normalizations. It is the square of the
+            mean of the roots of magnitudes, which a few huge ones affect little: one channel of 32 that is 400 times as
+            large as the others makes it 2.5 times as large, and the mean of magnitudes 13 times.
+        channels: lowest and highest value of each channel of the last axis, by tensor, for outputs of normalizations
+            for which 8 bits are too coarse.
     """
 
     bounds: Mapping[str, tuple[float, float]]
@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Reduction:
-    """Of one tensor to one number, or with a *rank* to one for each channel of its last axis."""
+    """A reduction of one tensor to one number, or with a *rank* to one for each channel of its last axis."""
 
     op_type: str
     tensor: str
@@ -81,7 +81,7 @@ class _Reduction:
         return f"{self.op_type} {'of' if self.rank is None else 'by channel of'} {self.tensor}"
 
     def nodes(self, axes: str | None) -> Iterator[NodeProto]:
-        """Its nodes; *axes* is the input that has them where the opset wants that."""
+        """Yield its nodes; *axes* is the input that has them if the opset requires that."""
         source = self.tensor
         if self.op_type == "ReduceMean":
             magnitudes, source = f"{self.output}: magnitudes", f"{self.output}: roots"
@@ -97,12 +97,12 @@ class _Reduction:
 
 
 def measure(model: Path, samples: Samples, tell: Callable[[int], None]) -> Measured:
-    """Run the *model*, whose tensors must have types, on *samples*; *tell* is told how many are done.
+    """Run the *model*, whose tensors must have types, on *samples*; *tell* is called with the number of finished ones.
 
-    Nothing depends on the order of the samples.
+    The result does not depend on the order of the samples.
 
     Raises:
-        StageError: when there is nothing to measure, the model fails on a sample, or a tensor never had a value.
+        StageError: there is nothing to measure, the model fails on a sample, or a tensor never had a value.
     """
     graph = onnx.load(model, load_external_data=False)
     empty = _without_elements(graph.graph)
@@ -119,7 +119,7 @@ def measure(model: Path, samples: Samples, tell: Callable[[int], None]) -> Measu
 
     def pair(name: str, rank: int | None = None) -> tuple[_Array, _Array]:
         low, high = (results.get(_Reduction(op_type, name, rank)) for op_type in extremes)
-        # Nothing is left of no elements, or what is smaller than none of them.
+        # A reduction of no elements has no result, or the identity of minimum and maximum.
         if low is None or high is None or (np.isposinf(low).all() and np.isneginf(high).all()):
             raise StageError(
                 f"The tensor {name!r} had no elements in any sample, so it has no range.",
@@ -142,7 +142,7 @@ def _numbers(pair: tuple[_Array, _Array]) -> tuple[float, float]:
 
 
 def _without_elements(graph: GraphProto) -> frozenset[str]:
-    """Float tensors that never have an element: one of their dimensions is 0."""
+    """Return float tensors that never have an element: one of their dimensions is 0."""
     values = (*graph.input, *graph.output, *graph.value_info)
     dims = {v.name: v.type.tensor_type.shape.dim for v in values}
     empty = {name for name, sizes in dims.items() if any(s.HasField("dim_value") and not s.dim_value for s in sizes)}
@@ -155,7 +155,7 @@ def _ranks(graph: GraphProto) -> dict[str, int]:
 
 
 def _reducing(model: ModelProto, reductions: list[_Reduction]) -> Path:
-    """The file of *model* with only the *reductions* as outputs; it refers to the same external weights."""
+    """Write *model* with only the *reductions* as outputs, and the same external weights; return the file."""
     graph = model.graph
     opset = standard_opset(model)
     del graph.output[:]
@@ -176,7 +176,7 @@ def _axes(rank: int) -> str:
 def _run(
     model: Path, reductions: list[_Reduction], samples: Samples, tell: Callable[[int], None]
 ) -> dict[_Reduction, _Array]:
-    """What each of *reductions* comes to over all *samples*; of those that had elements."""
+    """Return the result of each of *reductions* over all *samples*, omitting those without elements."""
     session = open_session(model, "the model")
     outputs = [each.output for each in reductions]
     results: dict[_Reduction, _Array] = {}
@@ -197,12 +197,12 @@ def _run(
                 flat = array.reshape(-1)
                 results[each] = _MERGE[each.op_type](results[each], flat) if each in results else flat
     tell(samples.count)
-    # fsum: exact, and so the same in any order.
+    # fsum is exact, so the result does not depend on the order.
     return results | {each: np.array([math.fsum(seen) / len(seen)], np.float32) for each, seen in means.items()}
 
 
-# A calibrator keeps every activation of what it is given until all of it is done: 48 samples of ResNet-50 at once take
-# 5.6 GB, 8 at a time 1.2 GB and half the time. Neither ranges nor histograms depend on it.
+# A calibrator keeps all activations of the samples that it is given until all are done: 48 samples of ResNet-50 at once
+# take 5.6 GB, 8 at a time 1.2 GB and half the time. Neither ranges nor histograms depend on it.
 _CHUNK = 8
 
 # onnxruntime's default of 128 bins leaves entropy nothing to search: its ranges are those of minmax. The search takes
@@ -226,15 +226,15 @@ _OPTIONS: Mapping[str, Mapping[str, float]] = {
 
 
 def observe(model: Path, samples: Samples, method: str, progress: Tell = tell_nobody) -> Measured:
-    """What the float activations of *model*, whose tensors must have types, were; their bounds by *method*.
+    """Measure the float activations of *model*, whose tensors must have types, with bounds by *method*.
 
-    entropy and percentile go through the samples twice: histograms need to know the largest magnitude first. Growing
-    them on the way, as onnxruntime does otherwise, makes the result depend on the order of the samples and its cost on
-    how small the first one was.
+    entropy and percentile run over the samples twice, because histograms need the largest magnitude first. Growing them
+    on the way, as onnxruntime does otherwise, makes the result depend on the order of the samples, and its cost on how
+    small the first one was.
 
     Raises:
-        StageError: when the model cannot be run on the samples, or a range is not finite or, except for minmax, so
-            wide that a histogram tells nothing.
+        StageError: the model cannot be run on the samples, or a range is not finite or, except for minmax, too wide for
+            a useful histogram.
     """
     passes, unit = (1, "samples") if method == "minmax" else (2, "samples in two passes")
     total = passes * samples.count
@@ -251,7 +251,7 @@ def observe(model: Path, samples: Samples, method: str, progress: Tell = tell_no
 
 
 class _Reader:
-    """Samples as onnxruntime asks for them."""
+    """Provides samples through onnxruntime's interface."""
 
     def __init__(self, feeds: Iterator[Feed]) -> None:
         self._feeds = feeds
@@ -269,7 +269,7 @@ def _collect(
 ) -> TensorsData:
     calibrator = create_calibrator(
         model,
-        None,  # every float tensor: any choice of operators to quantize finds its ranges
+        None,  # every float tensor, so the ranges serve any choice of operators to quantize
         augmented_model_path=_AUGMENTED_FILE,
         calibrate_method=METHODS[method],
         use_external_data_format=model.with_name(f"{model.name}.data").exists(),
@@ -292,14 +292,14 @@ def _collect(
 
 
 def _counted(samples: Samples, tell: Callable[[int], None]) -> Iterator[Feed]:
-    """*samples*; when one is asked for, those before it are done, and that is told."""
+    """Yield *samples*; requesting one means that those before it are done, which is reported to *tell*."""
     for done, feed in enumerate(samples):
         tell(done)
         yield feed
 
 
 def _empty_histograms(method: str, extremes: Mapping[str, tuple[float, float]]) -> HistogramCollector:
-    """onnxruntime's collector with an empty histogram for each tensor, as wide as all of its values."""
+    """Return onnxruntime's collector with an empty histogram for each tensor, as wide as all of its values."""
     collector = HistogramCollector(
         method=method,
         symmetric=method == "percentile",
@@ -359,16 +359,16 @@ _MODEL_FILE = Path("float.onnx")
 
 
 def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
-    """Write ``calibration_ranges.json``: the range of every float activation, whatever a later quantization will ask
-    for, and what they come from.
+    """Write ``calibration_ranges.json``: the range of every float activation and its provenance.
 
-    Metrics: ``data`` (npz, npy, text, images, dataset or random); ``samples`` taken; ``tensors``; ``extreme_tensors``,
-    how many reach magnitudes that only a mask has, which ruins the precision of what they meet; ``clamped_constants``,
-    how many stood for infinity and got a number that integers can hold; ``calibration_time_seconds``, of running the
-    model; ``data_time_seconds``, of reading the samples it ran on.
+    It serves any later quantization. Metrics: ``data`` (npz, npy, text, images, dataset or random); ``samples`` used;
+    ``tensors``; ``extreme_tensors``, how many reach magnitudes that only a mask has, which ruins the precision of what
+    they are combined with; ``clamped_constants``, how many meant infinity and were replaced with a number that integers
+    can hold; ``calibration_time_seconds``, the time to run the model; ``data_time_seconds``, the time to read the
+    samples.
 
     Raises:
-        StageError: for a model that is not in float32, data that does not fit it, or ranges that are not finite.
+        StageError: the model is not in float32, the data does not fit it, or ranges are not finite.
     """
     method = config.quant.calibration_method
     if method not in METHODS:

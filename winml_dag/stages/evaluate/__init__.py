@@ -14,7 +14,7 @@ from winml_dag.stages.target import RunTarget
 
 REPORT_FILE = "evaluation.json"
 
-# By task, what of a row of data is needed, and the names that its column usually has; the first is the role's own.
+# By task, the roles of the data's columns and their usual names; the first name is the role's own.
 TASKS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "text-classification": {"text": ("text", "sentence"), "label": ("label", "labels")},
     "image-classification": {"image": ("image", "img"), "label": ("label", "labels", "fine_label")},
@@ -26,8 +26,8 @@ TASKS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "score": ("score", "similarity_score", "label", "relatedness_score"),
     },
 }
-# What each is measured by, the most telling first; token-classification has the first four where tags name entities
-# (B-PER, I-PER, O), else the last two.
+# The metrics of each task, the most informative first. token-classification has the first four if tags name entities
+# (B-PER, I-PER, O), otherwise the last two.
 METRICS: Mapping[str, tuple[str, ...]] = {
     "text-classification": ("accuracy", "macro_f1"),
     "image-classification": ("accuracy", "top5_accuracy"),
@@ -36,7 +36,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "feature-similarity": ("spearman", "pearson"),
 }
 
-# What models of these tasks are usually evaluated as.
+# The task that models of these tasks are usually evaluated on.
 EVALUATED_AS: Mapping[str, str] = {
     "feature-extraction": "feature-similarity",
     "sentence-similarity": "feature-similarity",
@@ -48,15 +48,15 @@ class EvaluateFields:
     """What evaluate reads.
 
     Attributes:
-        mode: ``onnx`` for a task on labelled data, ``compare`` for the outputs beside a reference's.
-        task: a key of :data:`TASKS`; None in compare, where it is of no use.
-        samples: how many at most.
-        seed: of the choice of samples, or of random inputs; None for the first ones.
-        columns_mapping: which column of a table is what; empty for columns of usual names.
-        label_mapping: the model's class by the label in the data; None to go by the names that the model has.
-        batch_size: how many samples go into a model at once whose batch axis is free.
-        pooling: how the embedding of a text is made of those of its tokens (mean, cls).
-        classifies: in compare, whether the first output has scores of classes, whatever it is called.
+        mode: ``onnx`` for a task on labelled data, ``compare`` to compare the outputs with a reference's.
+        task: a key of :data:`TASKS`; None in compare, which does not use it.
+        samples: the maximum number.
+        seed: selects the samples, or generates random inputs; None for the first samples.
+        columns_mapping: the column of a table for each role; empty for columns with usual names.
+        label_mapping: the model's class by the label in the data; None to use the names that the model has.
+        batch_size: how many samples go at once into a model with a free batch axis.
+        pooling: how to combine token embeddings to the embedding of a text (mean, cls).
+        classifies: in compare, whether the first output has class scores, whatever its name.
     """
 
     mode: str

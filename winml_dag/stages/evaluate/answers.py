@@ -1,4 +1,4 @@
-"""Questions whose answer is a part of a text: the part from the best first to the best last token."""
+"""Questions whose answer is part of a text: the span from the best first token to the best last token."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from winml_dag.stages.evaluate.rows import chosen_numbers, rows_of
 from winml_dag.stages.samples.arrays import fit
 from winml_dag.stages.samples.samples import Array
 
-# As everybody who evaluates on SQuAD has it; what is longer is hardly an answer.
+# The usual limit for evaluation on SQuAD; longer spans are rarely answers.
 _LONGEST_TOKENS = 30
 _EXACT, _F1 = range(2)
 
 
 @dataclass(frozen=True)
 class Question:
-    """``spans``: of each window, by position, the characters of ``context``; ``answers``: those that are right, none
-    for a question that the text does not answer.
+    """A question to answer.
+
+    ``spans``: for each window, the characters of ``context`` by position. ``answers``: the correct ones, none for a
+    question that the text does not answer.
     """
 
     context: str
@@ -34,8 +36,9 @@ class Question:
 
 
 class QuestionAnswering:
-    """Rows with a question, its context and answers. A context that the model does not take at once goes in by
-    overlapping windows.
+    """Rows with a question, its context and answers.
+
+    A context that is too long for the model is split into overlapping windows.
     """
 
     kind = "dataset"
@@ -47,7 +50,7 @@ class QuestionAnswering:
         self.outputs = _outputs([output.name for output in given.outputs])
         self.count = self._rows.table.count
         self.chosen = chosen_numbers(self.count, given.most, given.seed)
-        # Only where there are questions without an answer, giving none is a choice that a model has.
+        # The model can give no answer only if the data has questions without one.
         self._may_be_none = any(not _answers(row["answers"], number) for number, row in self._rows(self.chosen))
 
     def cases(self) -> Iterator[Case[Question]]:
@@ -64,7 +67,7 @@ class QuestionAnswering:
         for spans, outputs in zip(question.spans, found, strict=True):
             first, last = (self._scores(outputs[name], len(spans), name) for name in self.outputs)
             if np.isnan(first).any() or np.isnan(last).any():
-                return 0.0, 0.0  # not even that there is no answer, which may be right
+                return 0.0, 0.0  # not even that there is no answer, which may be correct
             none = min(none, first[0] + last[0])
             score, begin, end = _best(first, last, spans)
             if score > best:
@@ -99,7 +102,7 @@ def _outputs(names: Sequence[str]) -> tuple[str, str]:
 def _best(
     first: NDArray[np.float64], last: NDArray[np.float64], spans: Sequence[tuple[int, int] | None]
 ) -> tuple[float, int, int]:
-    """The best score of a part of the context, and the characters that it is; minus infinity when there is none."""
+    """Return the best score of a span of the context, and its characters; minus infinity if there is none."""
     inside = np.array([span is not None for span in spans])
     length = len(spans)
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
@@ -113,7 +116,7 @@ def _best(
 
 
 def _answers(value: Any, number: int) -> Sequence[str]:
-    """As data sets have them: texts beside their places, a list of texts, or one text."""
+    """Parse the formats of common data sets: texts with their positions, a list of texts, or one text."""
     if isinstance(value, Mapping):
         value = value.get("text")
     if isinstance(value, str):

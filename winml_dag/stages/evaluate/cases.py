@@ -1,4 +1,4 @@
-"""What all tasks have in common: samples whose answer is known, and what a model made of them."""
+"""What all tasks have in common: samples with known answers, and the model's results for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from winml_dag.stages.evaluate.metrics import Metric
 from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.samples import Array, Feed
 
-# From a label as the data has it to the number of the class as the model has it.
+# Maps a label in the data to the number of the model's class.
 
 _MAP = "Set eval.dataset.label_mapping (--label-mapping), such as {positive: 1}: a label of the data -> the class."
 _MOST_NAMES = 12
@@ -25,14 +25,14 @@ _MOST_NAMES = 12
 
 @dataclass(frozen=True)
 class Labels:
-    """``mapping``: what the user says; ``names``: those that the model's config has, by class."""
+    """``mapping``: given by the user; ``names``: those in the model's config, by class."""
 
     mapping: Mapping[str, int] | None
     names: Mapping[int, str]
 
     @classmethod
     def of(cls, mapping: Mapping[str, int] | None, processor: Path | None) -> Labels:
-        """With the names in the ``config.json`` of the folder *processor*, if there is one."""
+        """Use the names in the ``config.json`` of the folder *processor*, if it exists."""
         config = None if processor is None else processor / "config.json"
         if config is None or not config.is_file():
             return cls(mapping, {})
@@ -45,10 +45,10 @@ class Labels:
             ) from error
 
     def number(self, label: Any, where: str) -> int:
-        """The class that *label* means; *where* says in a complaint whose label it is.
+        """Return the class that *label* means; *where* names the sample in messages.
 
         Raises:
-            StageError: for a label that is not known.
+            StageError: the label is unknown.
         """
         text = _text(label)
         if self.mapping is not None:
@@ -66,7 +66,7 @@ class Labels:
         raise self._unknown(text, where, "the model's config.json", list(by_name))
 
     def name(self, number: int) -> str:
-        """As the model's config has it, else as the user says; a class without a name is called by its number."""
+        """Return the name in the model's config, else the user's; a class without a name has its number."""
         said = {} if self.mapping is None else {at: name for name, at in self.mapping.items()}
         return {**said, **self.names}.get(number, str(number))
 
@@ -78,7 +78,7 @@ class Labels:
 
 
 def _text(label: Any) -> str:
-    """Numbers are numbers in whatever form a file has them: 1, 1.0, true and "1"."""
+    """Normalize numbers, which files write in different forms: 1, 1.0, true and "1"."""
     if isinstance(label, bool):
         return str(int(label))
     if isinstance(label, float) and label.is_integer():
@@ -91,17 +91,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Case(Generic[T]):
-    """One sample: what goes into the model, one after the other, and what should come of it."""
+    """One sample: what to feed to the model, one after the other, and the expected result."""
 
     feeds: tuple[Feed, ...]
     truth: T
 
 
 class Task(Protocol[T]):
-    """A task on the samples that were chosen.
+    """A task on the chosen samples.
 
-    ``kind``: of data, as calibrate has it. ``count``: how many samples there are, ``chosen``: which are used;
-    ``outputs``: what of the model is looked at.
+    ``kind``: of data, as calibrate names it. ``count``: how many samples exist, ``chosen``: which are used;
+    ``outputs``: the model outputs that are evaluated.
     """
 
     @property
@@ -118,23 +118,23 @@ class Task(Protocol[T]):
     def cases(self) -> Iterator[Case[T]]: ...
 
     def outcome(self, case: Case[T], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
-        """What the metrics count of *case*, for whose feeds a model gave *found*: outputs by name."""
+        """Return the values that the metrics count for *case*; *found* has the outputs by name for each feed."""
         ...
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a task is made from.
+    """The arguments of a task.
 
     Attributes:
         task: its name.
         data: the folder with the samples.
         processor: tokenizer and image processor, and ``inputs``: those of one sample of the model.
         outputs: of the model.
-        columns: which column is what, by the user's word.
+        columns: the columns by role, as given by the user.
         labels: the classes by their names.
-        most, seed: how many samples, and of the choice of them.
-        pooling: of embeddings of tokens.
+        most, seed: how many samples, and the seed that selects them.
+        pooling: of token embeddings.
     """
 
     task: str
@@ -149,15 +149,15 @@ class Given:
     pooling: str | None
 
     def scores(self) -> TensorSpec:
-        """The output with the scores of classes: what is called logits, else the first one."""
+        """Return the output with class scores: the one called logits, else the first one."""
         named = class_scores([output.name for output in self.outputs], classifies=True)
         return next(output for output in self.outputs if output.name in named)
 
     def classes(self) -> int:
-        """How many classes the model tells apart.
+        """Return how many classes the model distinguishes.
 
         Raises:
-            StageError: when neither the model nor its config says.
+            StageError: neither the model nor its config has the number.
         """
         scores = self.scores()
         last = scores.shape[-1] if scores.shape else None
@@ -172,7 +172,7 @@ class Given:
 
 
 def within(number: int, classes: int, where: str) -> int:
-    """*number*, which has to be one of *classes*. Raises StageError when it is none."""
+    """Return *number* if it is one of *classes*. Raises StageError otherwise."""
     if not 0 <= number < classes:
         raise StageError(
             f"The label of {where} is class {number}, and the model has {classes} classes, from 0 on.",

@@ -1,4 +1,4 @@
-"""Classification of whole texts and images: which class has the highest score."""
+"""Classification of whole texts and images: the class with the highest score."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from winml_dag.stages.samples.samples import Array, Samples
 from winml_dag.stages.samples.tables import chosen_rows, read_tables
 
 _LABEL = "label"
-# Of the samples of these numbers, whose label it is, and the label.
+# For samples of these numbers, a description of the sample and its label.
 _Labels: TypeAlias = Callable[[Sequence[int]], Iterator[tuple[str, Any]]]
 # The columns of outcomes.
 _TRUTH, _FOUND, _RIGHT, _AMONG_FIVE = range(4)
 
 
 class Classification:
-    """Rows of a table with a label, arrays of the model's inputs with one of labels, or images in folders that are
-    called by their class.
-    """
+    """Rows of a table with a label, arrays of inputs with one of labels, or images in folders named after classes."""
 
     def __init__(self, given: Given) -> None:
         self._given = given
@@ -68,7 +66,7 @@ class Classification:
                 advice="Check the task (--task).",
             )
         values = scores[0].astype(np.float64)
-        # Without numbers there is no choice, and every choice would be wrong.
+        # NaN permits no choice; it counts as wrong.
         chosen = -1 if np.isnan(values).any() else int(values.argmax())
         better = int((values > values[case.truth]).sum()) if chosen >= 0 else self._classes
         return case.truth, chosen, chosen == case.truth, better < 5
@@ -120,9 +118,7 @@ def _label_column(given: Given, columns: Sequence[str]) -> str:
 
 
 def _inputs_from(given: Given, columns: Sequence[str]) -> Mapping[str, str]:
-    """Which column is what: as the user says; else inputs of the model by their names, or the text or image by a usual
-    one.
-    """
+    """Return the columns by role: as given by the user; else by the names of model inputs, or by a usual name."""
     said = {role: column for role, column in given.columns.items() if role != _LABEL}
     inputs = {spec.name for spec in given.inputs}
     if inputs & {*said, *columns}:

@@ -1,4 +1,4 @@
-"""The work of the evaluate stage: both models on the same samples, and what is to be said of the two."""
+"""The work of the evaluate stage: run both models on the same samples and compare them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     import onnxruntime
 
 
-# A model beside a reference on the same inputs: no labels are needed, and every output counts.
+# Compares a model with a reference on the same inputs: no labels are needed, and every output counts.
 
-# One of the models of an evaluation: loaded where it runs, with how many samples it takes at once.
+# One of the models of an evaluation: its session on the target, and its batch size.
 
 
 @dataclass(frozen=True)
 class Model:
-    """``outputs``: with the shapes that the file tells."""
+    """``outputs``: with the shapes in the file."""
 
     file: Path
     session: onnxruntime.InferenceSession
@@ -53,7 +53,7 @@ class Model:
 
     @classmethod
     def load(cls, file: Path, target: Target, options: Mapping[str, str], fields: EvaluateFields) -> Model:
-        """Raises StageError when it does not load there, or cannot take as many samples at once as *fields* say."""
+        """Load the model. Raises StageError if that fails, or if its batch size does not fit *fields*."""
         session = create_session(file, target, options)
         batching = Batching.of(session, fields.batch_size, whole=fields.mode == "compare")
         return cls(file, session, batching, tuple(inspect_model(file).outputs))
@@ -65,10 +65,10 @@ class Model:
 def compare_models(
     fields: EvaluateFields, workspace: Workspace, candidate: Model, reference: Model, inputs: Sequence[InputSpec]
 ) -> JsonObject:
-    """Figures of every output, over all samples of the stage's input ``data``, or of as many random ones.
+    """Return metrics of every output, over all samples of the stage's input ``data``, or over random ones.
 
     Raises:
-        StageError: when the outputs are not of the same names and shapes, or the data does not fit.
+        StageError: the outputs differ in names or shapes, or the data does not fit.
     """
     names = [output.name for output in reference.outputs]
     if set(names) != {output.name for output in candidate.outputs}:
@@ -100,7 +100,7 @@ def compare_models(
 
 
 def _samples(fields: EvaluateFields, workspace: Workspace, inputs: Sequence[InputSpec]) -> tuple[Samples, int | None]:
-    """Those to run, and of how many they are chosen; None for random ones."""
+    """Return the samples to run, and the number they are chosen from; None for random ones."""
     if not workspace.has("data"):
         return random_samples(inputs, fields.samples, fields.seed or 0, "uniform", purpose="evaluate"), None
     every = samples_of(workspace, inputs, Columns(fields.columns_mapping))
@@ -141,11 +141,10 @@ _TASKS: dict[str, type[Any]] = {
 
 
 def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
-    """Run ``model`` on its target and ``reference``, if there is one, on the CPU; write ``evaluation.json``.
+    """Run ``model`` on its target and ``reference``, if given, on the CPU; write ``evaluation.json``.
 
     Raises:
-        StageError: when a model does not load or run, when the data does not fit it or lacks a column, and for a label
-            that is not known.
+        StageError: a model does not load or run, the data does not fit it or lacks a column, or a label is unknown.
     """
     fields = config.eval
     target = config.target.resolve()
@@ -165,7 +164,7 @@ def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
         "mode": fields.mode,
         "execution_provider": target.ep.name,
         "device": target.device,
-        # For the CPU there is nothing to tell, and the names of its fused operators depend on the processor.
+        # The CPU has nothing to report here, and the names of its fused operators depend on the processor.
         "assigned_nodes": assigned_nodes(candidate.session) if target.ep != CPU else {},
         "seed": fields.seed,
         **found,
@@ -177,7 +176,7 @@ def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
 
 
 def _evaluate(fields: EvaluateFields, workspace: Workspace, candidate: Model, reference: Model | None) -> JsonObject:
-    """The metrics of a task, of both models on the same samples."""
+    """Return the metrics of a task, of both models on the same samples."""
     models = [candidate] if reference is None else [candidate, reference]
     inputs = _inputs(candidate, reference)
     for model in models:
@@ -231,13 +230,13 @@ def _task(fields: EvaluateFields, workspace: Workspace, model: Model, inputs: Se
 
 
 def _cuts_texts(fields: EvaluateFields, inputs: Sequence[InputSpec]) -> bool:
-    """Whether texts that are too long are cut; questions go in by windows."""
+    """Return whether texts that are too long are cut; questions are split into windows instead."""
     mask = next((spec for spec in inputs if spec.name == "attention_mask"), None)
     return mask is not None and isinstance(mask.shape[-1], int) and fields.task != "question-answering"
 
 
 def _is_full(feed: Feed) -> bool:
-    """Whether a text fills the model's input to the last position, and so may have been cut."""
+    """Return whether a text fills the model's input to the last position, and so may have been cut."""
     mask = feed.get("attention_mask")
     return mask is not None and bool((mask != 0).all())
 
@@ -250,7 +249,7 @@ def _outcomes(task: Task[Any], model: Model, cases: Sequence[Case[Any]]) -> Iter
 
 
 def _judged(metrics: Sequence[Metric], outcomes: Sequence[Outcomes]) -> JsonObject:
-    """Each metric of the candidate, of the reference, and how the two differ; null without a reference."""
+    """Return each metric of the candidate, of the reference, and their difference; null without a reference."""
     candidate, *others = outcomes
     reference = others[0] if others else None
     return {

@@ -1,10 +1,10 @@
-"""What the quality of a model on labelled samples is called, and how it is counted.
+"""Names and definitions of the quality metrics on labelled samples.
 
-Written out, since each is a few lines of numpy; the tests hold them against scikit-learn, scipy and seqeval. As
-dependencies, these would also be found by transformers, whose import takes half a second longer then.
+They are implemented here because each is a few lines of numpy; the tests compare them with scikit-learn, scipy and
+seqeval. As dependencies, transformers would find these too, and its import would take half a second longer.
 
-Outcomes are a matrix: a row for each sample, and columns as the metric says. So a metric of any choice of the samples
-is that of these rows, which is what resampling needs.
+Outcomes are a matrix: a row for each sample, and columns that depend on the metric. So the metric of any subset of the
+samples is that of its rows, which resampling needs.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from numpy.typing import NDArray
 
 from winml_dag.canonical import JsonObject
 
-# How far a figure of some samples can be relied on: 95 % intervals, and whether two models differ.
+# The reliability of a metric: 95 % intervals, and whether two models differ.
 #
-# How often something is right has Wilson's interval, which holds for few samples and near 0 and 1 as well. Everything
-# else is resampled: the figure of as many samples drawn anew, with repetition, a thousand times, from a fixed seed; the
-# interval leaves out a fortieth of them at each end. Two models are compared on the same samples, drawn together.
+# A fraction of correct results has Wilson's interval, which is valid for few samples and near 0 and 1, too. Other
+# metrics are resampled with a fixed seed: the metric of as many samples drawn with replacement, a thousand times; the
+# interval excludes a fortieth of the results at each end. Two models are compared on the same samples, drawn together.
 
 RESAMPLES = 1000
 LEVEL = 0.05
 _SEED = 0
-_DEVIATIONS = 1.959963984540054  # of a normal distribution, between which 95 % lie
-# More than another processor would give as well is not told.
+_DEVIATIONS = 1.959963984540054  # of a normal distribution; 95 % lie between them
+# Further digits would differ on other processors.
 _DIGITS = 5
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its interval, each None where it is not defined; ``method``: wilson or bootstrap."""
+    """A metric's value and interval, each None if undefined; ``method``: wilson or bootstrap."""
 
     value: float | None
     low: float | None
@@ -51,13 +51,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """A candidate's figure less the reference's, with the interval of that by resampling.
+    """A candidate's value minus the reference's, with the interval of the difference by resampling.
 
     Attributes:
-        significant: whether the two differ by more than the choice of the samples explains. None where that cannot be
-            told.
-        p_value: of McNemar's test, by which that is decided when the figure is how often something is right; None for
-            the others, where it is decided by whether the interval has 0 in it.
+        significant: whether they differ by more than the choice of the samples explains; None if that is undefined.
+        p_value: of McNemar's test, which decides that for fractions of correct results; None for other metrics, for
+            which the interval decides: the difference is significant if it does not contain 0.
     """
 
     value: float | None
@@ -78,7 +77,7 @@ class Difference:
 
 
 def estimate(metric: Metric, outcomes: Outcomes) -> Estimate:
-    """*metric* of *outcomes*, of one sample at least."""
+    """Estimate *metric* from *outcomes*, of at least one sample."""
     value = metric.value(outcomes)
     if metric.column is not None:
         low, high = wilson(int(outcomes[:, metric.column].sum()), len(outcomes))
@@ -88,7 +87,7 @@ def estimate(metric: Metric, outcomes: Outcomes) -> Estimate:
 
 
 def difference(metric: Metric, candidate: Outcomes, reference: Outcomes) -> Difference:
-    """How *candidate* differs from *reference*, whose rows are of the same samples."""
+    """Return the difference between *candidate* and *reference*, whose rows are of the same samples."""
     value = metric.value(candidate) - metric.value(reference)
     drawn = (metric.value(candidate[rows]) - metric.value(reference[rows]) for rows in _draws(len(candidate)))
     low, high = _interval(np.fromiter(drawn, np.float64, RESAMPLES))
@@ -104,23 +103,26 @@ def difference(metric: Metric, candidate: Outcomes, reference: Outcomes) -> Diff
 
 
 def wilson(right: int, of: int) -> tuple[float, float]:
-    """The 95 % interval of a share of which *right* of *of* were seen."""
+    """Return the 95 % interval of a fraction after *right* of *of* samples were correct."""
     squared = _DEVIATIONS**2
     seen = right / of
     centre = (seen + squared / (2 * of)) / (1 + squared / of)
     half = _DEVIATIONS / (1 + squared / of) * math.sqrt(seen * (1 - seen) / of + squared / (4 * of * of))
-    # Exact at the ends, where rounding would leave the share itself outside.
+    # Exact at the ends, where rounding would exclude the fraction itself.
     return (0.0 if right == 0 else centre - half), (1.0 if right == of else centre + half)
 
 
 def mcnemar(one: int, other: int) -> float:
-    """How probable it is that samples which only one of two models gets right are divided as unevenly as *one* to
-    *other*, when both models are equally good; exact.
+    """Return the exact p-value of McNemar's test.
+
+    It is the probability that samples which only one of two equally good models gets right are divided at least as
+    unevenly as *one* to *other*.
     """
     of = one + other
     fewer = ways = 1
     for number in range(min(one, other)):
-        # From one binomial coefficient to the next: each from nothing would take seconds for thousands of samples.
+        # From one binomial coefficient to the next: computing each separately would take seconds for thousands of
+        # samples.
         ways = ways * (of - number) // (number + 1)
         fewer += ways
     probability: float = 2 * fewer / (1 << of)
@@ -133,7 +135,7 @@ def _draws(count: int) -> Iterator[NDArray[np.intp]]:
 
 
 def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Without those in which the figure is not defined."""
+    """Skip the draws for which the metric is undefined."""
     known = values[~np.isnan(values)]
     if not known.size:
         return math.nan, math.nan
@@ -150,11 +152,11 @@ Outcomes: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure.
+    """One metric.
 
     Attributes:
-        value: of outcomes; NaN where it is not defined (a correlation of values that are all the same).
-        column: of a metric that is how often something is right, the column with 1 or 0 for each sample.
+        value: computes it from outcomes; NaN if undefined (a correlation of constant values).
+        column: for a fraction of correct results, the column with 1 or 0 for each sample.
     """
 
     name: str
@@ -163,7 +165,7 @@ class Metric:
 
 
 def share(name: str, column: int) -> Metric:
-    """How many of the samples are right, as *column* tells with 1 and 0."""
+    """Return the fraction of correct samples; *column* has 1 and 0."""
     return Metric(name, lambda outcomes: _mean(outcomes[:, column]), column)
 
 
@@ -172,7 +174,7 @@ def mean(name: str, column: int) -> Metric:
 
 
 def ratio(name: str, numerator: Sequence[int], denominator: Sequence[int]) -> Metric:
-    """The sum of some columns over the sum of others: precision, recall and F1 from counts; 0 for none of none."""
+    """Return a sum of columns over a sum of others: precision, recall and F1 from counts; 0 if both are 0."""
 
     def value(outcomes: Outcomes) -> float:
         below = outcomes[:, list(denominator)].sum()
@@ -182,10 +184,10 @@ def ratio(name: str, numerator: Sequence[int], denominator: Sequence[int]) -> Me
 
 
 def macro_f1(name: str, truth: int, found: int) -> Metric:
-    """The mean of F1 over the classes that are true or found; *truth* and *found* are columns of classes."""
+    """Return the mean of F1 over the true or predicted classes; *truth* and *found* are columns of classes."""
 
     def value(outcomes: Outcomes) -> float:
-        # A model that gives no numbers has chosen -1.
+        # -1 if the model's scores were NaN.
         true, chosen = (outcomes[:, column].astype(np.int64) + 1 for column in (truth, found))
         classes = int(max(true.max(), chosen.max())) + 1
         right = np.bincount(true[true == chosen], minlength=classes)
@@ -196,8 +198,9 @@ def macro_f1(name: str, truth: int, found: int) -> Metric:
 
 
 def macro_f1_of_counts(name: str, first: int, classes: int) -> Metric:
-    """As :func:`macro_f1`, from three counts for each class, column by column from *first* on: how often it is found
-    rightly, how often it is found, how often it is true.
+    """Return :func:`macro_f1` from three counts for each class, in columns from *first* on.
+
+    The counts are: correctly predicted, predicted, true.
     """
 
     def value(outcomes: Outcomes) -> float:
@@ -209,18 +212,19 @@ def macro_f1_of_counts(name: str, first: int, classes: int) -> Metric:
 
 
 def pearson(name: str, first: int, second: int) -> Metric:
-    """The linear correlation of two columns."""
+    """Return the linear correlation of two columns."""
     return Metric(name, lambda outcomes: _correlation(outcomes[:, first], outcomes[:, second]))
 
 
 def spearman(name: str, first: int, second: int) -> Metric:
-    """The correlation of the ranks of two columns; equal values share the mean of their ranks."""
+    """Return the correlation of the ranks of two columns; equal values share the mean of their ranks."""
     return Metric(name, lambda outcomes: _correlation(_ranks(outcomes[:, first]), _ranks(outcomes[:, second])))
 
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Type, first and last position of each entity in *tags* like ``B-PER``, ``I-PER`` and ``O``; by the rules of the
-    CoNLL evaluation, where an ``I`` that continues nothing begins an entity.
+    """Return type, first and last position of each entity in *tags* like ``B-PER``, ``I-PER`` and ``O``.
+
+    The rules are those of the CoNLL evaluation: an ``I`` that continues nothing starts an entity.
     """
     found = set()
     open_at, open_type, last = 0, "", "O"
@@ -242,12 +246,12 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(answer: str, truths: Sequence[str]) -> float:
-    """1 when *answer* is one of *truths* but for case, punctuation, articles and white space, as SQuAD has it."""
+    """Return 1 if *answer* is one of *truths*, ignoring case, punctuation, articles and white space, as in SQuAD."""
     return float(any(_normalized(answer) == _normalized(truth) for truth in truths))
 
 
 def answer_f1(answer: str, truths: Sequence[str]) -> float:
-    """How far the words of *answer* are those of the best of *truths*, normalized likewise."""
+    """Return the F1 of the words of *answer* and of the best of *truths*, normalized in the same way."""
     return max(_words_f1(_normalized(answer).split(), _normalized(truth).split()) for truth in truths)
 
 
@@ -268,7 +272,7 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     if any(values.min() == values.max() for values in (first, second)):
-        return float("nan")  # their mean may be rounded, and what is left of them then correlates with anything
+        return float("nan")  # their mean may be rounded, and the remainder would correlate with anything
     first, second = first - first.mean(), second - second.mean()
     scale = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(np.clip(first @ second / scale, -1.0, 1.0)) if scale else float("nan")
@@ -276,7 +280,7 @@ def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> flo
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if np.isnan(values).any():
-        return np.full(len(values), np.nan)  # what is no number has no rank, and would be the highest
+        return np.full(len(values), np.nan)  # NaN has no rank, and would be the highest
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     means: NDArray[np.float64] = ends - (counts - 1) / 2

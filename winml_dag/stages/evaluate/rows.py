@@ -1,4 +1,4 @@
-"""Rows of labelled data: which of them, and which of their columns."""
+"""Selects rows and columns of labelled data."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.samples.samples import Array, Feed
 from winml_dag.stages.samples.tables import Table, chosen_rows, encoded, read_tables
 
-# Similarity of two texts: the cosine of their embeddings, beside what people say of them.
+# Similarity of two texts: the cosine of their embeddings, compared with human scores.
 
-# Outputs that are an embedding of the whole text by their name.
+# Names of outputs that are an embedding of the whole text.
 _EMBEDDINGS = ("sentence_embedding", "text_embeds", "embeddings")
 _SCORE, _COSINE = range(2)
 
 
 class FeatureSimilarity:
-    """Rows with two texts, and how similar they are by people's word, on any scale."""
+    """Rows with two texts and a human similarity score, on any scale."""
 
     kind = "dataset"
     metrics: tuple[Metric, ...] = (spearman("spearman", _SCORE, _COSINE), pearson("pearson", _SCORE, _COSINE))
@@ -76,7 +76,7 @@ def _output(outputs: Sequence[TensorSpec], pooling: str | None) -> str:
 
 
 def _embedding(output: Array, feed: Feed, pooling: str | None) -> NDArray[np.float64]:
-    """Of one text. Of its tokens' embeddings the first one, or the mean of those that are no padding."""
+    """Return the embedding of one text: for token embeddings the first one, or the mean without padding."""
     values: NDArray[np.float64] = output.astype(np.float64)[0]
     if values.ndim == 1:
         return values
@@ -109,10 +109,10 @@ class Rows:
     columns: Mapping[str, str]
 
     def __call__(self, numbers: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Those of these *numbers*, which ascend: each with its number, and its values by role.
+        """Yield the rows of these ascending *numbers*: each with its number, and its values by role.
 
         Raises:
-            StageError: for a value that is missing, and for a file that cannot be read.
+            StageError: a value is missing, or a file cannot be read.
         """
         for number, row in chosen_rows(self.table, numbers, sorted(set(self.columns.values()))):
             for column in self.columns.values():
@@ -122,10 +122,10 @@ class Rows:
 
 
 def rows_of(folder: Path, task: str, wanted: Mapping[str, Sequence[str]], mapping: Mapping[str, str]) -> Rows:
-    """The rows in *folder*, with the columns of the roles *wanted*, of which each has usual names.
+    """Return the rows in *folder*, with the columns of the roles *wanted*, which map to usual names.
 
     Raises:
-        StageError: when the files are no tables, or lack a column.
+        StageError: the files are not tables, or lack a column.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if any(kind_of(file.name) not in TABLES for file in files):
@@ -158,7 +158,7 @@ def _columns(
 
 
 def chosen_numbers(count: int, most: int, seed: int | None) -> Sequence[int]:
-    """*most* of *count*, ascending: the first ones, or with *seed* a choice of them."""
+    """Return *most* of *count* numbers, ascending: the first ones, or a random selection with *seed*."""
     if seed is None or most >= count:
         return range(min(most, count))
     return sorted(random.Random(seed).sample(range(count), most))

@@ -1,4 +1,4 @@
-"""Classification of words: which class has the highest score at the first token of each."""
+"""Classification of words: the class with the highest score at the first token of each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from winml_dag.stages.evaluate.rows import chosen_numbers, rows_of
 from winml_dag.stages.samples.arrays import fit
 from winml_dag.stages.samples.samples import Array
 
-# What a data set says of a word that has no tag.
+# The tag that data sets give to a word without one.
 _NO_TAG = -100
 _NONE = -1
 _ENTITY_TAG = re.compile(r"O|[BIES]-.+")
-# The columns of outcomes, and behind them, where there are no entities, three for each class.
+# The columns of outcomes; without entities, three for each class follow.
 _RIGHT, _WORDS, _FOUND_RIGHTLY, _FOUND, _TRUE = range(5)
 
 
@@ -35,8 +35,9 @@ class Tagged:
 
 
 class TokenClassification:
-    """Rows with a list of words, and one of tags. Left out are words without a tag, what only pads a text, and of a
-    text that is longer than what the model takes, the words that it does not see.
+    """Rows with a list of words and a list of tags.
+
+    Skips words without a tag, padding, and words beyond the length that the model takes.
     """
 
     kind = "dataset"
@@ -104,13 +105,13 @@ class TokenClassification:
 
 
 def _best(scores: Array) -> NDArray[np.int64]:
-    """The class of each token; of scores that are no numbers none, since every choice would be wrong."""
+    """Return the class of each token; none for NaN scores, so they count as wrong."""
     chosen: NDArray[np.int64] = np.where(np.isnan(scores).any(-1), _NONE, scores.argmax(-1))
     return chosen
 
 
 def _list(value: Any, number: int) -> Sequence[Any]:
-    """A list; or, as files of text have it, words with blanks between them."""
+    """Return a list; text files have words separated by blanks instead."""
     if isinstance(value, str):
         return value.split()
     if not isinstance(value, list | tuple):

@@ -12,19 +12,18 @@ from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 
-# Capture: which modules of a class a model has, and what each is called with. No stage of a build: `config --module`
-# asks, in a process of its own, and nothing of the answer is kept.
+# Capture: which modules of a class a model has, and the arguments of each. It is not a stage of a build: `config
+# --module` runs it in a separate process and discards the result.
 #
-# This is the declaration; the work, which needs torch and transformers, is in
-# :mod:`winml_dag.stages.export.captured`.
+# This is the declaration; the work, which needs torch and transformers, is in :mod:`winml_dag.stages.export.captured`.
 
-# Names among the surroundings of its node: folders of the saved model and of the user's script.
+# Names in the environment of the node: the folders of the saved model and of the user's script.
 MODEL_SOURCE, SCRIPT_SOURCE = "model", "script"
 
 
 @dataclass(frozen=True)
 class CaptureConfig:
-    """``loader`` and ``export`` as for the whole model, ``module_class`` the name of a class of PyTorch modules."""
+    """The same ``loader`` and ``export`` as for the whole model; ``module_class`` names a class of PyTorch modules."""
 
     loader: LoaderFields
     export: ExportFields
@@ -42,19 +41,18 @@ CAPTURE = Stage(
 )
 
 
-# Signature: the tensors that a model takes and gives, told from its configuration alone. No stage of a build:
-# `config` asks, in a process of its own, and nothing of the answer is kept.
+# Signature: the input and output tensors of a model, inferred from its configuration alone. It is not a stage of a
+# build: `config` runs it in a separate process and discards the result.
 #
-# This is the declaration; the work, which needs torch and transformers, is in
-# :mod:`winml_dag.stages.export.signature`.
+# This is the declaration; the work, which needs torch and transformers, is in :mod:`winml_dag.stages.export.signature`.
 
-# Name among the surroundings of its node: the folder of the saved model.
+# A name in the environment of the node: the folder of the saved model.
 MODEL = "model"
 
 
 @dataclass(frozen=True)
 class SignatureConfig:
-    """``loader`` and ``export`` as for the export that it is about. ``component``: the one that is meant, if any."""
+    """The same ``loader`` and ``export`` as for the export itself; ``component`` selects one component, if any."""
 
     loader: LoaderFields
     export: ExportFields
@@ -73,7 +71,7 @@ SIGNATURE = Stage(
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """Weights made from a seed: the architecture comes from ``loader.model_type``, changed by ``config``."""
+    """Random weights from a seed. The architecture is ``loader.model_type``, changed by ``config``."""
 
     seed: int = 0
     config: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -81,8 +79,11 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class LoaderFields:
-    """How the PyTorch model is made. ``random_weights`` is None when the weights come from the ``model`` input.
-    ``module_path``: the one module of it that is exported; None for the whole.
+    """How to make the PyTorch model.
+
+    Attributes:
+        module_path: the one module to export; None for the whole model.
+        random_weights: None if the weights come from the ``model`` input.
     """
 
     task: str
@@ -105,9 +106,13 @@ class InputTensor:
 
 @dataclass(frozen=True)
 class ExportFields:
-    """``dynamo`` None means: the exporter that works best for the architecture. ``clean_onnx``: the model's nodes have
-    no tags. ``module_arguments``: what a module is called with besides tensors.
-    ``shape_config``: sizes by the names in recipes: ``sequence_length``, ``height``.
+    """How to export the model.
+
+    Attributes:
+        dynamo: None selects the exporter that works best for the architecture.
+        clean_onnx: the nodes of the model have no tags.
+        module_arguments: arguments of a module other than tensors.
+        shape_config: sizes by their names in recipes: ``sequence_length``, ``height``.
     """
 
     opset_version: int = 21
@@ -148,10 +153,10 @@ EXPORT = Stage(
 
 @dataclass(frozen=True)
 class ComponentFields:
-    """One component: the class that it is, and how it is exported.
+    """One component: its class, and how it is exported.
 
-    ``shared_tensors``: names in ``export.input_tensors`` and ``export.dynamic_axes`` that the recipe has for all
-    components: those that this one does not take are for another.
+    ``shared_tensors``: names in ``export.input_tensors`` and ``export.dynamic_axes`` that the recipe sets for all
+    components. Those that this component does not take belong to another.
     """
 
     model_class: str
@@ -162,7 +167,7 @@ class ComponentFields:
 
 @dataclass(frozen=True)
 class ComponentsConfig:
-    """Components of a model, by name; ``loader`` is about the model as a whole, which is loaded once."""
+    """Components of a model, by name. ``loader`` describes the whole model, which is loaded once."""
 
     loader: LoaderFields
     components: Mapping[str, ComponentFields]

@@ -18,7 +18,7 @@ from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.stages.export.components import composite_of, same_spelling
 
-# Those that are exported and compared with PyTorch in our tests; others usually work too.
+# Architectures that the tests export and compare with PyTorch; others usually work too.
 TESTED = (
     "audio-spectrogram-transformer",
     "bert",
@@ -50,11 +50,11 @@ TESTED = (
     "xlm-roberta",
 )
 
-# Architectures of ours (see ownmodels), with the one of transformers whose configuration they have.
+# Built-in architectures (see ownmodels), each with the transformers architecture whose configuration it has.
 EMOTION = "wav2vec2_emotion_regression"
 BASED_ON = {EMOTION: "wav2vec2"}
 
-# Parts that transformers has no default for, with what they most often are.
+# Configuration parts for which transformers has no default, with the most common choice.
 _PARTS: Mapping[str, Mapping[str, Mapping[str, JsonValue]]] = {
     "encoder_decoder": {
         "encoder": {"model_type": "bert"},
@@ -77,17 +77,17 @@ DYNAMO = "dynamo"
 def exporter_for(model_type: str) -> str:
     """The exporter that works best for *model_type*.
 
-    Decoder language models get dynamo: TorchScript's graphs of them are twice as long. For all others TorchScript is
-    better: dynamo builds the padding mask of BERT with a GatherND on booleans. The QNN execution provider leaves that
-    to the CPU, and the compiled model falls into two parts instead of one.
+    Decoder language models use dynamo: TorchScript's graphs for them are twice as long. TorchScript is better for all
+    others: dynamo builds the padding mask of BERT with a GatherND on booleans, which the QNN execution provider leaves
+    to the CPU, so the compiled model splits into two partitions instead of one.
     """
-    # Encoders that may also be decoders (BERT) are in both lists, and decoders of composite models in the first.
+    # Encoders that may also be decoders (BERT) are in both lists; decoders of composite models are in the first.
     decodes = model_type in CAUSAL and model_type not in MASKED and composite_of(model_type) is None
     return DYNAMO if decodes else TORCHSCRIPT
 
 
 def transformers_name(model_type: str) -> str | None:
-    """What transformers calls *model_type*, whichever of ``-`` and ``_`` it is written with; None when it has none."""
+    """The transformers name of *model_type*, spelled with ``-`` or ``_``; None if transformers does not have it."""
     wanted = BASED_ON.get(same_spelling(model_type), model_type)
     if wanted in CONFIG_MAPPING:
         return wanted
@@ -99,9 +99,10 @@ def is_known(model_type: str) -> bool:
 
 
 def configuration_class(model_type: str) -> type[PreTrainedConfig]:
-    """
+    """Return the configuration class of *model_type*.
+
     Raises:
-        StageError: when transformers has no such architecture.
+        StageError: transformers has no such architecture.
     """
     name = transformers_name(model_type)
     if name is None:
@@ -117,12 +118,12 @@ def configuration_class(model_type: str) -> type[PreTrainedConfig]:
 def configuration(model_type: str, overrides: Mapping[str, JsonValue]) -> PreTrainedConfig:
     """The configuration of *model_type* with *overrides*.
 
-    transformers keeps a name that it does not know as an attribute that nothing reads, so a typing error would give the
-    standard model; names are therefore checked here, also within the parts of a composite configuration. A part that
-    may be of any architecture (a backbone, an encoder) is of the usual one unless it says its ``model_type``.
+    transformers keeps an unknown name as an attribute that nothing reads, so a typo would give the standard model.
+    Therefore this checks names, including those in the parts of a composite configuration. A part of variable
+    architecture (a backbone, an encoder) has the default architecture unless it sets ``model_type``.
 
     Raises:
-        StageError: for an unknown architecture or name, or a value that does not fit.
+        StageError: the architecture or a name is unknown, or a value does not fit.
     """
     made_by = configuration_class(model_type)
     _check_names(made_by, overrides, "loader.random_weights.config")
@@ -137,7 +138,7 @@ def configuration(model_type: str, overrides: Mapping[str, JsonValue]) -> PreTra
                 usual_type = getattr(getattr(made_by(), name), "model_type", None)
                 completed[name] = {**given, "model_type": usual_type}
         return made_by(**completed)
-    except Exception as error:  # a validation error of whichever class, or an arithmetic one inside it
+    except Exception as error:  # a validation error of any class, or an arithmetic error inside it
         raise StageError(
             f"loader.random_weights.config does not fit {made_by.__name__}: {explanation(error)}."
         ) from error
@@ -148,7 +149,7 @@ def _mapping(value: JsonValue) -> Mapping[str, JsonValue]:
 
 
 def named_class(class_name: str, model_type: str) -> Any:
-    """The class *class_name* of transformers, or of the module that the architecture is in."""
+    """The class *class_name* of transformers, or of the module that defines the architecture."""
     found = getattr(transformers, class_name, None)
     if found is not None:
         return found
@@ -157,7 +158,7 @@ def named_class(class_name: str, model_type: str) -> Any:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the nearest known names, or nothing."""
+    """A sentence with the closest known names, or an empty text."""
     near = difflib.get_close_matches(name, list(known), n=3)
     return f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
 
@@ -173,7 +174,7 @@ def _check_names(made_by: type[Any], overrides: Mapping[str, JsonValue], path: s
 
 
 def _names(made_by: type[Any]) -> set[str]:
-    """The fields that a configuration class knows, whether it declares them as a dataclass or in ``__init__``."""
+    """The fields of a configuration class, whether declared as a dataclass or in ``__init__``."""
     names = {"num_labels", *made_by.attribute_map, *getattr(made_by, "__dataclass_fields__", {})}
     for base in made_by.__mro__:
         if "__init__" in base.__dict__:

@@ -1,7 +1,7 @@
-"""Dynamic axes: the sizes at which a model with such axes is traced and checked, and what that says about its outputs.
+"""Dynamic axes: the sizes at which such a model is traced and checked, and the output shapes that follow.
 
-An exporter may quietly fix an axis at the size it saw while tracing. So the model is compared with PyTorch at other
-sizes too, and the shapes of the outputs are those that were seen, not those that the exporter believes.
+An exporter may silently fix an axis at its size during tracing. Therefore the model is compared with PyTorch at other
+sizes too, and output shapes are the observed ones, not those that the exporter writes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Sizes = Mapping[str, int]
 
 RUNS = 3
 
-# The first run is the one that is traced: 2, because torch.export takes a size of 1 for a constant.
+# The first run is the traced one: 2, because torch.export treats a size of 1 as a constant.
 _BATCH_SIZES = (2, 1, 3)
 
 
 def sizes_by_run(inputs: Sequence[ModelInput]) -> tuple[Sizes, ...]:
-    """The size of every dynamic axis, by its name, in each of :data:`RUNS` runs; no two runs have the same sizes.
+    """The size of every dynamic axis, by name, in each of :data:`RUNS` runs; no two runs have the same sizes.
 
-    A batch (axis 0) is 2, 1 and 3. Any other axis has its usual size and, in one later run, half of it: half of an
-    image or a text is what most models can still take.
+    A batch (axis 0) is 2, 1 and 3. Any other axis has its default size and, in one later run, half of it: most models
+    support half an image or text.
     """
     usual: dict[str, int] = {}
     batches: set[str] = set()
@@ -57,11 +57,11 @@ def output_shape(
 ) -> Shape:
     """The shape of the output *tensor*, from the shapes *seen* in the runs with *sizes*.
 
-    An axis that changed has the name of the dynamic axis that changed like it, else one of its own; the recipe's name
-    wins.
+    An axis that changed gets the name of the dynamic axis that changed in the same way, or else a new name; names in
+    the recipe win.
 
     Raises:
-        StageError: when the recipe gives a name to an axis that did not change.
+        StageError: the recipe names an axis that did not change.
     """
     named = named_axes(tensor, seen[0], dynamic_axes)
     shape: list[int | str] = []
@@ -78,7 +78,7 @@ def output_shape(
 
 
 def set_shape(value: ValueInfoProto, shape: Shape) -> None:
-    """Give an input or output of a graph the shape that it really has."""
+    """Set the observed shape on an input or output of a graph."""
     dimensions = value.type.tensor_type.shape
     del dimensions.dim[:]
     for size in shape:
@@ -89,9 +89,10 @@ def set_shape(value: ValueInfoProto, shape: Shape) -> None:
 
 
 def check_tensors(dynamic_axes: Mapping[str, Mapping[str, str]], tensors: Sequence[str]) -> None:
-    """
+    """Check that the exported model has every tensor in ``export.dynamic_axes``.
+
     Raises:
-        StageError: when ``export.dynamic_axes`` names a tensor that the exported model does not have.
+        StageError: it does not have one of them.
     """
     for tensor in dynamic_axes:
         if tensor not in tensors:

@@ -1,7 +1,7 @@
-"""The work of capture: the model is called once with its usual inputs, and each module of the class tells with what.
+"""The work of capture: call the model once, and record the arguments of each module of the class.
 
-What a module is called with is told so that :mod:`winml_dag.stages.export.module` can call it in the same way: tensors
-by name, and all else as constants.
+The call uses the model's default inputs. :mod:`winml_dag.stages.export.module` uses the record to call a module in the
+same way: tensors by name, everything else as constants.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Told:
 
 @dataclass
 class _Arguments:
-    """What a call has: tensors by name, constants by name, and the names of what is neither."""
+    """The arguments of a call: tensors by name, constants by name, and the names of all other arguments."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     constants: dict[str, JsonValue] = field(default_factory=dict)
@@ -52,11 +52,13 @@ class _Arguments:
 
 
 def run(config: CaptureConfig, workspace: Workspace) -> JsonObject:
-    """``modules``: path, input tensors, arguments and outputs of each module of the class; ``left_out``: by path, why
-    others are not among them.
+    """Return ``modules`` and ``left_out``.
+
+    ``modules`` has the path, input tensors, arguments and outputs of each module of the class; ``left_out`` has, by
+    path, why a module is skipped.
 
     Raises:
-        StageError: when there is none of the class, or none that can be called alone.
+        StageError: no module has the class, or none can be called alone.
     """
     folder, script = (
         Path(named) if (named := workspace.surroundings.get(name)) else None for name in (MODEL_SOURCE, SCRIPT_SOURCE)
@@ -107,7 +109,7 @@ def _subjects(loaded: LoadedModel, config: CaptureConfig, folder: Path | None) -
 
 
 def _usual(subject: Subject, config: CaptureConfig) -> dict[str, Tensor]:
-    """Random inputs of which nothing is masked: what a mask is made into would say nothing of other inputs."""
+    """Random inputs with masks of ones: what a module makes of a partial mask does not hold for other inputs."""
     inputs = model_inputs(subject, config.export)
     sizes = sizes_by_run(inputs)[0]
     specs = [InputSpec(each.name, each.dtype, shape_at(each.shape, sizes), each.value_range) for each in inputs]
@@ -121,7 +123,7 @@ def _noting(path: str, module: Module, calls: dict[str, _Told]) -> Any:
 
     def note(_module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if path not in calls:
-            # Copies: what comes later may write into the very tensors.
+            # Copies: later code may write into the same tensors.
             arguments = {name: _copied(value) for name, value in _by_name(signature, args, kwargs).items()}
             calls[path] = _Told(arguments, _copied(result))
 
@@ -129,7 +131,7 @@ def _noting(path: str, module: Module, calls: dict[str, _Told]) -> Any:
 
 
 def _by_name(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a module was called with, without what it would have taken anyway."""
+    """The arguments of a module call, without those that equal their defaults."""
     bound = signature.bind(*args, **kwargs).arguments
     found: dict[str, Any] = {}
     for name, value in bound.items():
@@ -156,7 +158,7 @@ def _is_same(value: Any, default: Any) -> bool:
 
 
 def _described(path: str, module: Module, told: _Told) -> JsonObject | str:
-    """What there is to say of a module, or why it cannot be called alone."""
+    """The description of a module, or why it cannot be called alone."""
     arguments = _Arguments()
     for name, value in told.arguments.items():
         _sort(name, value, arguments)
@@ -167,7 +169,7 @@ def _described(path: str, module: Module, told: _Told) -> JsonObject | str:
         fewer = {each: tensor for each, tensor in arguments.tensors.items() if each.partition(".")[0] != name}
         without = replace(arguments, tensors=fewer)
         if fewer and _gives_the_same(module, told, without):
-            arguments = without  # what a module does not use is no input of the exported one
+            arguments = without  # an unused input is not an input of the exported module
     return {
         "path": path,
         "input_tensors": [_tensor(name, tensor) for name, tensor in arguments.tensors.items()],
@@ -177,11 +179,11 @@ def _described(path: str, module: Module, told: _Told) -> JsonObject | str:
 
 
 def _gives_the_same(module: Module, told: _Told, arguments: _Arguments) -> bool:
-    """Whether the module gives with *arguments* alone what it gave."""
+    """Whether the module gives the same result with *arguments* alone."""
     try:
         with torch.no_grad():
             result = module(**assembled(arguments.tensors), **arguments.constants)
-    except Exception:  # whatever it raises: it needs something else
+    except Exception:  # any exception means that it needs something else
         return False
     before, now = (dict(named_outputs(each, {})) for each in (told.result, result))
     return before.keys() == now.keys() and all(
@@ -214,7 +216,7 @@ def _has_only_tensors(value: Any) -> bool:
 
 
 def _tensor(name: str, tensor: Tensor) -> JsonObject:
-    """As ``export.input_tensors`` has it, with the range of the values that were seen."""
+    """The tensor as in ``export.input_tensors``, with the observed range of values."""
     return {
         "name": name,
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -224,11 +226,11 @@ def _tensor(name: str, tensor: Tensor) -> JsonObject:
 
 
 def _range(tensor: Tensor) -> tuple[float, float]:
-    """From the least value up to, not including, the second; of a mask that is added, what lets all be seen."""
+    """The range of observed values, upper end excluded; for an additive mask, the value that masks nothing."""
     low, high = (float(each) for each in (tensor.min(), tensor.max())) if tensor.numel() else (0.0, 0.0)
     if not tensor.is_floating_point():
         return low, high + 1
-    # Random numbers up to what masks add would hide all but one value.
+    # Random numbers up to the values in masks would mask all but one value.
     if not (abs(low) < MASK_MAGNITUDE and abs(high) < MASK_MAGNITUDE):
         return 0.0, 0.0
     return _short(low), _short(high)

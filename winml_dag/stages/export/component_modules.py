@@ -1,9 +1,9 @@
-"""The PyTorch modules that components are exported as: named tensors in, named tensors out, weights of the parent.
+"""The PyTorch modules of components: named input and output tensors, with the weights of the parent.
 
-A decoder works on one token at a time and keeps no state of its own. The caller holds the keys and values of all
-earlier tokens in tensors of a fixed length (``past_0_key``, ...), says in ``cache_position`` where this token's belong,
-and gets them back (``present_0_key``, ..., as long as the tokens that came in) to write them there. So every shape is
-fixed, which an NPU needs, and what comes back is a few numbers instead of the whole cache.
+A decoder processes one token at a time and keeps no state. The caller holds the keys and values of all earlier tokens
+in tensors of fixed length (``past_0_key``, ...), passes the position of this token in ``cache_position``, and receives
+the token's keys and values (``present_0_key``, ..., as long as the input tokens) to write there. All shapes are
+therefore fixed, which an NPU needs, and the outputs hold a few numbers instead of the whole cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATES = "encoder_hidden_states"
 
 
 class ComponentModule(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
-    """A part of ``model``. ``input_names``: what it can be called with, by keyword; ``config``: that of the part."""
+    """A part of ``model``. ``input_names`` are its keyword arguments; ``config`` is that of the part."""
 
     def __init__(self, model: PreTrainedModel, config: PreTrainedConfig, input_names: tuple[str, ...]) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class ComponentModule(torch.nn.Module):  # type: ignore[misc]  # torch is not fo
 
 
 class EncoderModule(ComponentModule):
-    """Everything that a decoder needs of the input: ``encoder_hidden_states``."""
+    """Everything that a decoder needs from the input: ``encoder_hidden_states``."""
 
     def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
         return {STATES: self.model(**tensors)[0]}
 
 
 class TowerModule(ComponentModule):
-    """One of two towers: the embedding that is compared with that of the other tower, and the states below it."""
+    """One of two towers: the embedding to compare with that of the other tower, and the hidden states."""
 
     def __init__(self, model: PreTrainedModel, config: PreTrainedConfig, names: tuple[str, ...], output: str) -> None:
         super().__init__(model, config, names)
@@ -61,11 +61,11 @@ class TowerModule(ComponentModule):
 
 
 class DecoderModule(ComponentModule):
-    """The next token's logits, and the keys and values of the tokens that came in.
+    """The logits of the next token, and the keys and values of the input tokens.
 
     Attributes:
-        masks_source: some encoder states may be padding, which ``attention_mask`` says.
-        encoder: what makes the states that this decoder reads; it shares the parent.
+        masks_source: ``attention_mask`` marks encoder states that are padding.
+        encoder: computes the states that this decoder reads; it has the same parent.
     """
 
     def __init__(self, parent: PreTrainedModel, encoder: EncoderModule, *, masks_source: bool) -> None:
@@ -76,11 +76,11 @@ class DecoderModule(ComponentModule):
         super().__init__(parent, config, names)
         self.masks_source = masks_source
         self.layers = layers_of(config)
-        # In a tuple, so that its modules do not count twice.
+        # A tuple, so that its modules are not registered twice.
         self.encoder_of = (encoder,)
 
     def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
-        position = tensors["cache_position"].to(torch.int64)  # as indices are in PyTorch
+        position = tensors["cache_position"].to(torch.int64)  # PyTorch indices are int64
         layers = [
             _GivenLayer(tensors[f"past_{layer}_key"], tensors[f"past_{layer}_value"], position)
             for layer in range(self.layers)
@@ -122,7 +122,7 @@ class TextDecoderModule(DecoderModule):
 
 
 class _GivenLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Keys and values that the caller holds: this step's are put at their place, and remembered in ``added``."""
+    """Keys and values from the caller, with those of this step written at their position and stored in ``added``."""
 
     def __init__(self, keys: Tensor, values: Tensor, position: Tensor) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _GivenLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not
 
     def _placed(self, past: Tensor, new: Tensor) -> Tensor:
         if new.shape[2] == 1:
-            # Unlike a scatter, a choice between two tensors is something that every execution provider has.
+            # Unlike a scatter, every execution provider supports a choice between two tensors.
             here = torch.arange(past.shape[2], device=past.device) == self.position
             return torch.where(here[None, None, :, None], new, past)
         return past.index_copy(2, self.position, new)
@@ -147,7 +147,7 @@ class _GivenLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not
     def get_mask_sizes(self, _: int) -> tuple[int, int]:
         return self.keys.shape[2], 0
 
-    def get_seq_length(self) -> Tensor:  # a tensor, as of transformers' own static layers: positions are made from it
+    def get_seq_length(self) -> Tensor:  # a tensor, as in transformers' static layers: positions are computed from it
         return self.position[0]
 
     def get_max_length(self) -> int:
@@ -160,10 +160,10 @@ class _GivenCache(Cache):  # type: ignore[misc]
 
 
 def _additive_mask(mask: Tensor, position: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[batch, 1, tokens, length]``: 0 where a token may look, the lowest number elsewhere.
+    """``[batch, 1, tokens, length]``: 0 where a token may attend, the lowest number elsewhere.
 
-    One token may look at all that *mask* has, which says how far the cache is filled. Of several tokens, none looks at
-    a later one.
+    A single token may attend to everything in *mask*, which marks the filled part of the cache. With several tokens,
+    none attends to a later one.
     """
     seen = mask[:, None, None, :] != 0
     if position.shape[0] != 1:
@@ -173,9 +173,10 @@ def _additive_mask(mask: Tensor, position: Tensor, dtype: torch.dtype) -> Tensor
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The part of a composite configuration that is about its decoder.
+    """The part of a composite configuration that describes its decoder.
 
-    Not ``get_text_config(decoder=True)``: for flat configurations it gives a copy that lacks ``decoder_layers``.
+    ``get_text_config(decoder=True)`` does not work: for flat configurations it returns a copy without
+    ``decoder_layers``.
     """
     for name in ("decoder", "text_config"):
         part = getattr(config, name, None)
@@ -185,12 +186,12 @@ def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def layers_of(config: PreTrainedConfig) -> int:
-    """How many layers a decoder has, whatever its architecture calls that."""
+    """The number of layers of a decoder, under any of the names that architectures use."""
     return int(_first(config, "decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"))
 
 
 def cache_shape(config: PreTrainedConfig) -> tuple[int, int]:
-    """The number of heads of a decoder, and the size of one of them."""
+    """The number of heads of a decoder, and the size of one head."""
     heads = int(_first(config, "decoder_attention_heads", "num_attention_heads", "num_heads"))
     size = getattr(config, "d_kv", None) or getattr(config, "head_dim", None)
     return heads, int(size or _first(config, "d_model", "hidden_size") // heads)
@@ -203,7 +204,7 @@ def _first(config: PreTrainedConfig, *names: str) -> Any:
 def component_module(parent: PreTrainedModel, component: Component) -> ComponentModule:
     """The module of *component*, with weights of *parent* that it shares with the other components."""
     module = _MAKERS[component.role](parent)
-    # So that the module is called what recipes call it, in error messages and in the tags of its nodes.
+    # Name the module as recipes do, for error messages and the tags of its nodes.
     module.__class__ = type(component.class_name, (type(module),), {})
     return module
 

@@ -1,8 +1,8 @@
 """Composite models, and the components that they are exported as: an encoder and a decoder, a text and an image tower.
 
-Such a model is loaded once; each component becomes an ONNX model of its own, because a caller runs them at different
-times: the encoder once for a sentence, the decoder once for each token of the answer. Planning reads this table, so it
-imports nothing heavy; the PyTorch modules are in :mod:`winml_dag.stages.export.component_modules`.
+Such a model is loaded once. Each component becomes an ONNX model of its own, because a caller runs them at different
+times: the encoder once per sentence, the decoder once per output token. Planning reads this table, so it imports
+nothing heavy; the PyTorch modules are in :mod:`winml_dag.stages.export.component_modules`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from winml_dag.errors import RecipeError
 
-# What a component does; component_modules has a PyTorch module for each.
+# The roles of components; component_modules has a PyTorch module for each.
 TEXT_ENCODER = "text encoder"
 IMAGE_ENCODER = "image encoder"
 AUDIO_ENCODER = "audio encoder"
@@ -23,7 +23,7 @@ IMAGE_TOWER = "image tower"
 
 @dataclass(frozen=True)
 class Component:
-    """``name`` is the prefix of its files; ``class_name`` is what ``loader.model_class`` calls it alone."""
+    """``name`` is the prefix of its files; ``class_name`` selects it in ``loader.model_class``."""
 
     name: str
     task: str
@@ -33,7 +33,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Composite:
-    """``tasks``: those for which all components are needed; ``parent_class``: what is loaded to take them from."""
+    """``tasks``: the tasks that need all components; ``parent_class``: the class that is loaded to take them from."""
 
     tasks: tuple[str, ...]
     parent_class: str
@@ -74,7 +74,7 @@ def _towers(prefix: str, ending: str = "") -> Composite:
     )
 
 
-# By model type, written with underscores.
+# By model type, with underscores.
 COMPOSITES: Mapping[str, Composite] = {
     "bart": _text_to_text("Bart"),
     "blenderbot": _text_to_text("Blenderbot"),
@@ -112,20 +112,20 @@ COMPOSITES: Mapping[str, Composite] = {
 
 
 def same_spelling(model_type: str) -> str:
-    """``vision-encoder-decoder`` and ``vision_encoder_decoder`` are one architecture."""
+    """``vision-encoder-decoder`` and ``vision_encoder_decoder`` are the same architecture."""
     return model_type.lower().replace("-", "_")
 
 
 def composite_of(model_type: str | None) -> Composite | None:
-    """The composite architecture *model_type*, None when it is exported in one piece."""
+    """The composite architecture *model_type*; None if it is exported in one piece."""
     return None if model_type is None else COMPOSITES.get(same_spelling(model_type))
 
 
 def chosen_components(model_type: str | None, task: str | None, model_class: str | None) -> tuple[Component, ...]:
-    """The components that a recipe asks for: all of them, one, or none when the model is exported in one piece.
+    """The components that a recipe requests: all of them, one, or none if the model is exported in one piece.
 
     ``model_class`` names one component, or a class that is exported in one piece. Without it, a task of the whole model
-    needs all components, and a task of one component that one. Without a task as well, all.
+    needs all components, and a task of one component needs that one. Without a task, all components are needed.
     """
     composite = composite_of(model_type)
     if composite is None:
@@ -138,9 +138,10 @@ def chosen_components(model_type: str | None, task: str | None, model_class: str
 
 
 def component_named(model_type: str, name: str) -> Component:
-    """
+    """Return the component *name* of *model_type*.
+
     Raises:
-        RecipeError: when the model is not composite or has no such component.
+        RecipeError: the model is not composite or has no such component.
     """
     composite = composite_of(model_type)
     if composite is None:

@@ -21,18 +21,19 @@ from winml_dag.stages.export.subject import Subject, component_subject
 
 @dataclass(frozen=True)
 class _Component:
-    """A component of the loaded model, and how it is exported: of what holds for all, only what it takes."""
+    """A component of the loaded model, and its export fields: of the shared fields, only those for its tensors."""
 
     subject: Subject
     fields: ExportFields
 
 
 def run(config: ComponentsConfig, workspace: Workspace) -> JsonObject:
-    """Write for every component ``export.onnx`` to output ``<name>_model``, and its module hierarchy to output
-    ``<name>_hierarchy``. Metrics are by component.
+    """Export every component and return metrics by component.
+
+    Writes ``export.onnx`` to output ``<name>_model``, and the module hierarchy to output ``<name>_hierarchy``.
 
     Raises:
-        StageError: when the recipe asks for something that cannot be, or the result is not what was asked for.
+        StageError: the recipe requests something impossible, or the result differs from the request.
     """
     for asked in config.components.values():
         check_fields(asked.export)
@@ -47,7 +48,7 @@ def run(config: ComponentsConfig, workspace: Workspace) -> JsonObject:
         gc.collect()
     workspace.progress(len(components), len(components), "components")
     fields = {name: each.fields for name, each in components.items()}
-    # What is written comes from the exporter's files: the model makes room for that.
+    # The rest uses only the exporter's files, so this frees the memory of the model.
     del loaded, components, each
     return {"components": {name: _write(name, exported.pop(name), fields[name], workspace) for name in fields}}
 
@@ -74,9 +75,9 @@ def _declared(loaded: LoadedModel, asked: ComponentFields) -> Component:
 
 
 def own_fields(asked: ComponentFields, takes: tuple[str, ...]) -> ExportFields:
-    """What *asked* says of tensors that this component has: of those that the recipe names for all components, others
-    are for another. Outputs are known later, so a name in ``dynamic_axes`` that some component takes is not one of
-    them.
+    """The export fields of *asked*, without shared tensors that belong to another component.
+
+    Outputs are not known yet, so a name in ``dynamic_axes`` that some component takes is not an output.
     """
     fields = asked.export
     left_out = {*asked.shared_tensors} - {*takes}
@@ -86,7 +87,7 @@ def own_fields(asked: ComponentFields, takes: tuple[str, ...]) -> ExportFields:
 
 
 def _refuse_unknown_tensors(asked: Iterable[ComponentFields], components: Iterable[_Component]) -> None:
-    """Raise StageError for a tensor that the recipe has for all components, and that none takes."""
+    """Raise StageError for a shared tensor that no component takes."""
     taken = {name for each in components for name in each.subject.takes}
     for name in sorted({name for each in asked for name in each.shared_tensors} - taken):
         raise StageError(

@@ -52,24 +52,24 @@ from winml_dag.stages.export.outputs import OutputChoice, call_model, choose_out
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
 from winml_dag.stages.export.tasks import task_named
 
-# Whether the exported model computes what the PyTorch model computes, on seeded random inputs.
+# Compares the exported model with the PyTorch model on seeded random inputs.
 
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
-# Correct exports in float32 were seen to differ by up to 1e-5 of the largest output; a wrong one is off by far more.
+# Correct float32 exports differ by up to 1e-5 of the largest output; a wrong one is off by far more.
 LEAST_COSINE = 0.9999
 MOST_DIFFERENCE = 1e-3
-# A layer norm of nearly constant features magnifies rounding: OWL-ViT with random weights differs by 1.3e-3 of the
-# largest output in a few places, as PyTorch does from itself in double precision. All places together say that it is
-# rounding: noise 60 dB below the signal.
+# A layer norm of nearly constant features amplifies rounding: OWL-ViT with random weights differs by 1.3e-3 of the
+# largest output at a few positions, as PyTorch differs from itself in double precision. The SQNR over all positions
+# shows that it is rounding: noise 60 dB below the signal.
 ROUNDING_SQNR_DB = 60.0
 MOST_ROUNDING = 1e-2
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The worst over all inputs and outputs. ``cosine`` is 1.0 for the same direction; the difference is absolute."""
+    """The worst values over all inputs and outputs: absolute difference, and cosine (1.0 for the same direction)."""
 
     max_abs_difference: float
     cosine: float
@@ -78,10 +78,10 @@ class Agreement:
 def pytorch_outputs(
     model: Module, feeds: Sequence[Arrays], outputs: Sequence[OutputChoice], constants: Mapping[str, torch.Tensor]
 ) -> tuple[Arrays, ...]:
-    """What the PyTorch model answers to each of *feeds* and *constants*, by the names of the exported outputs.
+    """The PyTorch model's outputs for each of *feeds* with *constants*, by the names of the exported outputs.
 
     Raises:
-        StageError: when it cannot take them.
+        StageError: the model cannot run on them.
     """
     answers = []
     for feed in feeds:
@@ -93,10 +93,10 @@ def pytorch_outputs(
 
 
 def onnx_outputs(path: Path, feeds: Sequence[Arrays], names: Sequence[str]) -> tuple[Arrays, ...]:
-    """What ONNX Runtime on the CPU answers to each of *feeds*.
+    """ONNX Runtime's outputs on the CPU for each of *feeds*.
 
     Raises:
-        StageError: when the model cannot be loaded or run.
+        StageError: the model cannot be loaded or run.
     """
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -106,11 +106,12 @@ def onnx_outputs(path: Path, feeds: Sequence[Arrays], names: Sequence[str]) -> t
 
 
 def agreement(expected: Sequence[Arrays], found: Sequence[Arrays]) -> Agreement:
-    """
+    """Compare the outputs and return their agreement.
+
     Raises:
-        StageError: when an output differs in shape, is NaN, or is beyond :data:`LEAST_COSINE` or
-            :data:`MOST_DIFFERENCE` (relative to the largest magnitude in the expected output), or
-            :data:`MOST_ROUNDING` where all of it together is no more noise than :data:`ROUNDING_SQNR_DB`.
+        StageError: an output differs in shape, is NaN, or exceeds :data:`LEAST_COSINE` or :data:`MOST_DIFFERENCE`
+            (relative to the largest magnitude in the expected output). The limit is :data:`MOST_ROUNDING` if the noise
+            over the whole output is below :data:`ROUNDING_SQNR_DB`.
     """
     difference, cosine = 0.0, 1.0
     for right, ours in zip(expected, found, strict=True):
@@ -128,7 +129,7 @@ def agreement(expected: Sequence[Arrays], found: Sequence[Arrays]) -> Agreement:
 
 
 def _scale(name: str, values: NDArray[np.generic]) -> float:
-    """The largest magnitude of what is not masked."""
+    """The largest magnitude of unmasked values."""
     magnitudes = np.abs(values.astype(np.float64))
     if np.isnan(magnitudes).any():
         raise StageError(f"The PyTorch model itself gives NaN in {name!r}, so the export cannot be checked.")
@@ -140,10 +141,10 @@ MODEL_FILE = "export.onnx"
 
 @dataclass(frozen=True)
 class Exported:
-    """What remains of the PyTorch model once it has been exported: numbers and names, so that its memory is free.
+    """What remains of the PyTorch model after the export: numbers and names, so that its memory can be freed.
 
     Attributes:
-        expected: its answers to ``feeds``, computed before the export so that the exporter cannot have changed them.
+        expected: its outputs for ``feeds``, computed before the export so that the exporter cannot affect them.
     """
 
     path: Path
@@ -160,17 +161,17 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
     """Write ``export.onnx`` to output ``model`` and the module hierarchy to output ``hierarchy``.
 
     Raises:
-        StageError: when the recipe asks for something that cannot be, or the result is not what was asked for.
+        StageError: the recipe requests something impossible, or the result differs from the request.
     """
     check_fields(config.export)
-    task_named(config.loader.task)  # refused before anything is loaded
+    task_named(config.loader.task)  # fails before anything is loaded
     folder = workspace.inputs.get("model")
     script = workspace.inputs.get("script")
     if config.loader.module_path is not None:
         parent = parent_loader(config.loader, script)
         loaded = load_pytorch_model(parent, folder, script, None)
         loaded, subject = module_subject(loaded, config.loader, parent, config.export)
-        # What a language model needs dynamo for is how it makes its mask: a module is given one.
+        # A language model needs dynamo because of how it makes its mask; a module receives a mask as an argument.
         fields = replace(config.export, dynamo=bool(config.export.dynamo))
     else:
         loaded = load_pytorch_model(config.loader, folder, script, config.export.input_tensors)
@@ -190,12 +191,12 @@ def chosen_subject(loaded: LoadedModel, loader: LoaderFields, folder: Path | Non
 
 
 def write_export(exported: Exported, fields: ExportFields, model_output: Path, hierarchy_output: Path) -> JsonObject:
-    """The final files of what was exported, compared with PyTorch; what its metrics are.
+    """Compare the export with PyTorch, write the final files, and return the metrics.
 
     Raises:
-        StageError: when it is not what was asked for.
+        StageError: the export differs from what was requested.
     """
-    gc.collect()  # modules are in cycles, and their weights are not needed any more
+    gc.collect()  # modules are in reference cycles, and their weights are no longer needed
     # The weights of a large model stay in the exporter's file until they are copied to the final one.
     model = load_model(exported.path, weights=False)
     check_export(model, exported.options)
@@ -243,17 +244,17 @@ def check_fields(fields: ExportFields) -> None:
 
 
 def export_subject(loaded: LoadedModel, subject: Subject, fields: ExportFields, scratch: Path) -> Exported:
-    """Export *subject*, a part of what was *loaded* or all of it, into the new folder *scratch*.
+    """Export *subject*, all or part of *loaded*, into the new folder *scratch*.
 
     Raises:
-        StageError: when the recipe asks for something that cannot be, or the exporter cannot do it.
+        StageError: the recipe requests something impossible, or the exporter fails.
     """
     module = subject.module
     inputs = subject.inputs or model_inputs(subject, fields)
     sizes = sizes_by_run(inputs)
     feeds = tuple(_feed(inputs, sizes[run], run) for run in range(RUNS))
     example = _tensors(feeds[0])
-    # Gradients tell whether an output depends on a weight that the checkpoint does not have.
+    # Gradients show whether an output depends on a weight that the checkpoint does not have.
     with torch.set_grad_enabled(bool(loaded.missing)):
         modules, produced = traced_modules(module, {**example, **subject.constants})
     outputs = choose_outputs(tuple(produced), fields.output_tensors or (), subject.outputs or tuple(produced))
@@ -289,10 +290,10 @@ def export_subject(loaded: LoadedModel, subject: Subject, fields: ExportFields, 
 
 
 def exporter_of(fields: ExportFields, subject: Subject) -> str:
-    """The exporter that is asked for, else the one that suits *subject*."""
+    """The requested exporter, else the one that suits *subject*."""
     if fields.dynamo is not None:
         return DYNAMO if fields.dynamo else TORCHSCRIPT
-    # A cache that is written at a place that only the input tells has no shape that dynamo could know.
+    # dynamo cannot infer the shape of a cache that is written at a position given by an input.
     return TORCHSCRIPT if isinstance(subject.module, DecoderModule) else exporter_for(subject.config.model_type)
 
 
@@ -310,8 +311,8 @@ def _dynamic(each: ModelInput) -> dict[int, str]:
 
 
 def _describe(model: ModelProto, exported: Exported, fields: ExportFields) -> None:
-    """Put what we know for certain into the graph: shapes of the outputs, ranges of the inputs."""
-    # The dynamo exporter leaves wrong shapes of folded initializers there, at which quantization then stops.
+    """Write the known facts into the graph: shapes of the outputs, ranges of the inputs."""
+    # The dynamo exporter leaves wrong shapes of folded initializers here, which break quantization.
     del model.graph.value_info[:]
     outputs = []
     for value in model.graph.output:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from winml_dag.canonical import JsonValue
 from winml_dag.stages.export.components import same_spelling
 
-# Ends of transformers' class names, with the task that a model of such a class was trained for.
+# Suffixes of transformers' class names, with the task that models of such a class are trained for.
 _TASK_BY_HEAD = {
     "ForAudioClassification": "audio-classification",
     "ForAudioFrameClassification": "audio-frame-classification",
@@ -45,7 +45,7 @@ _TASK_BY_HEAD = {
     "MTModel": "translation",
 }
 
-# Where the same head is for something else.
+# Models for which the same head has another task.
 _SOUND_KEYS = ("conv_dim", "num_mel_bins", "feature_projection_input_dim")
 _OF_SOUND = {"text-classification": "audio-classification"}
 _BY_TYPE = {
@@ -58,14 +58,14 @@ _BY_TYPE = {
     ("blip", "question-answering"): "visual-question-answering",
 }
 
-# ``ForConditionalGeneration`` says that a text comes out; what goes in is the architecture's.
+# ``ForConditionalGeneration`` means that the model outputs text; the input depends on the architecture.
 _GENERATES = {
     "blip": "image-to-text",
     "m2m_100": "translation",
     "mbart": "translation",
     "pegasus": "summarization",
     "speech_to_text": "automatic-speech-recognition",
-    "unlimited_ocr": "feature-extraction",  # of its image encoder: the rest is no single graph
+    "unlimited_ocr": "feature-extraction",  # of its image encoder: the rest cannot be a single graph
     "whisper": "automatic-speech-recognition",
 }
 _GENERATES_TEXT = ("bart", "blenderbot", "blenderbot_small", "mt5", "mvp", "plbart", "t5", "umt5")
@@ -76,13 +76,13 @@ _IMAGE_KEYS = ("num_channels", "image_size", "patch_size")
 
 
 def model_type_of(config_json: Mapping[str, JsonValue]) -> str | None:
-    """The architecture in transformers' words, such as ``bert``; None when the config does not say."""
+    """The architecture as transformers names it, such as ``bert``; None if the config does not say."""
     model_type = config_json.get("model_type")
     return model_type if isinstance(model_type, str) and model_type else None
 
 
 def task_of(config_json: Mapping[str, JsonValue]) -> str | None:
-    """The task that the first of ``architectures`` is for; None when it is not one that export knows."""
+    """The task of the first of ``architectures``; None if export does not support it."""
     architectures = config_json.get("architectures")
     if isinstance(architectures, str) or not isinstance(architectures, (list, tuple)) or not architectures:
         return None
@@ -101,7 +101,7 @@ def task_of(config_json: Mapping[str, JsonValue]) -> str | None:
 
 def _features_task(name: str, kind: str, config_json: Mapping[str, JsonValue]) -> str | None:
     if "text_config" in config_json and "vision_config" in config_json and "Text" not in name and "Vision" not in name:
-        # A model of two towers matches texts with images, if it is one of those; else only its user knows what for.
+        # Some models with two towers match texts with images; the task of others is unknown.
         return "zero-shot-image-classification" if kind in _TOWERS else None
     if "Vision" in name or ("Text" not in name and any(key in config_json for key in _IMAGE_KEYS)):
         return "image-feature-extraction"

@@ -1,6 +1,6 @@
-"""What the axes of input tensors are called, so that ``export.shape_config`` and ``export.batch_size`` reach them.
+"""Names of the axes of input tensors, to which ``export.shape_config`` and ``export.batch_size`` apply.
 
-The names are winml-cli's. Without torch, because planning applies them to the tensors that a recipe spells out.
+The names are winml-cli's. Works without torch, because planning applies them to the tensors in a recipe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _TEXT = (BATCH, "sequence_length")
 _CHOICES = (BATCH, "num_choices", "sequence_length")
 _POINTS = (BATCH, "point_batch_size", "nb_points_per_image")
 
-# By tensor, for every rank that it comes in; "" is an axis whose size follows from what the tensor is.
+# Axis names by tensor, for every rank that it may have; "" is an axis whose size the tensor itself determines.
 _AXES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "input_ids": (_TEXT, _CHOICES),
     "attention_mask": (_TEXT, _CHOICES),
@@ -36,8 +36,9 @@ _AXES: Mapping[str, tuple[tuple[str, ...], ...]] = {
 def sized(
     tensor: str, shape: tuple[int | str, ...], sizes: Mapping[str, int], batch_size: int
 ) -> tuple[int | str, ...]:
-    """*shape* of *tensor* with the *sizes* of its dimensions; an axis that varies goes on doing so. A batch of one is
-    what recipes spell out, so it becomes *batch_size* wherever it stands first.
+    """Apply *sizes* to the *shape* of *tensor*; dynamic axes stay dynamic.
+
+    Recipes write a batch size of 1, so a leading batch axis of 1 becomes *batch_size*.
     """
     named = next((axes for axes in _AXES.get(tensor, ()) if len(axes) == len(shape)), ("",) * len(shape))
     found = [size if isinstance(size, str) else sizes.get(name, size) for name, size in zip(named, shape, strict=True)]

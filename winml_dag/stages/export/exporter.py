@@ -1,4 +1,4 @@
-"""From a PyTorch model to an ONNX file as one of torch's two exporters writes it."""
+"""Exports a PyTorch model to an ONNX file with one of torch's two exporters."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from winml_dag.explanation import explanation
 from winml_dag.stages.export.architectures import DYNAMO
 from winml_dag.stages.export.outputs import OutputChoice, named_tensors
 
-# Weights that the TorchScript exporter never sees, so that they are not held twice.
+# Hides weights from the TorchScript exporter, so that they are not in memory twice.
 #
 # For a model under 2 GiB that exporter writes the whole file in memory, more than once: exporting 1 GiB of weights took
-# 4.6 GiB. So it is given one number in place of each large weight, at the last moment, when its own passes over the
-# graph are done; then the weights are written one after the other, from where they lie, into a file beside the graph.
-# What is exported is the same to the byte.
+# 4.6 GiB. So each large weight is replaced by a single number at the last moment, after the exporter's own passes over
+# the graph. The weights are then written one after the other, from their own memory, into a file next to the graph. The
+# exported model is the same to the byte.
 
 
-# The exporter's last pass over the weights: what it returns is what is written. A torch without it exports as it always
-# did, only with more memory.
+# The exporter's last pass over the weights, which returns what is written. A torch without this pass exports as usual,
+# only with more memory.
 _LAST_PASS = "_jit_pass_onnx_deduplicate_initializers"
 
 LEAST_BYTES = 2**16
@@ -38,7 +38,7 @@ LEAST_BYTES = 2**16
 
 @contextmanager
 def weights_aside() -> Iterator[Mapping[str, Tensor]]:
-    """While an exporter runs, put its large weights into the mapping, by their names in the graph."""
+    """While an exporter runs, move its large weights into the mapping, by their names in the graph."""
     aside: dict[str, Tensor] = {}
     last_pass = getattr(torch._C, _LAST_PASS, None)
     if last_pass is None:
@@ -61,7 +61,7 @@ def weights_aside() -> Iterator[Mapping[str, Tensor]]:
 
 
 def attach_weights(path: Path, aside: Mapping[str, Tensor]) -> None:
-    """Give the model at *path*, exported without them, the weights *aside*: they go into a file beside it."""
+    """Attach the weights *aside* to the model at *path*, exported without them, in a file next to it."""
     if not aside:
         return
     model = onnx.load(path)
@@ -85,14 +85,15 @@ def _refer(initializer: onnx.TensorProto, tensor: Tensor, file: str, offset: int
         initializer.external_data.add(key=key, value=str(value))
 
 
-# While it is traced, transformers computes what would do for any input; here, what an exported model needs of that.
+# During tracing, transformers runs code that supports any input; these patches limit it to what an exported model
+# needs.
 
 
 @contextlib.contextmanager
 def one_text_in_a_row() -> Iterator[None]:
-    """Leave out the mask between several texts packed into one row, which only training has.
+    """Omit the mask between several texts packed into one row, which only training has.
 
-    TorchScript has no operator for it, and elsewhere it is a dozen nodes that never mask anything.
+    TorchScript has no operator for it, and in other exports it is a dozen nodes that never mask anything.
     """
     original = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda position_ids: None  # noqa: ARG005  # called by keyword
@@ -104,11 +105,11 @@ def one_text_in_a_row() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fixed_sizes(inputs: int) -> Iterator[None]:
-    """While TorchScript traces a module of so many *inputs* for one size of each, let sizes be numbers, and what is
-    interpolated of weights only (position tables, stretched to the size of the image) be constants.
+    """Trace sizes as numbers, and interpolations of weights as constants, while TorchScript traces a module.
 
-    Otherwise sizes are computed in the graph. Much of that is folded later, but a split by such sizes is exported
-    wrongly, and position tables get a bicubic Resize, which NPUs do not take, or cannot be exported at all, since ONNX
+    The module has *inputs* inputs, each of one fixed size; the interpolated weights are position tables, stretched to
+    the image size. Without this, the graph computes sizes. Much of that is folded later, but a split by such sizes is
+    exported incorrectly. Position tables get a bicubic Resize, which NPUs do not support, or fail to export, since ONNX
     before opset 18 has no antialiased one.
     """
     base, functions = torch.Tensor.__mro__[1], torch.nn.functional
@@ -132,7 +133,7 @@ def fixed_sizes(inputs: int) -> Iterator[None]:
     try:
         yield
     finally:
-        del torch.Tensor.shape, torch.Tensor.size  # both are the base class's again
+        del torch.Tensor.shape, torch.Tensor.size  # restores those of the base class
         functions.interpolate = original
 
 
@@ -147,7 +148,7 @@ def _untraced() -> Iterator[None]:
 
 
 def _depends_on_inputs(tensor: Tensor, inputs: int) -> bool:
-    """Whether a traced tensor is computed from an input of the graph. Its weights are inputs too, behind the others."""
+    """Whether a traced tensor is computed from an input of the graph; weights follow the inputs in its parameters."""
     waiting, seen = [torch._C._get_value_trace(tensor)], set()
     while waiting:
         value = waiting.pop()
@@ -169,8 +170,11 @@ MODEL_SCOPE = "model"
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """``dynamic_axes``: names of dynamic axes by position, for each input by name. ``constants``: arguments of every
-    call that are no inputs.
+    """The options of one export.
+
+    Attributes:
+        dynamic_axes: for each input by name, the names of its dynamic axes by position.
+        constants: arguments of every call that are not inputs.
     """
 
     exporter: str
@@ -183,10 +187,10 @@ class ExportOptions:
 
 
 class Wrapper(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
-    """A model called with its inputs in order, which returns the chosen outputs in order.
+    """Calls a model with its inputs in order and returns the chosen outputs in order.
 
-    It is in eval mode itself: the TorchScript exporter gives the *whole* module the mode that its outermost one had, so
-    a wrapper left in train mode would leave the model inside in train mode after the export.
+    The wrapper itself is in eval mode: the TorchScript exporter gives the *whole* module the mode of its outermost one,
+    so a wrapper in train mode would leave the inner model in train mode after the export.
     """
 
     def __init__(self, model: torch.nn.Module, options: ExportOptions) -> None:
@@ -204,10 +208,10 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
 
 
 def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: ExportOptions, path: Path) -> None:
-    """Write *model* to *path*, and to other files in its folder when it is large.
+    """Write *model* to *path*, and to other files in its folder if it is large.
 
     Raises:
-        StageError: when the exporter cannot take the model.
+        StageError: the exporter cannot handle the model.
     """
     fixed = options.exporter != DYNAMO and not any(options.dynamic_axes.values())
     try:
@@ -216,9 +220,9 @@ def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: Expo
         except TypeError:
             if not fixed:
                 raise
-            # A model may count on sizes that are tensors while it is traced (MobileViT).
+            # A model may require sizes that are tensors during tracing (MobileViT).
             _export(model, example, options, path, contextlib.nullcontext())
-    except Exception as error:  # whatever torch raises in there is about this model and these options
+    except Exception as error:  # whatever torch raises here is about this model and these options
         other = "false" if options.exporter == DYNAMO else "true"
         raise StageError(
             f"The {options.exporter} exporter cannot export this model: {explanation(_innermost(error))}.",
@@ -234,12 +238,12 @@ def _export(
     sizes: contextlib.AbstractContextManager[None],
 ) -> None:
     with warnings.catch_warnings(), sizes, one_text_in_a_row(), weights_aside() as aside:
-        # It is deprecated, works, and is chosen on purpose (see architectures.exporter_for).
+        # It is deprecated but works, and is chosen on purpose (see architectures.exporter_for).
         warnings.filterwarnings("ignore", message="You are using the legacy TorchScript", category=DeprecationWarning)
         torch.onnx.export(
             Wrapper(model, options),
             tuple(example),
-            str(path),  # for a Path the TorchScript exporter refuses models over 2 GiB
+            str(path),  # with a Path, the TorchScript exporter refuses models over 2 GiB
             input_names=list(options.input_names),
             output_names=[choice.name for choice in options.outputs],
             opset_version=options.opset_version,
@@ -250,27 +254,27 @@ def _export(
 
 
 def _exporter_arguments(options: ExportOptions) -> dict[str, Any]:
-    """What the two exporters want to be told, each in its own way."""
+    """The arguments that differ between the two exporters."""
     if options.exporter != DYNAMO:
         axes = {name: dict(axes) for name, axes in options.dynamic_axes.items() if axes}
         return {"dynamo": False, "do_constant_folding": options.do_constant_folding, "dynamic_axes": axes or None}
     shapes = tuple(options.dynamic_axes.get(name) or None for name in options.input_names)
     return {
         "dynamo": True,
-        # It ignores do_constant_folding; folding is a part of what this switches.
+        # It ignores do_constant_folding; this switch includes folding.
         "optimize": options.do_constant_folding,
-        # Over 2 GiB the weights are written outside whatever it is told. Always doing so also lets the graph be edited
-        # without holding the weights a second time.
+        # Over 2 GiB it always writes external weights. Always doing so also allows editing the graph without a second
+        # copy of the weights in memory.
         "external_data": True,
         "dynamic_shapes": {"tensors": shapes} if any(shapes) else None,
     }
 
 
 def check_export(model: ModelProto, options: ExportOptions) -> None:
-    """An exporter that changed its mind about the opset, the names or the dynamic axes has failed.
+    """Check that the exporter kept the opset, the names and the dynamic axes.
 
     Raises:
-        StageError: for each of those.
+        StageError: it changed one of them.
     """
     opset = {imported.domain: imported.version for imported in model.opset_import}.get("", 0)
     if opset != options.opset_version:
@@ -304,7 +308,7 @@ def check_export(model: ModelProto, options: ExportOptions) -> None:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The first cause, which is where torch says what it cannot do."""
+    """The first cause, in which torch says what it does not support."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

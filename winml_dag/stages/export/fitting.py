@@ -1,8 +1,8 @@
-"""The recipe's tensors, made to fit a model with random weights whose configuration the user changed.
+"""Adapts the recipe's tensors to a model with random weights whose configuration the user changed.
 
-A recipe gives the tensors of one checkpoint. Where the user made the model smaller (``loader.random_weights.config``),
-they follow: a shorter text, a smaller image, fewer layers of cache, no token beyond the vocabulary. Weights of a
-checkpoint are never touched by this: there, a tensor that does not fit is an error.
+A recipe has the tensors of one checkpoint. If the user made the model smaller (``loader.random_weights.config``), the
+tensors follow: a shorter text, a smaller image, fewer layers of cache, no token beyond the vocabulary. This never
+applies to the weights of a checkpoint: there, a tensor that does not fit is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from winml_dag.stages.export.subject import Subject
 
 
 def fitted(fields: ExportFields, subject: Subject, random_weights: RandomWeights | None) -> ExportFields:
-    """*fields* with tensors that the model can take, where it was made from a seed."""
+    """Return *fields* with tensors that the model can take, if it was made from a seed."""
     if random_weights is None or not fields.input_tensors:
         return fields
     usual = usual_inputs(subject, fields.batch_size)
@@ -85,5 +85,5 @@ def _fitted_shape(
 
 
 def _says(config: Mapping[str, JsonValue], names: Sequence[str]) -> bool:
-    """Whether the user's changes set one of *names*, in whichever part."""
+    """Whether the user's changes set one of *names*, in any part."""
     return any(key in names or (isinstance(value, Mapping) and _says(value, names)) for key, value in config.items())

@@ -1,8 +1,8 @@
-"""Settings of an architecture that a recipe's tensors say: random weights are made for a model that can take them.
+"""Infers settings of an architecture from a recipe's tensors, so that random weights fit them.
 
-A recipe gives the tensors of one checkpoint: 512 tokens, images of 840 pixels, 6 layers of cache. Random weights are of
-the architecture's defaults with the user's changes; what the user did not change follows the tensors.
-:mod:`winml_dag.stages.export.fitting` has the other direction.
+A recipe has the tensors of one checkpoint: 512 tokens, images of 840 pixels, 6 layers of cache. Random weights use the
+defaults of the architecture with the user's changes; settings that the user did not change follow the tensors.
+:mod:`winml_dag.stages.export.fitting` covers the other direction.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from winml_dag.canonical import JsonValue
 from winml_dag.stages.export import InputTensor
 from winml_dag.stages.export.component_modules import STATES
 
-# Where a setting of an image, a text or a decoder may be, beside the configuration itself.
+# Parts, next to the configuration itself, that may have a setting of an image, a text or a decoder.
 _IMAGE_PARTS = ("vision_config", "encoder", "backbone_config")
 _TEXT_PARTS = ("text_config", "decoder")
 
-# RoBERTa and its kin count positions from behind the padding token's; others have the padding at 0 or far away.
+# RoBERTa and related models count positions from after the padding token's; others have the padding at 0 or far away.
 _LAST_PADDING = 3
 
 TEXT_TENSORS = ("input_ids", "attention_mask", "token_type_ids", "bbox", "decoder_attention_mask")
@@ -31,7 +31,7 @@ _HEAD_SIZE = 64
 def follow_tensors(
     config: PreTrainedConfig, overrides: Mapping[str, JsonValue], tensors: Sequence[InputTensor]
 ) -> None:
-    """Change what *overrides* leave open in *config*, so that the model can take *tensors*."""
+    """Change settings of *config* that *overrides* do not set, so that the model can take *tensors*."""
     shapes = {each.name: each.shape for each in tensors if each.shape}
     image = shapes.get("pixel_values", ())[-2:]
     if len(image) == 2 and all(isinstance(size, int) for size in image):
@@ -80,7 +80,7 @@ def _follow_text(part: PreTrainedConfig, changed: Mapping[str, JsonValue], token
 def _follow_cache(
     config: PreTrainedConfig, overrides: Mapping[str, JsonValue], shapes: Mapping[str, Sequence[int | str]]
 ) -> None:
-    """Layers, heads and width of the decoder, and the width of what the encoder hands to it."""
+    """Layers, heads and width of the decoder, and the width of the encoder's states."""
     _, heads, _, size = shapes["past_0_key"]
     layers = sum(name.startswith("past_") and name.endswith("_key") for name in shapes)
     part, changed = next(

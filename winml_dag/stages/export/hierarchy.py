@@ -1,6 +1,6 @@
-"""Which PyTorch module each node of the exported graph comes from: ``export_htp_metadata.json``.
+"""Maps nodes of the exported graph to PyTorch modules: ``export_htp_metadata.json``.
 
-The file has nothing that differs from run to run: where its readers expect a time it has null.
+The file has nothing that differs between runs: the timestamp that its readers expect is null.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ METADATA_FILE = "export_htp_metadata.json"
 METADATA_VERSION = "1.0"
 TAG_FORMATS = ("full", "module_only")
 
-# Where the dynamo exporter notes the modules around a node, outermost first, the operator last.
+# The metadata in which the dynamo exporter records the modules around a node, outermost first, the operator last.
 _DYNAMO_SCOPES = "pkg.torch.onnx.name_scopes"
-# Containers that are never called: their name says nothing that the module inside does not say.
+# Containers that are never called: their name adds nothing to that of the module inside.
 _CONTAINERS = ("ModuleList", "ModuleDict")
 
 
 @dataclass(frozen=True)
 class ModuleEntry:
-    """A module of the model. ``order`` is its place among the modules that were called; None for one that was not."""
+    """A module of the model. ``order`` is its index among the called modules; None if it was not called."""
 
     scope: str
     class_name: str
@@ -40,8 +40,13 @@ class ModuleEntry:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """``modules``: outermost first; ``nodes``: names of all in the written file; ``tags``: of those that have one;
-    ``embedded``: the nodes in that file have their tags themselves.
+    """The modules and tags of an exported model.
+
+    Attributes:
+        modules: outermost first.
+        nodes: names of all nodes in the written file.
+        tags: by node name, for nodes that have one.
+        embedded: the nodes in the file carry their tags.
     """
 
     modules: tuple[ModuleEntry, ...]
@@ -52,7 +57,7 @@ class Hierarchy:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the file says about the model besides its modules."""
+    """Facts about the model that the file contains in addition to its modules."""
 
     model_type: str
     class_name: str
@@ -65,10 +70,10 @@ class ModelFacts:
 
 
 def traced_modules(model: Module, arguments: Mapping[str, Tensor]) -> tuple[tuple[ModuleEntry, ...], dict[str, Tensor]]:
-    """Every module of *model*, and what *model* puts out: it is called once, with *arguments*.
+    """Call *model* once with *arguments*; return all its modules, and its outputs.
 
     Raises:
-        StageError: when the model cannot take *arguments*.
+        StageError: the model cannot take *arguments*.
     """
     order: dict[int, int] = {}
 
@@ -93,7 +98,7 @@ def traced_modules(model: Module, arguments: Mapping[str, Tensor]) -> tuple[tupl
 
 
 def _tag(scope: str, module: Module, tags: Mapping[str, str]) -> str:
-    """``/BertModel/BertEncoder/BertLayer.0``: classes on the way to the module, numbered where they are in a list."""
+    """``/BertModel/BertEncoder/BertLayer.0``: classes on the path to the module, numbered if they are in a list."""
     parent, _, name = scope.rpartition(".")
     around = tags.get(parent, "") if scope else ""
     class_name = type(module).__name__
@@ -103,9 +108,9 @@ def _tag(scope: str, module: Module, tags: Mapping[str, str]) -> str:
 
 
 def node_tags(model: ModelProto, entries: Sequence[ModuleEntry], tag_format: str) -> dict[str, str]:
-    """The tag of each node of which the exporter noted the module, by node name.
+    """The tag of each node whose module the exporter recorded, by node name.
 
-    *model* is as the exporter wrote it: the canonical form has no metadata of nodes any more.
+    *model* is as the exporter wrote it: the canonical form has no node metadata.
     """
     tags = {entry.scope: entry.tag if tag_format == "full" else entry.tag.rpartition("/")[2] for entry in entries}
     found: dict[str, str] = {}
@@ -117,7 +122,7 @@ def node_tags(model: ModelProto, entries: Sequence[ModuleEntry], tag_format: str
 
 
 def _scope(node: NodeProto, known: Mapping[str, str]) -> str | None:
-    """The innermost known module around *node*; None when the exporter noted none."""
+    """The innermost known module around *node*; None if the exporter recorded none."""
     for entry in node.metadata_props:
         if entry.key == _DYNAMO_SCOPES:
             return _innermost(ast.literal_eval(entry.value)[:-1], known)
@@ -138,7 +143,8 @@ def _innermost(scopes: Sequence[str], known: Mapping[str, str]) -> str | None:
 def _torchscript_scope(parts: Sequence[str], known: Mapping[str, str]) -> str | None:
     """``["model", "encoder", "layer.0"]`` is the module ``encoder.layer.0``.
 
-    A container that is called (Sequential) comes again in the name of what is in it: ``classifier/classifier.0``.
+    The name of a container that is called (Sequential) is repeated in the names of its members:
+    ``classifier/classifier.0``.
     """
     if not parts or parts[0] != MODEL_SCOPE:
         return None
@@ -156,13 +162,13 @@ def _torchscript_scope(parts: Sequence[str], known: Mapping[str, str]) -> str | 
 
 
 def hierarchy_metadata(hierarchy: Hierarchy, facts: ModelFacts, model_file: Path) -> JsonObject:
-    """The content of the file. Coverage is counted over the nodes of *model_file* as it was written."""
+    """The content of the file. Coverage is counted over the nodes of *model_file* as written."""
     nodes = {name: hierarchy.tags[name] for name in hierarchy.nodes if name in hierarchy.tags}
     total, tagged = len(hierarchy.nodes), sum(name in nodes for name in hierarchy.nodes)
     called = sum(entry.order is not None for entry in hierarchy.modules)
     return {
         "export_context": {
-            "timestamp": None,  # a time would make every run's file another one
+            "timestamp": None,  # a time would differ in every run
             "strategy": "htp",
             "version": METADATA_VERSION,
             "exporter": facts.exporter,
@@ -170,7 +176,7 @@ def hierarchy_metadata(hierarchy: Hierarchy, facts: ModelFacts, model_file: Path
             "export_time_seconds": None,
         },
         "model": {
-            "name_or_path": f"{facts.model_type}/{facts.class_name}",  # a path would be that of this machine
+            "name_or_path": f"{facts.model_type}/{facts.class_name}",  # a path would be specific to this machine
             "class_name": facts.class_name,
             "framework": "transformers",
             "total_modules": len(hierarchy.modules),

@@ -1,7 +1,7 @@
-"""The PyTorch model, from a folder as transformers saves it or with weights made from a seed, in float32 and eval mode.
+"""Loads the PyTorch model, from a transformers folder or with random weights, in float32 and eval mode.
 
-A folder is somebody else's: nothing in it is unpickled, nothing is fetched to complete it, no file outside it is read,
-and its code runs only when the recipe says ``trust_remote_code``.
+A folder is untrusted: nothing in it is unpickled, nothing is fetched to complete it, no file outside it is read, and
+its code runs only if the recipe sets ``trust_remote_code``.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ from winml_dag.stages.export.modelfolder import check_files, read_json
 
 # The user's own Python file that makes a model: ``loader.user_script``.
 #
-# It is the one piece of Python that a recipe may bring, it runs because the user named it there, and its content is in
-# the key. It runs in the stage's own process and scratch folder, and may import what is installed.
+# It is the only Python code that a recipe may bring. It runs because the user named it, and its content is part of the
+# key. It runs in the stage's own process and scratch folder, and may import any installed package.
 
 
 _MODULE = "winml_dag_user_script"
 
 
 def scripted(folder: Path, name: str | None) -> Any:
-    """What the script in *folder* calls *name*: a class, or a function that makes a model. Without a name, the only
-    class of a model that it defines.
+    """Return what the script in *folder* calls *name*: a class, or a function that makes a model.
+
+    Without a name, returns the only model class that the script defines.
 
     Raises:
-        StageError: when the script fails, or has no such thing.
+        StageError: the script fails, or has no such object.
     """
     (path,) = folder.glob("*.py")
     specification = importlib.util.spec_from_file_location(_MODULE, path)
     if specification is None or specification.loader is None:
         raise StageError(f"{path.name} is not a Python file.")
     module = importlib.util.module_from_spec(specification)
-    sys.modules[_MODULE] = module  # dataclasses and pickling of its own classes look there
+    sys.modules[_MODULE] = module  # dataclasses and pickling of its classes look there
     try:
         specification.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
@@ -75,11 +76,12 @@ def scripted(folder: Path, name: str | None) -> Any:
 
 
 def made_by_script(maker: Any, folder: Path | None, seed: int) -> PreTrainedModel:
-    """The module that a function or an ordinary class of the script makes; it is given the model folder if it takes an
-    argument.
+    """The module that a function or an ordinary class of the script makes.
+
+    The call gets the model folder if it takes an argument.
 
     Raises:
-        StageError: when that fails, or gives something else.
+        StageError: the call fails, or returns something else.
     """
     name = maker.__name__
     torch.manual_seed(seed)
@@ -95,23 +97,26 @@ def made_by_script(maker: Any, folder: Path | None, seed: int) -> PreTrainedMode
 
 
 def _takes_argument(maker: Any) -> bool:
-    """Whether it names one: a class without an ``__init__`` of its own has torch's, which fails on any."""
+    """Whether it declares a positional argument: torch's own ``__init__`` declares none and fails if it gets one."""
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(parameter.kind in by_place for parameter in inspect.signature(maker).parameters.values())
 
 
-# Eager attention is plain MatMul and Softmax, which every execution provider and every optimizer pass knows, with an
+# Eager attention is plain MatMul and Softmax, which every execution provider and optimizer pass supports, with an
 # additive mask that can be clamped before quantization; the fused forms export to longer graphs with boolean masks.
 ATTENTION = "eager"
 
-# Standard deviation of what replaces zeros in random weights: the initializer_range of most architectures.
+# Standard deviation of the values that replace zeros in random weights: the initializer_range of most architectures.
 _RANDOM_SPREAD = 0.02
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """``missing``: names of weights that the checkpoint does not have and transformers made up. ``whole``: it is of a
-    class that is exported in one piece, although its architecture has components.
+    """A loaded model.
+
+    Attributes:
+        missing: names of weights that the checkpoint lacks and transformers initialized at random.
+        whole: its class is exported in one piece, although its architecture has components.
     """
 
     model: PreTrainedModel
@@ -132,7 +137,7 @@ def load_pytorch_model(
         tensors: the recipe's inputs; random weights are made for a model that can take them.
 
     Raises:
-        StageError: when the architecture, class or folder cannot give such a model.
+        StageError: the architecture, class or folder cannot give such a model.
     """
     if loader.random_weights is not None and folder is not None:
         raise StageError(
@@ -161,13 +166,13 @@ def _seed(loader: LoaderFields) -> int:
 
 
 def refuse_made_up_weights(loaded: LoadedModel, outputs: Sequence[Tensor]) -> None:
-    """Weights that the checkpoint lacks are harmless only when no output depends on them (a pooler nobody asked for).
+    """Refuse a checkpoint without weights that an output depends on; other missing weights (a pooler) do no harm.
 
     Args:
-        outputs: what the model gave for the exported outputs, computed with gradients.
+        outputs: the model's values of the exported outputs, computed with gradients.
 
     Raises:
-        StageError: when an output depends on a weight that was made up.
+        StageError: an output depends on a randomly initialized weight.
     """
     if not loaded.missing:
         return
@@ -177,7 +182,7 @@ def refuse_made_up_weights(loaded: LoadedModel, outputs: Sequence[Tensor]) -> No
     if parameters and sums:
         gradients = torch.autograd.grad(sums, list(parameters.values()), allow_unused=True)
         used = [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None]
-    # Buffers have no gradients; those that count (running statistics) are always used, and a counter never is.
+    # Buffers have no gradients; those that matter (running statistics) are always used, and a counter never is.
     used += sorted(name for name in loaded.missing - set(parameters) if not name.endswith("num_batches_tracked"))
     if used:
         raise StageError(
@@ -207,14 +212,14 @@ def _random_model(
     build = getattr(model_class, "from_config", None) or model_class._from_config
     try:
         model = _eager_if_possible(lambda **how: build(config, dtype=torch.float32, **how))
-    except Exception as error:  # of layers whose sizes do not go together
+    except Exception as error:  # from layers whose sizes do not match
         raise StageError(f"loader.random_weights.config gives no model: {explanation(error)}.") from error
     _replace_zeros(model, random_weights.seed)
     return LoadedModel(model, frozenset(), whole)
 
 
 def _eager_if_possible(make: Callable[..., Any]) -> Any:
-    """What *make* gives with eager attention, or with its own where an architecture has no other."""
+    """Call *make* with eager attention, or with the architecture's own attention if it does not support eager."""
     try:
         return make(attn_implementation=ATTENTION)
     except ValueError as error:
@@ -226,11 +231,12 @@ def _eager_if_possible(make: Callable[..., Any]) -> Any:
 def model_without_weights(
     loader: LoaderFields, folder: Path | None, tensors: Sequence[InputTensor] | None = None
 ) -> LoadedModel:
-    """The architecture that *loader* describes, its weights with shapes and without values: no file of them is read.
-    Without a *folder* it is one that can take *tensors*.
+    """The architecture that *loader* describes, with weights that have shapes but no values; no weight file is read.
+
+    Without a *folder*, the architecture can take *tensors*.
 
     Raises:
-        StageError: when there is no such architecture or class, or only code of the folder's own could make it.
+        StageError: no such architecture or class exists, or only code in the folder could make it.
     """
     made_from = loader.random_weights or RandomWeights()
     if folder is not None:
@@ -246,7 +252,7 @@ def model_without_weights(
     try:
         with torch.device("meta"):
             model = _eager_if_possible(lambda **how: build(config, dtype=torch.float32, **how))
-    except Exception as error:  # of an architecture that computes with values when it is made
+    except Exception as error:  # from an architecture that computes with values at construction
         raise StageError(f"The architecture cannot be made without weights: {explanation(error)}.") from error
     _prepare(model)
     return LoadedModel(model, frozenset(), whole)
@@ -255,8 +261,8 @@ def model_without_weights(
 def _replace_zeros(model: PreTrainedModel, seed: int) -> None:
     """Give small random values to every tensor that is all zero.
 
-    Fresh biases, running means and class tokens are zero. A backend may then be right for the wrong reason, and a
-    quantized all-zero bias has been seen to give wrong results on an NPU emulator; so numbers would say nothing.
+    Fresh biases, running means and class tokens are zero. With zeros, a backend may be right for the wrong reason, and
+    a quantized all-zero bias gave wrong results on an NPU emulator, so numbers would be meaningless.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -278,14 +284,14 @@ def _saved_model(loader: LoaderFields, folder: Path, made: Any) -> LoadedModel:
                 config=config,
                 local_files_only=True,
                 trust_remote_code=loader.trust_remote_code,
-                weights_only=True,  # a .bin file is a pickle: tensors are taken out of it, nothing in it is run
+                weights_only=True,  # a .bin file is a pickle: only tensors are read from it, no code runs
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
                 **how,
             )
         )
-    except Exception as error:  # of transformers, torch or safetensors: it is about the files of this folder
+    except Exception as error:  # from transformers, torch or safetensors: it is about the files of this folder
         raise StageError(f"The model folder cannot be loaded: {explanation(error)}.") from error
     for name, saved, expected in sorted(report["mismatched_keys"]):
         raise StageError(
@@ -309,7 +315,7 @@ def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig
     if wanted is not None and same_spelling(wanted) != same_spelling(str(saved_type)):
         # The configuration class of a part (clip_text_model) finds its part in that of the whole (clip).
         reader = configuration_class(wanted)
-        same = reader is configuration_class(str(saved_type))  # an architecture of ours, made from one of transformers
+        same = reader is configuration_class(str(saved_type))  # a built-in architecture, based on one of transformers
         if not same and reader.base_config_key not in saved:
             raise StageError(
                 f"loader.model_type is {wanted!r}, but the model folder's config.json says {saved_type!r}.",
@@ -319,10 +325,10 @@ def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig
         config: PreTrainedConfig = reader.from_pretrained(
             folder, local_files_only=True, trust_remote_code=loader.trust_remote_code
         )
-    except Exception as error:  # a validation error of whichever class
+    except Exception as error:  # a validation error of any class
         raise StageError(f"config.json of the model folder cannot be used: {explanation(error)}.") from error
     if reader is not AutoConfig and "projection_dim" in saved and hasattr(config, "projection_dim"):
-        config.projection_dim = saved["projection_dim"]  # the whole model goes by its own, and not by that of its part
+        config.projection_dim = saved["projection_dim"]  # the whole model uses its own value, not its part's
     return config
 
 

@@ -1,8 +1,8 @@
-"""The usual input tensors of a model, by name: what its configuration and its preprocessor say about their shapes.
+"""The default input tensors of a model, by name, with shapes from its configuration and its preprocessor.
 
-Integers are int32, because NPUs have no int64 and recipes say so too; a range excludes its upper end, as in recipes. A
-text is 128 tokens long: the cost of attention grows with the square of the length, and a fixed shape pays for its
-padding too, so the maximum of the architecture is a bad default for a device.
+Integers are int32, because NPUs have no int64, and recipes use it too; a range excludes its upper end, as in recipes. A
+text has 128 tokens: the cost of attention grows with the square of the length, and a fixed shape also pays for padding,
+so the maximum of the architecture is a bad default for a device.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from winml_dag.stages.export.dimensions import sized
 from winml_dag.stages.export.modelfolder import read_json
 from winml_dag.stages.export.subject import Subject
 
-# The input tensors of the exported model: those of the recipe, completed by what is usual for the model.
+# The input tensors of the exported model: those of the recipe, completed by the defaults for the model.
 
-# For a dynamic axis of which nothing is known. Not 1: torch.export takes a size of 0 or 1 for a constant.
+# For a dynamic axis without any known size. Not 1: torch.export treats a size of 0 or 1 as a constant.
 _UNKNOWN_SIZE = 2
 
 _TOKEN_TENSORS = ("input_ids", "attention_mask", "token_type_ids")
@@ -36,8 +36,8 @@ def model_inputs(subject: Subject, fields: ExportFields) -> tuple[ModelInput, ..
     """The inputs in the order in which the model is called with them.
 
     Raises:
-        StageError: for a name that the model does not take, a tensor of which too little is known, or an axis that does
-            not exist or has two names.
+        StageError: the model does not take a name, too little is known about a tensor, or an axis does not exist or has
+            two names.
     """
     usual = {name: _sized(each, fields) for name, each in usual_inputs(subject, fields.batch_size).items()}
     takes = subject.takes
@@ -52,7 +52,7 @@ def model_inputs(subject: Subject, fields: ExportFields) -> tuple[ModelInput, ..
 
 
 def _plain(value_range: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Whole numbers as such, as makers of inputs have them: spelled out in a recipe, they give the same file."""
+    """Convert whole numbers to integers, as in default inputs: the same range in a recipe gives the same file."""
     if value_range is None or not all(float(bound).is_integer() for bound in value_range):
         return value_range
     low, high = value_range
@@ -67,10 +67,10 @@ def _sized(each: ModelInput, fields: ExportFields) -> ModelInput:
 
 
 def named_axes(tensor: str, shape: Shape, dynamic_axes: Mapping[str, Mapping[str, str]]) -> Shape:
-    """*shape* with the names that ``export.dynamic_axes`` has for axes of *tensor*.
+    """*shape* with the names from ``export.dynamic_axes`` for axes of *tensor*.
 
     Raises:
-        StageError: when an axis does not exist or already has another name.
+        StageError: an axis does not exist or already has another name.
     """
     named = list(shape)
     for axis, name in dynamic_axes.get(tensor, {}).items():
@@ -87,8 +87,8 @@ def named_axes(tensor: str, shape: Shape, dynamic_axes: Mapping[str, Mapping[str
 def _asked_inputs(
     asked: tuple[InputTensor, ...], usual: Mapping[str, ModelInput], takes: tuple[str, ...]
 ) -> tuple[ModelInput, ...]:
-    """The recipe's tensors; what it leaves out of one is taken from the usual input of that name."""
-    # All tensors of tokens have one shape: where the recipe gives it once, it holds for the others too.
+    """The recipe's tensors; fields that it omits are taken from the default input of that name."""
+    # All token tensors have the same shape: if the recipe gives it once, it applies to the others too.
     text_shape = next((each.shape for each in asked if each.shape and each.name in _TOKEN_TENSORS), None)
     completed = []
     for tensor in asked:
@@ -115,15 +115,15 @@ def _asked_inputs(
 
 DEFAULT_TOKENS = 128
 DEFAULT_IMAGE_SIZE = (224, 224)
-DEFAULT_SAMPLES = 16000  # one second of sound, as speech models are trained on
-DEFAULT_FRAMES = 100  # of features of sound: one second, at the usual 10 ms
+DEFAULT_SAMPLES = 16000  # one second of audio, on which speech models are trained
+DEFAULT_FRAMES = 100  # of audio features: one second, at the usual 10 ms
 DEFAULT_CHOICES = 2
 PREPROCESSOR_FILE = "preprocessor_config.json"
 
 # A box is left, top, right and bottom, in thousandths of a page.
 _BOX = (0, 1000)
 
-# Parts of a composite configuration, in the order in which a setting is looked for.
+# Parts of a composite configuration, in the order in which they are searched for a setting.
 _PARTS = (
     "text_config",
     "vision_config",
@@ -139,7 +139,7 @@ Shape = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class ModelInput:
-    """An input tensor. A text in ``shape`` names a dynamic axis; ``sizes`` has a usual size for those axes too."""
+    """An input tensor. A text in ``shape`` names a dynamic axis; ``sizes`` has a default size for those axes too."""
 
     name: str
     dtype: str
@@ -149,22 +149,22 @@ class ModelInput:
 
 
 def usual_inputs(subject: Subject, batch_size: int) -> dict[str, ModelInput]:
-    """The inputs that can be made up for *subject*, by name, in the order in which it is called with them."""
+    """The default inputs of *subject*, by name, in the order in which it is called with them."""
     makers = dict(_MAKERS)
     if isinstance(subject.module, DecoderModule):
         makers = {**_DECODER_MAKERS, **{name: _past for name in subject.takes if name.startswith("past_")}}
     made = {name: make(subject, name, batch_size) for name, make in makers.items() if name in subject.takes}
     if "input_ids" not in made and not isinstance(subject.module, DecoderModule):
-        made.pop("attention_mask", None)  # of something that is not text
+        made.pop("attention_mask", None)  # a mask of something that is not text
     return {name: each for name, each in made.items() if each is not None}
 
 
 def longest_text(subject: Subject) -> int | None:
-    """How many tokens the model has positions for; None when it has no limit."""
+    """How many tokens the model has positions for; None if it has no limit."""
     positions = _setting(subject.config, "max_position_embeddings", "max_target_positions", "n_positions")
     if not isinstance(positions, int) or positions <= 0:
         return None
-    # A position table with a padding row starts counting behind that row: RoBERTa's 514 rows are for 512 tokens.
+    # A position table with a padding row starts counting after that row: RoBERTa's 514 rows are for 512 tokens.
     tables = [module for module in subject.module.modules() if isinstance(module, torch.nn.Embedding)]
     padding = [table.padding_idx for table in tables if table.num_embeddings == positions]
     return positions - max((row + 1 for row in padding if row is not None), default=0)
@@ -197,7 +197,7 @@ def _token_type_ids(subject: Subject, name: str, batch: int) -> ModelInput | Non
     if kinds:  # TAPAS has several kinds of type for each token
         return _text_input(subject, name, batch, 2, len(kinds))
     types = _setting(subject.config, "type_vocab_size")
-    # With one type there is nothing to say: RoBERTa takes the tensor, but its tokenizer does not make it.
+    # A single type carries no information: RoBERTa takes the tensor, but its tokenizer does not make it.
     return _text_input(subject, name, batch, types) if types and types > 1 else None
 
 
@@ -210,7 +210,7 @@ def _bbox(subject: Subject, name: str, batch: int) -> ModelInput | None:
 
 def _decoder_input_ids(subject: Subject, name: str, batch: int) -> ModelInput | None:
     if subject.task == "question-answering":
-        return None  # made of the text itself
+        return None  # computed from the text itself
     words = _setting(subject.config, "decoder_vocab_size", "vocab_size")
     return _text_input(subject, name, batch, words)
 
@@ -223,7 +223,7 @@ def _pixel_values(subject: Subject, name: str, batch: int) -> ModelInput:
 
 
 def _image_size(subject: Subject) -> tuple[int, int]:
-    """What the preprocessor crops or scales to, since that is what the model will be fed; else what the config says."""
+    """The size that the preprocessor crops or scales to, which is what the model receives; else that of the config."""
     path = subject.folder / PREPROCESSOR_FILE if subject.folder else None
     if path is not None and path.is_file():
         preprocessor = read_json(path)
@@ -236,7 +236,7 @@ def _image_size(subject: Subject) -> tuple[int, int]:
 
 
 def _pair(size: Any) -> tuple[int, int] | None:
-    """Height and width from any of the ways in which transformers writes a size."""
+    """Height and width from any of the forms in which transformers writes a size."""
     if isinstance(size, Mapping):
         edge = size.get("shortest_edge")
         size = (size.get("height", edge), size.get("width", edge))
@@ -248,7 +248,7 @@ def _pair(size: Any) -> tuple[int, int] | None:
 
 
 def _input_values(subject: Subject, name: str, batch: int) -> ModelInput:
-    """A wave; of models that want one already cut into frames (AST), a spectrogram."""
+    """A waveform; for models that take frames (AST), a spectrogram."""
     bins = _setting(subject.config, "num_mel_bins")
     frames = getattr(subject.config, "max_length", None)
     shape = (batch, frames, bins) if isinstance(frames, int) and bins else (batch, DEFAULT_SAMPLES)
@@ -278,7 +278,7 @@ def _states(subject: Subject, name: str, batch: int) -> ModelInput:
 
 
 def _states_shape(decoder: DecoderModule, folder: Path | None) -> tuple[int, int]:
-    """How many states the encoder makes of its usual inputs, and how wide they are: nothing but the encoder knows."""
+    """The number and the width of the states that the encoder computes from its default inputs, found by running it."""
     (encoder,) = decoder.encoder_of
     subject = Subject(encoder, encoder.config, "feature-extraction", encoder.input_names, (), {}, folder)
     inputs = usual_inputs(subject, 1)
@@ -311,13 +311,13 @@ def _past(subject: Subject, name: str, batch: int) -> ModelInput:
 
 
 def _setting(config: PreTrainedConfig, *names: str) -> Any:
-    """The first of *names* that the configuration or a part of it has."""
+    """The value of the first of *names* that the configuration or one of its parts has."""
     parts = [config, *(getattr(config, each, None) for each in _PARTS)]
     for part in (*parts, *(getattr(each, "sam_config", None) for each in parts)):
         for name in names:
             try:
                 value = getattr(part, name, None)
-            except NotImplementedError:  # XLNet's way of saying that it has no such limit
+            except NotImplementedError:  # XLNet raises it for a limit that it does not have
                 value = None
             if value is not None:
                 return value

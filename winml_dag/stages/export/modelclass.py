@@ -1,4 +1,4 @@
-"""The class that a PyTorch model is made with: of transformers, of a user's script, or one of ours."""
+"""The class of a PyTorch model: from transformers, from the user's script, or built-in."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from winml_dag.stages.export.tasks import TASKS, Task, task_named
 def model_class_of(loader: LoaderFields, config: PreTrainedConfig, made: Any) -> tuple[Any, bool]:
     """The class to make the model with, and whether it is exported in one piece.
 
-    That of the user's script, the recipe's ``model_class``, or the first of the task's Auto classes that knows the
-    architecture. Of a composite model, the parent that has the component.
+    It is the class of the user's script, the recipe's ``model_class``, or the first of the task's Auto classes that
+    supports the architecture. For a composite model, it is the parent of the component.
     """
     task = task_named(loader.task)
     if made is not None:
@@ -56,12 +56,13 @@ def model_class_of(loader: LoaderFields, config: PreTrainedConfig, made: Any) ->
 
 
 def _own_class(loader: LoaderFields, config: PreTrainedConfig, task: Task) -> Any:
-    """The class of ours for such a model, None when it is transformers' business. Imported only when it is asked for:
-    it brings the parts that it is made from.
+    """The built-in class for such a model; None if transformers has one.
+
+    Imported on demand, because it imports the modules that it is made from.
     """
     kind = same_spelling(loader.model_type or config.model_type)
     if kind == "wav2vec2" and "Wav2Vec2ForSpeechClassification" in (config.architectures or ()):
-        kind = EMOTION  # as its checkpoints name the class, which comes from a script beside them
+        kind = EMOTION  # as its checkpoints name the class, which comes from a script next to them
     if loader.model_class == "EmotionModel" or (kind == EMOTION and loader.model_class is None):
         from winml_dag.stages.export.ownmodels import EmotionModel
 
@@ -96,5 +97,5 @@ def _knows(auto_class: Any, config: PreTrainedConfig) -> bool:
 
 
 def is_model_class(value: object) -> bool:
-    """Whether *value* is a class of transformers that whole models are made with."""
+    """Whether *value* is a class of transformers for whole models."""
     return inspect.isclass(value) and issubclass(value, (PreTrainedModel, _BaseAutoModelClass))

@@ -1,4 +1,4 @@
-"""The files of a model folder as transformers saves it: whether they are all there, and nowhere else."""
+"""Checks that the files of a transformers model folder are complete and all inside it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ WEIGHT_FILES = (
 
 
 def check_files(folder: Path) -> None:
-    """
+    """Check the files of *folder*.
+
     Raises:
-        StageError: when the folder has no weights, or refers to files or code outside of it.
+        StageError: the folder has no weights, or refers to files or code outside of it.
     """
     if (folder / "adapter_config.json").is_file():
         raise StageError(
@@ -54,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of the model folder.
 
     Raises:
-        StageError: when there is none.
+        StageError: there is none.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""One module of a loaded model, such as a layer, as a model of its own: what module mode exports.
+"""One module of a loaded model, such as a layer, as a separate model: what module mode exports.
 
-The module stays the object that it is, with its name and its weights; only how it is called changes, since an exported
-model takes and gives tensors by name, while modules take tuples of tensors and settings, and give tuples.
+The module object keeps its name and its weights; only the way it is called changes. An exported model takes and returns
+tensors by name, while modules take tuples of tensors and settings, and return tuples.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from winml_dag.stages.export.modelclass import is_model_class
 from winml_dag.stages.export.outputs import named_tensors
 from winml_dag.stages.export.subject import Subject
 
-# For a dynamic axis of which nothing is known. Not 1: torch.export takes a size of 0 or 1 for a constant.
+# For a dynamic axis without any known size. Not 1: torch.export treats a size of 0 or 1 as a constant.
 _UNKNOWN_SIZE = 2
 _MOST_NAMED = 5
-# How alike two names are of which one is likely to be meant as the other.
+# How similar two names must be for one to count as a typo of the other.
 _SLIP = 0.85
 
 
 def parent_loader(loader: LoaderFields, script: Path | None) -> LoaderFields:
-    """What the whole model is loaded as. ``model_class`` names its class (one of the user's *script*, or a model class
-    of transformers), or, as in winml-cli's recipes, the module's: then the task says which class has it.
+    """How to load the whole model.
+
+    ``model_class`` names its class (from the user's *script*, or a model class of transformers), or, as in winml-cli's
+    recipes, the class of the module. In that case, the task determines the class of the model.
     """
     if script is not None or is_model_class(getattr(transformers, loader.model_class or "", None)):
         return loader
@@ -46,11 +48,13 @@ def parent_loader(loader: LoaderFields, script: Path | None) -> LoaderFields:
 def module_subject(
     loaded: LoadedModel, loader: LoaderFields, parent: LoaderFields, fields: ExportFields
 ) -> tuple[LoadedModel, Subject]:
-    """The module at ``loader.module_path`` of the whole model that was *loaded* as *parent* says, first as what was
-    loaded: whoever lets go of the whole has the memory of all else.
+    """The module at ``loader.module_path`` of the whole model *loaded*, which *parent* describes.
+
+    Returns the module in the form of a loaded model, then as a subject. A caller that drops *loaded* frees the memory
+    of everything else.
 
     Raises:
-        StageError: when there is no such module, or it does not take what it is to be called with.
+        StageError: no such module exists, or it does not take the arguments.
     """
     path = module_path(loaded.model, loader.module_path or "")
     module: Any = loaded.model.get_submodule(path)
@@ -70,11 +74,13 @@ def module_subject(
 
 
 def module_path(model: Module, asked: str) -> str:
-    """The path in *model* of the module that is *asked* for. One class of an architecture has all in a part (``bert.``)
-    that is the whole of another: a path of either is found in both.
+    """The path in *model* of the module *asked*.
+
+    Some classes of an architecture hold all modules in a part (``bert.``) that is the whole of another class; a path of
+    either form works for both.
 
     Raises:
-        StageError: when there is none, with the nearest that there are.
+        StageError: no such module exists; the message has the closest names.
     """
     known = dict(model.named_modules(remove_duplicate=False))
     part = getattr(model, "base_model_prefix", "")
@@ -90,10 +96,10 @@ def module_path(model: Module, asked: str) -> str:
 
 
 def _inputs(module: Module, fields: ExportFields) -> tuple[ModelInput, ...]:
-    """The inputs that a recipe names for a module, in its order: of a module nothing is known beforehand.
+    """The inputs that a recipe names for a module, in its order; a module has no default inputs.
 
     Raises:
-        StageError: when there are none, one is not complete, or the module does not take one.
+        StageError: there are none, one is incomplete, or the module does not take one.
     """
     if not fields.input_tensors:
         raise StageError(
@@ -112,7 +118,7 @@ def _input(tensor: InputTensor, fields: ExportFields) -> ModelInput:
 
 
 def _call_by_name(module: Any, fields: ExportFields) -> None:
-    """Let *module* take the tensors of the recipe by name, beside its other arguments, and give tensors by name."""
+    """Make *module* take the recipe's tensors by name, next to its other arguments, and return tensors by name."""
     forward = module.forward
     parameters = inspect.signature(forward).parameters
     called = {each.name: _argument(each.name, list(parameters)) for each in fields.input_tensors or ()}
@@ -130,8 +136,9 @@ def _call_by_name(module: Any, fields: ExportFields) -> None:
 
 
 def _argument(name: str, takes: Sequence[str]) -> str:
-    """The argument that *name* means: itself, or, as winml-cli calls those whose names it does not know, the one at the
-    place in ``input_1``.
+    """The argument that *name* refers to: itself, or the one at the position in ``input_1``.
+
+    winml-cli uses such names for arguments whose names it does not know.
     """
     place = name.removeprefix("input_")
     by_place = name not in takes and name != place and place.isdecimal() and int(place) < len(takes)
@@ -146,7 +153,7 @@ def _refuse_unknown(
     for field, names in (("export.input_tensors", tensors), ("export.module_arguments", constants)):
         for name in names:
             argument = name.partition(".")[0]
-            # Most modules hand on what they do not know to others inside, where it would be lost.
+            # Most modules pass unknown arguments on to inner modules, where a typo would be lost.
             is_slip = not takes_any or difflib.get_close_matches(argument, takes, cutoff=_SLIP)
             if argument not in takes and is_slip:
                 raise StageError(
@@ -177,6 +184,6 @@ def _filled(value: Any) -> Any:
 
 
 def named_outputs(result: Any, taken: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in what a module gives, each with a name that is none of an input that was *taken*."""
+    """The tensors in a module's result, each with a name that differs from those of the inputs *taken*."""
     for name, tensor in named_tensors(result).items():
         yield f"{name}_out" if name in taken else name, tensor

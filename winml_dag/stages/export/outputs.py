@@ -1,4 +1,4 @@
-"""Which of the tensors that a PyTorch model puts out are exported, and under which names."""
+"""Which output tensors of a PyTorch model are exported, and under which names."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from winml_dag.explanation import explanation
 
 @dataclass(frozen=True)
 class OutputChoice:
-    """``name`` is what the exported model calls what transformers calls ``attribute``."""
+    """``name`` is the exported model's name for what transformers calls ``attribute``."""
 
     name: str
     attribute: str
 
 
 def call_model(model: Module, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that *model* puts out, by transformers' names.
+    """The output tensors of *model*, by transformers' names.
 
     Raises:
-        StageError: when it cannot take *arguments*.
+        StageError: the model cannot take *arguments*.
     """
     try:
         result = model(**arguments)
-    except Exception as error:  # shapes, types and values come from the recipe: what the model raises is about them
+    except Exception as error:  # whatever the model raises is about shapes, types and values from the recipe
         given = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in arguments.items())
         raise StageError(
             f"The PyTorch model cannot run on {given}: {explanation(error)}.",
@@ -39,8 +39,10 @@ def call_model(model: Module, arguments: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def named_tensors(result: Any) -> dict[str, Tensor]:
-    """The tensors in what a model returns, by name: that of a field, else its number, ``output_0``; of a tensor within
-    another value, both (``feature_maps_0``). Caches and other objects are left out.
+    """The tensors in a model's result, by name; caches and other objects are skipped.
+
+    The name is that of a field, or else ``output_0`` by number. A tensor within another value has both
+    (``feature_maps_0``).
     """
     if not isinstance(result, Mapping):
         several = result if isinstance(result, list | tuple) else (result,)
@@ -57,13 +59,13 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def choose_outputs(produced: Sequence[str], asked: Sequence[str], usual: Sequence[str]) -> tuple[OutputChoice, ...]:
-    """The outputs to export: those *asked* for, else those of the *usual* ones that the model has.
+    """The outputs to export: those in *asked*, else those of the *usual* ones that the model has.
 
-    Names that the model has stand for themselves. When it has none of them they are new names for its first outputs, in
-    order; a mixture of the two would be a guess.
+    Names that the model has refer to its outputs. If it has none of the names, they are new names for its first
+    outputs, in order; a mixture would be a guess.
 
     Raises:
-        StageError: when there are more names than outputs, a name is used twice, only some are known, or there is
+        StageError: there are more names than outputs, a name is used twice, only some names are known, or there is
             nothing to export.
     """
     has = ", ".join(produced) or "none"

@@ -1,4 +1,4 @@
-"""Models that transformers does not have as such, made from parts that it has."""
+"""Built-in models, made from parts of transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _RegressionHead(torch.nn.Module):  # type: ignore[misc]  # torch is not fo
 class EmotionModel(Wav2Vec2PreTrainedModel):  # type: ignore[misc]
     """wav2vec2 with a head that rates a whole recording (arousal, dominance, valence), as audeering publishes it.
 
-    ``hidden_states`` is one vector for a recording: the mean over its frames.
+    ``hidden_states`` is one vector per recording: the mean over its frames.
     """
 
     def __init__(self, config: Any) -> None:
@@ -43,9 +43,9 @@ class EmotionModel(Wav2Vec2PreTrainedModel):  # type: ignore[misc]
 
 
 class UnlimitedOcrImageTower(UnlimitedOcrPreTrainedModel):  # type: ignore[misc]
-    """What Unlimited-OCR's language model gets of an image: the patches of both image encoders, projected.
+    """The image input of Unlimited-OCR's language model: the patches of both image encoders, projected.
 
-    The language model, most of the weights, is neither made nor read.
+    The language model, which has most of the weights, is neither made nor read.
     """
 
     base_model_prefix = "model"

@@ -1,5 +1,6 @@
-"""The work of signature: the architecture is made without any weights, so that its inputs and outputs can be told of a
-model of any size in the time that its imports take.
+"""The work of signature: make the architecture without weights to infer its inputs and outputs.
+
+For a model of any size, this takes only as long as its imports.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from winml_dag.stages.export.subject import Subject
 
 
 class _EveryCheckHolds(TorchFunctionMode):  # type: ignore[misc]
-    """What a model asks of values while it runs without any, such as whether a mask hides nothing, is true."""
+    """Makes every check of tensor values true, such as whether a mask hides nothing.
+
+    A model without values cannot evaluate such a check.
+    """
 
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -40,19 +44,19 @@ def _without_values() -> Iterator[None]:
 
 
 def run(config: SignatureConfig, workspace: Workspace) -> JsonObject:
-    """``input_tensors`` and, where they can be told without values, ``output_tensors``, as a recipe has them.
+    """Return ``input_tensors`` and, if they can be inferred without values, ``output_tensors``, as in a recipe.
 
     Raises:
-        StageError: when there is no such architecture, or nothing is known of its inputs.
+        StageError: no such architecture exists, or nothing is known about its inputs.
     """
     folder = Path(named) if (named := workspace.surroundings.get(MODEL)) else None
     loaded = model_without_weights(config.loader, folder, config.export.input_tensors)
     subject = chosen_subject(loaded, config.loader, folder)
     fields = config.export if config.component is None else own_fields(config.component, subject.takes)
-    with _without_values():  # how long the states of an encoder are, it has to be run to know
+    with _without_values():  # the length of an encoder's states is known only after running it
         inputs = model_inputs(subject, fields)
     outputs: list[JsonValue] = []
-    # A model that counts by values (how many tokens a text has) cannot be run without any.
+    # A model that counts by values (the number of tokens in a text) cannot run without values.
     with suppress(StageError):
         outputs = [{"name": name} for name in _outputs(subject, inputs, config.export.output_tensors or ())]
     return {"input_tensors": [_tensor(each) for each in inputs], "output_tensors": outputs}

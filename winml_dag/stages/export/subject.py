@@ -1,4 +1,4 @@
-"""What is exported: a PyTorch module with the names of the tensors that it takes; a whole model or a part of one."""
+"""The object of an export: a PyTorch module, a whole model or a part of one, with the names of its input tensors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from winml_dag.stages.export.makers import ModelInput
 
 
-# Classifiers that look at where a text ends (BART, T5 and their kin), in a form that has a graph.
+# Classifiers that use the end of a text (BART, T5 and related models), in a form that has a graph.
 #
-# transformers picks the last end-of-text token of each row by a boolean index and refuses rows that differ in their
-# number: a graph of one shape has neither. Here that position is computed, and its state is gathered.
+# transformers selects the last end-of-text token of each row with a boolean index, and rejects rows with different
+# numbers of them; a graph of one shape supports neither. Here the position is computed, and its state is gathered.
 
 
 class SentenceEndClassifier(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
-    """``logits`` of *model*, from ``input_ids`` and ``attention_mask``; a row without an end is taken at its start."""
+    """``logits`` of *model*, from ``input_ids`` and ``attention_mask``; a row without an end uses its start."""
 
     input_names = ("input_ids", "attention_mask")
 
@@ -36,7 +36,7 @@ class SentenceEndClassifier(torch.nn.Module):  # type: ignore[misc]  # torch is 
         super().__init__()
         self.model = model
         self.config = model.config
-        # So that it is called what it stands for, in error messages and in the tags of its nodes.
+        # Name it after the model, for error messages and the tags of its nodes.
         self.__class__ = type(type(model).__name__, (type(self),), {})
         self.eval()
 
@@ -46,7 +46,7 @@ class SentenceEndClassifier(torch.nn.Module):  # type: ignore[misc]  # torch is 
         return named and model.config.is_encoder_decoder and hasattr(model, "classification_head")
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
-        # T5 needs to be told what its decoder reads; BART makes that of the text itself.
+        # T5 needs the inputs of its decoder; BART derives them from the text itself.
         shifted = (
             {"decoder_input_ids": self.model._shift_right(input_ids)} if hasattr(self.model, "_shift_right") else {}
         )
@@ -59,14 +59,15 @@ class SentenceEndClassifier(torch.nn.Module):  # type: ignore[misc]  # torch is 
 
 @dataclass(frozen=True)
 class Subject:
-    """
+    """What to export.
+
     Attributes:
-        config: of ``module``; that of the part when it is one.
+        config: of ``module``; that of the part if it is one.
         takes: names of the tensors that ``module`` can be called with.
         outputs: names that a caller expects, in order; those that the module has are exported.
-        constants: arguments that are the same in every call, so that they are no inputs of the exported model.
-        folder: of the saved model, None with random weights.
-        inputs: of a module alone, whose inputs only the recipe knows; None where they are made from all the rest.
+        constants: arguments that are the same in every call, and so are not inputs of the exported model.
+        folder: of the saved model; None with random weights.
+        inputs: of a single module, whose inputs only the recipe knows; None if they follow from the other fields.
     """
 
     module: torch.nn.Module
@@ -90,16 +91,16 @@ def whole_subject(loaded: LoadedModel, task: str, folder: Path | None) -> Subjec
 
 
 def component_subject(loaded: LoadedModel, component: Component, folder: Path | None) -> Subject:
-    """One component of the loaded model; its weights are shared with the others."""
+    """One component of the loaded model, which shares its weights with the others."""
     module = component_module(loaded.model, component)
-    # All that a component puts out is wanted, in its own order.
+    # All outputs of a component are exported, in its own order.
     return Subject(module, module.config, component.task, module.input_names, (), {}, folder)
 
 
 def _constants(model: torch.nn.Module, takes: tuple[str, ...]) -> dict[str, Tensor]:
-    """Arguments without which a model refuses to run, although there is only one sensible value for them."""
+    """Arguments that a model requires although they have only one sensible value."""
     backbone = getattr(model.config, "backbone_config", None)
     if "dataset_index" in takes and getattr(backbone, "num_experts", 1) > 1:
-        # Which data set's expert of ViTPose+: 0 is COCO, whose keypoints its head is about.
+        # The expert of ViTPose+ for a data set: 0 is COCO, whose keypoints its head predicts.
         return {"dataset_index": torch.zeros(1, dtype=torch.int64)}
     return {}

@@ -1,4 +1,4 @@
-"""The tasks a model can be exported for: the Auto classes that make the model, and the outputs a task is about."""
+"""The tasks a model can be exported for: the Auto classes that make the model, and the outputs of the task."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from winml_dag.errors import StageError
 
 @dataclass(frozen=True)
 class Task:
-    """``auto_classes``: the first that knows the architecture makes the model. ``outputs`` are looked for in this order
-    and those that the model has are exported; a recipe may name others. ``also``: other names of the task.
+    """A task.
+
+    Attributes:
+        auto_classes: the first that supports the architecture makes the model.
+        outputs: searched in this order; those that the model has are exported, unless the recipe names others.
+        also: other names of the task.
     """
 
     name: str
@@ -19,8 +23,8 @@ class Task:
     also: tuple[str, ...] = ()
 
 
-# The pooled output is left out on purpose: many checkpoints carry no weights for it, and what it means differs from one
-# architecture to the next. A projection (CLIP) is what its model is for, so it comes first.
+# The pooled output is omitted on purpose: many checkpoints have no weights for it, and its meaning differs between
+# architectures. A projection (CLIP) is the purpose of its model, so it comes first.
 _FEATURES = ("text_embeds", "image_embeds", "audio_embeds", "last_hidden_state", "encoder_hidden_states")
 _LOGITS = ("logits",)
 _BOXES = ("logits", "pred_boxes")
@@ -63,7 +67,7 @@ TASKS = {
         Task("text2text-generation", _TEXT_TO_TEXT, _DECODED, ("seq2seq-lm",)),
         Task("token-classification", ("AutoModelForTokenClassification",), _LOGITS, ("ner",)),
         Task("translation", _TEXT_TO_TEXT, _DECODED),
-        # Entailment of "this text is about <label>": the model is an ordinary classifier of pairs of sentences.
+        # Entailment of "this text is about <label>": the model is an ordinary classifier of sentence pairs.
         Task("zero-shot-classification", ("AutoModelForSequenceClassification",), _LOGITS),
         # Images and videos.
         Task("depth-estimation", ("AutoModelForDepthEstimation",), ("predicted_depth", "field_of_view")),
@@ -101,7 +105,7 @@ TASKS = {
             ("AutoModelForZeroShotObjectDetection",),
             (*_BOXES, "text_embeds", "image_embeds"),
         ),
-        # Sound.
+        # Audio.
         Task("audio-classification", ("AutoModelForAudioClassification",), ("hidden_states", "logits")),
         Task("audio-feature-extraction", ("AutoModel",), _FEATURES),
         Task("audio-frame-classification", ("AutoModelForAudioFrameClassification",), _LOGITS),
@@ -118,9 +122,10 @@ _BY_ANY_NAME = {name: task for task in TASKS.values() for name in (task.name, *t
 
 
 def task_named(name: str) -> Task:
-    """
+    """Return the task called *name*.
+
     Raises:
-        StageError: when there is no such task.
+        StageError: no such task exists.
     """
     try:
         return _BY_ANY_NAME[name]

@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 
-# The first in which QuantizeLinear has an axis: quantizing per channel needs it.
+# The first opset in which QuantizeLinear has an axis, which quantizing per channel needs.
 FIRST_OPSET = 13
 
 
 @dataclass(frozen=True)
 class GivenInput:
-    """``shape``: the whole one of the input; a text in it is a dimension that stays open, ``?`` one without a name.
-    ``value_range``: of random data. None: as the file has it.
+    """What the recipe sets for one input; None keeps what the file has.
+
+    Attributes:
+        shape: the whole shape. A text is a dimension that stays open; ``?`` is one without a name.
+        value_range: the range of random data.
     """
 
     shape: tuple[int | str, ...] | None = None
@@ -51,7 +54,7 @@ NORMALIZE = Stage(
             refusals={kinds.COMPILED_MODEL: "its shapes are part of its binary; use the model that it was made from"},
         )
     },
-    # Of the same kind as its input: the node says which.
+    # The output has the same type as the input; the node sets it.
     outputs={"model": kinds.FLOAT_MODEL},
     packages=("onnx", "onnxruntime", "numpy"),
     memory=Memory(200 << 20, 3.0),

@@ -1,8 +1,8 @@
-"""Rewrites forms of a float model that quantizers and float16 get wrong into equal ones that they get right.
+"""Rewrites forms of a float model that quantizers and float16 handle wrongly into equivalent forms that they handle.
 
-onnxruntime's quantizer takes every constant bias for a vector and every weight for an initializer, and gives what feeds
-a Relu the range of what comes out of it, whoever else reads it. In float16, a sum overflows that is divided only
-afterwards. onnxruntime's own fusions make some of these forms, so this comes after optimize.
+onnxruntime's quantizer assumes that every constant bias is a vector and every weight an initializer. It gives the input
+of a Relu the range of the Relu's output, even if other nodes read that input. In float16, a sum that is divided only
+afterwards overflows. onnxruntime's own fusions make some of these forms, so this runs after optimize.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from winml_dag.onnxmodel.protos import Naming, read_inside
 _Shape = tuple[int | None, ...]
 _Rewrite = Callable[["_Graph", NodeProto], Sequence[NodeProto] | None]
 
-# The versions of the standard from which on the axes of a reduction are an input.
+# The opsets from which on the axes of a reduction are an input.
 _AXES_OF_SUM = 13
 _AXES_OF_OTHERS = 18
 
 _CLAMPING = ("Relu", "Clip")
-# Of a Constant node; its other forms are texts and sparse tensors.
+# Attributes of a Constant node; its other forms are strings and sparse tensors.
 _NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
-# 1/N in float32 is this close to it. An unbiased variance, with N - 1, is not.
+# 1/N in float32 is this close to it. The N - 1 of an unbiased variance is not.
 _RELATIVE_ERROR = 1e-5
 
 
 def normalize_forms(model: ModelProto, path: Path, *, to_integers: bool) -> bool:
-    """Rewrite *model*, whose values have types and shapes as far as they are known, in place; whether anything changed.
-    *to_integers*: also what only static quantization gets wrong.
+    """Rewrite *model* in place; return whether anything changed.
 
-    *path* is its file, beside which are the files of weights that *model* may be without. The same model always gets
-    the same nodes and names, and a model in normal form stays as it is. Subgraphs are left alone.
+    The model needs types and shapes of its values, as far as they are known. *to_integers* adds the forms that only
+    static quantization handles wrongly. *path* is the model's file; the files next to it hold weights that *model* may
+    lack. The same model always gets the same nodes and names, and a model in normal form does not change. Subgraphs are
+    not rewritten.
 
     Raises:
-        InputError: when a file of weights that is needed is missing or too short.
+        InputError: a required weight file is missing or too short.
     """
     changed = False
     forms = (_lift_constant, _drop_alias, _fit_bias, _average)
@@ -56,7 +57,7 @@ def normalize_forms(model: ModelProto, path: Path, *, to_integers: bool) -> bool
 
 @dataclass
 class _Graph:
-    """A graph while one kind of form is looked for; what it says of values is of before the rewriting."""
+    """A graph during the search for one kind of form; its cached facts describe the graph before the rewriting."""
 
     proto: GraphProto
     path: Path
@@ -68,7 +69,7 @@ class _Graph:
 
     @cached_property
     def constants(self) -> Mapping[str, TensorProto]:
-        """Initializers by name. One that is among the inputs is none: the user may feed another value."""
+        """Initializers by name, except those that are also inputs: the user may feed another value."""
         fed = {value.name for value in self.proto.input}
         return {tensor.name: tensor for tensor in self.proto.initializer if tensor.name not in fed}
 
@@ -78,7 +79,7 @@ class _Graph:
 
     @cached_property
     def read_elsewhere(self) -> frozenset[str]:
-        """What is read by others than the nodes of the graph itself."""
+        """Values that are graph outputs or read in subgraphs."""
         return self.outputs | self.read_inside
 
     @cached_property
@@ -87,7 +88,7 @@ class _Graph:
 
     @cached_property
     def readers(self) -> Counter[str]:
-        """How many nodes of the graph itself read a value."""
+        """How many nodes of the graph itself read each value."""
         return Counter(name for node in self.proto.node for name in set(node.input))
 
     @cached_property
@@ -107,7 +108,7 @@ class _Graph:
         return known | {name: tuple(tensor.dims) for name, tensor in self.constants.items()}
 
     def rewrite(self, rewrite: _Rewrite) -> bool:
-        """Put what *rewrite* makes of a node in its place; None leaves it. Returns whether it made anything."""
+        """Replace each node by what *rewrite* returns for it; None keeps it. Returns whether anything changed."""
         made = [rewrite(self, node) for node in list(self.proto.node)]
         if all(nodes is None for nodes in made):
             return False
@@ -118,7 +119,7 @@ class _Graph:
         return True
 
     def _drop_unread(self) -> None:
-        """Take out constants whose last reader is gone; those that nobody read before stay."""
+        """Remove constants whose last reader is gone; those without a reader before stay."""
         before = set(self.readers) | self.read_elsewhere
         after = {name for node in self.proto.node for name in node.input}
         after |= {value.name for value in self.proto.output} | read_inside(self.proto.node)
@@ -141,20 +142,20 @@ class _Graph:
         return tuple(np.frombuffer(b"".join(tensor_chunks(tensor, self.path)), "<i8").tolist())
 
     def add(self, wanted: str, values: NDArray[np.generic]) -> str:
-        """A new constant; its name is *wanted* or much like it."""
+        """Add a constant; return its name, which is *wanted* or similar."""
         name = self.naming.new(wanted)
         self.proto.initializer.append(numpy_helper.from_array(values, name))
         return name
 
     def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], of: NodeProto, name: str) -> NodeProto:
-        """A new node that belongs where the node *of* does."""
+        """A new node that carries the metadata of the node *of*."""
         made = helper.make_node(op_type, inputs, outputs, self.naming.new(name))
         made.metadata_props.extend(of.metadata_props)
         return made
 
 
 def _lift_constant(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
-    """An initializer in place of a Constant node: quantizers take the output of a node for an activation."""
+    """Replace a Constant node by an initializer: quantizers treat the output of a node as an activation."""
     if node.op_type != "Constant" or node.domain or node.output[0] in graph.outputs or len(node.attribute) != 1:
         return None
     attribute = node.attribute[0]
@@ -172,7 +173,7 @@ def _lift_constant(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None
 
 
 def _drop_alias(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
-    """A constant itself where nodes read it through an Identity, which exporters write for weights that are shared."""
+    """Let nodes read a constant directly instead of through an Identity, which exporters write for shared weights."""
     if node.op_type != "Identity" or node.input[0] not in graph.constants or node.output[0] in graph.read_elsewhere:
         return None
     for reader in graph.proto.node:
@@ -183,7 +184,7 @@ def _drop_alias(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
 
 
 def _fit_bias(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
-    """A constant bias of Gemm is a vector that counts once, or else is added by a node of its own."""
+    """Make the constant bias of a Gemm a vector with factor 1, or add it in a separate node."""
     if node.op_type not in ("Gemm", "Conv", "ConvTranspose") or len(node.input) < 3:
         return None
     beta = next((attribute.f for attribute in node.attribute if attribute.name == "beta"), 1.0)
@@ -192,7 +193,7 @@ def _fit_bias(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
     if not bias or beta == 0:
         return [product]
     values, width = graph.values(bias), _width(graph, node)
-    # A bias that is computed stays in float, where it loses nothing: quantizers take it as it is.
+    # A computed bias stays in float without loss: quantizers support it.
     if node.op_type != "Gemm" or values is None or (values.shape == (width,) and beta == 1):
         return None
     scaled = values * np.float32(beta)
@@ -225,7 +226,7 @@ def _width(graph: _Graph, gemm: NodeProto) -> int | None:
 
 
 def _average(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
-    """A mean in place of a sum that is divided by how much it sums: in float16, sums of squares overflow."""
+    """Replace a sum that is divided by its number of elements by a mean: in float16, sums of squares overflow."""
     if node.op_type in ("ReduceSum", "ReduceSumSquare"):
         sums = [_averaged(graph, reader) for reader in graph.proto.node if node.output[0] in reader.input]
         return [] if [found.output[0] for found in sums if found is not None] == [node.output[0]] else None
@@ -253,7 +254,7 @@ def _average(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
 
 
 def _averaged(graph: _Graph, node: NodeProto) -> NodeProto | None:
-    """The sum that *node* divides by how much it sums, and nobody else reads."""
+    """The sum that *node* divides by its number of elements, if nothing else reads it."""
     if node.op_type not in ("Mul", "Div") or len(node.input) != 2:
         return None
     for position in (0, 1) if node.op_type == "Mul" else (0,):
@@ -276,7 +277,7 @@ def _averaged(graph: _Graph, node: NodeProto) -> NodeProto | None:
 
 
 def _axes(graph: _Graph, reduction: NodeProto) -> tuple[int, ...] | None:
-    """The axes that *reduction* sums over, none for all of them; None where the model does not tell."""
+    """The axes that *reduction* sums over, empty for all of them; None if the model does not determine them."""
     attributes = {attribute.name: attribute for attribute in reduction.attribute}
     by_input = graph.opset >= (_AXES_OF_SUM if reduction.op_type == "ReduceSum" else _AXES_OF_OTHERS)
     if not by_input:
@@ -287,10 +288,11 @@ def _axes(graph: _Graph, reduction: NodeProto) -> tuple[int, ...] | None:
 
 
 def _split_clip(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
-    """A Max or Min for the bound of a Clip that leaves 0 out.
+    """Add a Max or Min for a bound of a Clip whose range excludes 0.
 
-    Ranges of integers always hold 0, so that the quantizer, which drops a Clip for the range of what it puts out, drops
-    such a bound. So does QNN of a Clip behind a Conv, even with Q and DQ between (2.51: from 0.4 on became from 0 on).
+    Integer ranges always contain 0. The quantizer, which drops a Clip in favor of the range of its output, therefore
+    loses such a bound. So does QNN with a Clip after a Conv, even with Q and DQ in between (2.51: a bound of 0.4 became
+    0).
     """
     if node.op_type != "Clip":
         return None
@@ -319,9 +321,10 @@ def _split_clip(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
 
 
 def _keep_what_is_clamped(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
-    """Give what only a Relu or Clip reads, but is an output or read in a subgraph too, a second reader: an Identity.
+    """Add an Identity as a second reader if only one node, a Relu or Clip, reads a value that is also read elsewhere.
 
-    A quantizer takes the only reader for all there is, and cuts the tensor down to what that leaves of it.
+    Elsewhere is a graph output or a subgraph. A quantizer considers only the one reader and cuts the tensor to its
+    range.
     """
     copies = []
     for position, name in enumerate(node.output):
@@ -338,9 +341,9 @@ def _keep_what_is_clamped(graph: _Graph, node: NodeProto) -> Sequence[NodeProto]
 
 
 def _clamp_for_subgraphs(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
-    """Give subgraphs that read what a Relu or Clip makes an Identity of it.
+    """Give subgraphs that read the output of a Relu or Clip an Identity of it.
 
-    The quantizer drops the Relu for the range of its output, and subgraphs would read what came into it.
+    The quantizer drops the Relu in favor of the range of its output; subgraphs would then read the Relu's input.
     """
     if node.op_type not in _CLAMPING or node.output[0] not in graph.read_inside:
         return None

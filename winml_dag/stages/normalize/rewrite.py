@@ -1,4 +1,4 @@
-"""The work of the normalize stage: initializers leave the inputs, open dimensions are fixed, the opset is raised."""
+"""The work of the normalize stage: remove initializers from the inputs, fix open dimensions, raise the opset."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, inspect_model
 from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.stages.normalize import FIRST_OPSET, NormalizeConfig
 
-# Raises the opset of a model: onnx's converter, with what it loses put back, and a check that outputs stay equal.
+# Raises the opset of a model with onnx's converter, restores what it loses, and checks that outputs stay equal.
 #
-# The converter drops metadata of nodes, and takes Resize of opset 10 for one with the defaults of later versions.
+# The converter drops metadata of nodes, and gives Resize of opset 10 the defaults of later versions.
 
-# 21 is what exports have; some models convert to one of the others only.
+# Exports have 21; some models convert only to one of the others.
 VERSIONS = (21, 17, 13)
 
-# The opset from which on Resize says where its samples lie.
+# The first opset in which Resize specifies its sample positions.
 _MODES_OF_RESIZE = 11
-# Before it, every initializer had to be an input as well.
+# Below this IR version, every initializer had to be an input as well.
 _FIRST_IR = 4
 _SAMPLES = 2
 _BEFORE_FILE, _AFTER_FILE = Path("before.onnx"), Path("after.onnx")
@@ -41,8 +41,12 @@ _Outputs = list[list[NDArray[np.generic]]]
 
 @dataclass(frozen=True)
 class Raised:
-    """``model`` is the one that was given where no version suits it; ``kept`` says why then. ``compared``: whether
-    outputs were, since some models do not run on random inputs.
+    """The result of raising the opset.
+
+    Attributes:
+        model: the converted model, or the original if no version works.
+        compared: whether outputs were compared; some models do not run on random inputs.
+        kept: why the original is kept; empty otherwise.
     """
 
     model: ModelProto
@@ -51,13 +55,13 @@ class Raised:
 
 
 def ir_version_for(model: ModelProto) -> int:
-    """The lowest version of the file format that holds *model*: its operators, and initializers that are no inputs."""
+    """The lowest IR version that supports the operators of *model* and initializers that are not inputs."""
     needed = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
     return max(int(model.ir_version), _FIRST_IR, int(needed))
 
 
 def raise_opset(model: ModelProto) -> Raised:
-    """*model* in the highest of :data:`VERSIONS` in which it loads and, on random inputs, computes what it did."""
+    """Convert *model* to the highest of :data:`VERSIONS` in which it gives the same results on random inputs."""
     if model.functions or any(graph.sparse_initializer for graph in graphs_of(model.graph)):
         return Raised(model, kept="the converter takes neither functions nor sparse tensors")
     save_model(model, _BEFORE_FILE)
@@ -81,7 +85,7 @@ def raise_opset(model: ModelProto) -> Raised:
 
 
 def _outputs(path: Path, *, needed: bool = False) -> _Outputs | None:
-    """What the model *path* gives for random inputs; None for one that does not take such, unless that is *needed*."""
+    """The outputs of the model *path* for random inputs; None if it does not run on them, unless *needed*."""
     try:
         session = open_session(path, "it")
         feeds = random_feeds(model_inputs(session), seed=0, count=_SAMPLES)
@@ -103,7 +107,7 @@ def _equal(expected: _Outputs, found: _Outputs | None) -> bool:
 
 
 def _same(expected: object, found: object) -> bool:
-    """Equal up to the noise of another order of the same sums."""
+    """Whether the values are equal up to the noise of summing in another order."""
     mine, theirs = np.asarray(expected), np.asarray(found)
     if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return False
@@ -115,13 +119,13 @@ def _same(expected: object, found: object) -> bool:
 
 
 def _converted(model: ModelProto, version: int) -> ModelProto:
-    # What rank a value has decides how some operators are converted: Softmax stays one node where that is known.
+    # Some conversions depend on the rank: with a known rank, Softmax stays one node.
     whole = onnx.shape_inference.infer_shapes(model, data_prop=True)
     large = _without_large(whole.graph)
     converted = onnx.version_converter.convert_version(whole, version)
     for node in _nodes(converted):
         if node.op_type == "Resize" and standard_opset(model) < _MODES_OF_RESIZE:
-            # The only way in which it and Upsample worked before; the converter leaves today's default, another one.
+            # The only mode of Resize and Upsample before; the converter leaves today's default, which differs.
             _set_attributes(node, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
     for tensor in converted.graph.initializer:
         if tensor.name in large:
@@ -137,7 +141,7 @@ def _nodes(model: ModelProto) -> Iterator[NodeProto]:
 
 
 def _without_large(graph: GraphProto) -> dict[str, TensorProto]:
-    """Take the data out of large initializers, and return these by name: weights need not go through the converter."""
+    """Move the data of large initializers out of *graph* and return it by name: the converter does not need weights."""
     found: dict[str, TensorProto] = {}
     for tensor in graph.initializer:
         if tensor.ByteSize() < EXTERNAL_TENSOR_MINIMUM and tensor.data_location != TensorProto.EXTERNAL:
@@ -159,7 +163,7 @@ def _set_attributes(node: NodeProto, **values: str) -> None:
 
 
 def _carry_metadata(before: ModelProto, after: ModelProto) -> None:
-    """What the converter drops: metadata of nodes and of the graph, and notes on quantization."""
+    """Restore what the converter drops: metadata of nodes and of the graph, and quantization annotations."""
     by_output = {node.output[0]: node for node in _nodes(before) if node.output}
     for node in _nodes(after):
         owner = by_output.get(node.output[0]) if node.output else None
@@ -170,7 +174,7 @@ def _carry_metadata(before: ModelProto, after: ModelProto) -> None:
             getattr(after.graph, field).extend(getattr(before.graph, field))
 
 
-# Fixes open dimensions: inputs get their sizes, and every shape that follows from them is inferred anew.
+# Fixes open dimensions: inputs get their sizes, and all shapes that follow from them are inferred again.
 
 Shape = tuple[int | str, ...]
 
@@ -178,14 +182,13 @@ _PROBE_FILE = Path("fixed.onnx")
 
 
 def fix_dimensions(source: Path, model: ModelProto, shapes: Mapping[str, Shape]) -> tuple[ModelProto, int]:
-    """*model*, as read from *source*, with *shapes* at its inputs, and how many dimensions that fixed.
-    *model* itself changes.
+    """Set *shapes* on the inputs of *model*, read from *source*; return it and the number of dimensions fixed.
 
-    Shapes of values and outputs are what follows from the inputs. What the file said of them is gone: it was said for
-    open dimensions, and exporters often write down the sizes of the example that they traced.
+    *model* itself changes. Shapes of values and outputs are inferred from the inputs. The shapes in the file are
+    dropped: they describe open dimensions, and exporters often write the sizes of the traced example.
 
     Raises:
-        StageError: when an input is not there, or the model cannot have these sizes.
+        StageError: an input does not exist, or the model cannot have these sizes.
     """
     fixed, sizes = 0, dict[str, int]()
     inputs = {value.name: value for value in model.graph.input}
@@ -206,7 +209,7 @@ def fix_dimensions(source: Path, model: ModelProto, shapes: Mapping[str, Shape])
 
 
 def _set_shape(value: ValueInfoProto, shape: Sequence[int | str], sizes: dict[str, int]) -> int:
-    """How many dimensions of *value* this fixes; *sizes* learns what those with a name are."""
+    """Set *shape* on *value*, return how many dimensions that fixes, and record named dimensions in *sizes*."""
     before = _dims(value) or (UNKNOWN_DIMENSION,) * len(shape)
     if len(before) != len(shape):
         raise StageError(f"Input {value.name!r} has {len(before)} dimensions, not {len(shape)}.")
@@ -217,9 +220,9 @@ def _set_shape(value: ValueInfoProto, shape: Sequence[int | str], sizes: dict[st
 
 
 def _forget_shapes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
-    """Leave of all shapes behind the inputs the types alone, since operators that inference does not know need those.
+    """Clear all shapes downstream of the inputs, but keep the types, which operators without inference need.
 
-    What goes into a subgraph keeps its shape: nothing infers it.
+    The inputs of a subgraph keep their shapes: nothing infers those.
     """
     for inner in graphs_of(graph):
         for value in (*inner.value_info, *inner.output):
@@ -231,8 +234,9 @@ def _forget_shapes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
 
 
 def _told_by_onnxruntime(source: Path, model: ModelProto, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The shape of each output: onnxruntime knows its own operators, and folds sizes that onnx leaves open. Nothing for
-    a model that only another provider loads.
+    """The shape of each output from onnxruntime, which infers shapes that onnx leaves open.
+
+    onnxruntime also supports its own operators. Empty for a model that only another provider can load.
     """
     save_model(model, _PROBE_FILE)
     try:
@@ -260,7 +264,7 @@ def _loads(source: Path) -> bool:
 
 
 def _complete(value: ValueInfoProto, found: Sequence[int | str], stated: Sequence[int | str]) -> None:
-    """Write what is known of an output's shape: what inference says first, then what the file said."""
+    """Write what is known about an output's shape: inference comes before what the file states."""
     inferred = _dims(value)
     first = inferred if inferred is not None else found or stated
     candidates = [dims for dims in (first, found, stated) if len(dims) == len(first)]
@@ -279,7 +283,7 @@ def _sized(dims: Sequence[int | str] | None, sizes: Mapping[str, int]) -> Shape 
 
 
 def _dims(value: ValueInfoProto) -> Shape | None:
-    """The shape of *value*; None when it has none, not even an open one."""
+    """The shape of *value*; None if it has none, not even an open one."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     return tuple(map(_dim, value.type.tensor_type.shape.dim))
@@ -308,15 +312,17 @@ NORMALIZED_FILE = "normalized.onnx"
 
 
 def run(config: NormalizeConfig, workspace: Workspace) -> JsonObject:
-    """Write the same model in the form that all later stages take. The metrics are ``dimensions_fixed``,
-    ``initializers_dropped_from_inputs``, ``opset_before``, ``opset_after``, ``opset_kept_because`` (None unless no
-    later opset suits the model) and ``outputs_compared`` (whether the converted model was run beside the one before).
+    """Write the model in the form that all later stages take.
 
-    Peak of memory: the graph and, of weights in the model itself, twice their size; weights in other files stay there.
+    The metrics are ``dimensions_fixed``, ``initializers_dropped_from_inputs``, ``opset_before``, ``opset_after``,
+    ``opset_kept_because`` (None unless no later opset works for the model) and ``outputs_compared`` (whether the
+    outputs of the converted model were compared with the original's).
+
+    Peak memory: the graph plus twice the size of weights in the model itself; weights in other files stay there.
 
     Raises:
-        StageError: when the model cannot have the sizes that it is given.
-        InputError: when it is damaged.
+        StageError: the model cannot have the requested sizes.
+        InputError: the model is damaged.
     """
     source = workspace.input_file("model", ".onnx")
     model = load_model(source, weights=False)
@@ -343,9 +349,9 @@ def run(config: NormalizeConfig, workspace: Workspace) -> JsonObject:
 
 
 def _drop_listed(model: ModelProto) -> int:
-    """Take initializers out of the inputs: onnxruntime's optimizer merges those that are equal, and leaves the inputs.
+    """Remove initializers from the inputs: onnxruntime's optimizer merges equal ones, but leaves the inputs.
 
-    Listed, they are defaults that a caller may replace; no file that we build is for that.
+    As inputs they are defaults that a caller may override; no file built here needs that.
     """
     names = {tensor.name for tensor in model.graph.initializer}
     kept = [
@@ -362,7 +368,7 @@ def _states_inputs(model: ModelProto) -> bool:
 
 
 def _state_inputs(model: ModelProto, path: Path, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Write shapes, as *path* now has them, and *ranges* of values into the model's metadata."""
+    """Write the shapes that *path* now has, and *ranges* of values, into the model's metadata."""
     inputs = [replace(spec, value_range=ranges.get(spec.name, spec.value_range)) for spec in model_inputs(path)]
     write_io_specs(model, inputs, inspect_model(path).outputs)
     save_model(model, path)

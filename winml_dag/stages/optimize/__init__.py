@@ -14,14 +14,14 @@ from winml_dag.stages import kinds
 
 @dataclass(frozen=True)
 class OptimizeTarget:
-    """``standard_domain_only``: no capability may bring in operators from outside the ONNX standard."""
+    """``standard_domain_only``: no capability may add operators from outside the ONNX standard."""
 
     standard_domain_only: bool = False
 
 
 @dataclass(frozen=True)
 class OptimizeConfig:
-    """``optim`` has the capabilities that a recipe switches on or off, as far as that differs from what is usual."""
+    """``optim`` has the capabilities that a recipe switches on or off, where they differ from the defaults."""
 
     optim: Mapping[str, bool] = field(default_factory=dict)
     target: OptimizeTarget = OptimizeTarget()
@@ -34,7 +34,7 @@ OPTIMIZE = Stage(
     config="winml_dag.stages.optimize:OptimizeConfig",
     inputs={
         "model": kinds.model_slot("optimized", kinds.FLOAT_MODEL),
-        # What an analysis of the model has found to help. What the recipe says about a capability wins.
+        # What an analysis of the model recommends. The recipe's own settings win.
         "flags": InputSlot(frozenset({kinds.OPTIMIZATIONS}), required=False),
     },
     outputs={"model": kinds.FLOAT_MODEL},

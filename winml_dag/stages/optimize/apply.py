@@ -1,8 +1,8 @@
-"""The work of the optimize stage: the portable level, then what each capability adds, then the portable level again.
+"""The work of the optimize stage: the portable level, then each capability, then the portable level again.
 
-Capabilities are applied one after the other, in the order of the catalog. Rewrites that follow each other share one
-graph in memory, whose weights stay in their file; what onnxruntime does takes a session each, which is slower and tells
-exactly what each of them changed.
+Capabilities are applied one at a time, in the order of the catalog. Consecutive rewrites share one graph in memory,
+whose weights stay in their file. Each transformer of onnxruntime gets a session of its own, which is slower but shows
+exactly what each one changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FINISHED_FILE = Path("finished.onnx")
 
 @dataclass(frozen=True)
 class Applied:
-    """The model: its file; by capability, how many places changed, and what was left and why."""
+    """The result: the model file and, by capability, the number of changes, and what was left unchanged and why."""
 
     path: Path
     applied: Mapping[str, int] = field(default_factory=dict)
@@ -41,15 +41,17 @@ class Applied:
 
 
 def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
-    """Write the optimized model; its metrics are ``nodes_before``, ``nodes_after``, ``applied`` (changes by
-    capability beyond the portable level), ``left`` (by capability, what stayed as it was and why) and ``tagged_nodes``.
-    A model that onnxruntime cannot optimize without casting its float16 to float32 is put out as it is.
+    """Write the optimized model and return the metrics.
 
-    Peak of memory: about the size of the weights; that of the largest tensor where they are in a file of their own.
+    The metrics are ``nodes_before``, ``nodes_after``, ``applied`` (changes by capability beyond the portable level),
+    ``left`` (by capability, what stayed unchanged and why) and ``tagged_nodes``. A model that onnxruntime cannot
+    optimize without casting its float16 to float32 is written unchanged.
+
+    Peak memory: about the size of the weights, or of the largest tensor if the weights are in a separate file.
 
     Raises:
-        StageError: for a compiled or quantized model, capabilities that are unknown or contradict each
-            other, or a model that onnxruntime cannot load.
+        StageError: the model is compiled or quantized, capabilities are unknown or contradict each other, or
+            onnxruntime cannot load the model.
     """
     discovered = _discovered(workspace)
     chosen = _chosen(config, discovered)
@@ -77,7 +79,7 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
 
 
 def refuse_unfit(name: str, model: ModelSummary) -> None:
-    """Raise StageError for the *model* in the file *name* when it is compiled or quantized."""
+    """Raise StageError if the *model* in the file *name* is compiled or quantized."""
     if model.is_compiled:
         raise StageError(
             f"{name} is a compiled model: its EPContext nodes hold an execution provider's own binary, in which "
@@ -85,7 +87,7 @@ def refuse_unfit(name: str, model: ModelSummary) -> None:
             advice="Use the ONNX model that it was compiled from.",
         )
     if model.is_quantized:
-        # onnxruntime would turn QDQ groups into QLinear operators, which compilers for NPUs do not take.
+        # onnxruntime would turn QDQ groups into QLinear operators, which compilers for NPUs do not support.
         raise StageError(
             f"{name} is quantized already, and optimizing it would take its quantization apart.",
             advice="Optimize the float32 model, or set skip_optimize.",
@@ -99,7 +101,7 @@ def _discovered(workspace: Workspace) -> Discovered:
 
 
 def _chosen(config: OptimizeConfig, discovered: Discovered) -> Selection:
-    """What the recipe says wins over what was discovered, and over what that needs."""
+    """Select the capabilities: the recipe wins over discovered capabilities, and over what those need."""
     off = {name for name, on in config.optim.items() if not on}
     found = {name: True for name in discovered.capabilities if not off.intersection((name, *CATALOG[name].needs))}
     try:
@@ -109,7 +111,7 @@ def _chosen(config: OptimizeConfig, discovered: Discovered) -> Selection:
 
 
 def _leave(source: Path, summary: ModelSummary, chosen: Selection, destination: Path) -> JsonObject:
-    """Put the model out as it is, and say that nothing was done."""
+    """Write the model unchanged and report that nothing was applied."""
     model = load_model(source, weights=False)
     save_model(model, destination)
     return {
@@ -122,10 +124,10 @@ def _leave(source: Path, summary: ModelSummary, chosen: Selection, destination: 
 
 
 def _apply_chosen(source: Path, chosen: Selection, target: OptimizeTarget) -> Applied:
-    """What is *chosen*, applied to the portable model; that model's own file when nothing changes."""
+    """Apply *chosen* to the portable model; return that model's own file if nothing changes."""
     made = apply_capabilities(_PORTABLE_FILE, chosen, target)
     if any(made.applied.values()):
-        # Inference knows nothing of operators outside the standard, and these shapes are fresh.
+        # Shape inference does not support operators outside the standard, and these shapes are up to date.
         to_portable_level(made.path, _FINISHED_FILE, keep_shapes=True, without=chosen.without)
         return Applied(_FINISHED_FILE, made.applied, made.left)
     if chosen.waiting:
@@ -134,7 +136,7 @@ def _apply_chosen(source: Path, chosen: Selection, target: OptimizeTarget) -> Ap
 
 
 def apply_capabilities(source: Path, chosen: Selection, target: OptimizeTarget) -> Applied:
-    """Apply what is *chosen* to the model *source*: in files beside it, or *source* itself when nothing changes."""
+    """Apply *chosen* to the model *source*, in new files next to it; return *source* itself if nothing changes."""
     path, applied, left = source, dict[str, int](), dict[str, str]()
     possible: list[str] = []
     for name in chosen.on:
@@ -158,7 +160,7 @@ def _why_left(name: str, target: OptimizeTarget) -> str:
 
 
 def _rewrite(source: Path, names: tuple[str, ...], target: OptimizeTarget) -> Applied:
-    # Imported here: onnxscript and onnx_ir take 0.6 s, which is longer than most stages without a rewrite.
+    # Imported here: onnxscript and onnx_ir take 0.6 s to import, longer than most stages without a rewrite.
     from winml_dag.stages.optimize.rewriting import rewrite_file
 
     destination = source.with_name(f"{source.stem}_{names[0]}.onnx")
@@ -183,7 +185,7 @@ def _domains(model: ModelSummary) -> set[str]:
 
 
 def _check_operators(before: ModelSummary, after: ModelSummary, names: Sequence[str]) -> None:
-    """Operators from outside the standard may come only from *before*, or by the capabilities *names*."""
+    """Refuse non-standard operators that are neither in *before* nor made by the capabilities *names*."""
     allowed = {operator for name in names for operator in CATALOG[name].makes}
     foreign = {name for name in after.op_counts if "/" in name} - set(before.op_counts) - allowed
     if foreign:
@@ -203,16 +205,16 @@ def _check_interface(before: ModelSummary, after: ModelSummary) -> None:
 
 
 def _save(path: Path, source: Path, after: ModelSummary, destination: Path) -> int:
-    """Returns how many nodes of the result say which module they come from, as those of *source* do."""
+    """Write the result; return how many of its nodes carry the module tag that *source* gives them."""
     model = load_model(path, weights=False)
-    # onnxruntime writes down all domains that it knows.
+    # onnxruntime lists all domains that it supports.
     used = {"", *_domains(after)}
     imports = sorted((entry.domain, entry.version) for entry in model.opset_import if entry.domain in used)
     del model.opset_import[:]
     for domain, version in imports:
         model.opset_import.add(domain=domain, version=version)
     original = load_model(source, weights=False)
-    # onnxruntime describes the nodes that it makes.
+    # onnxruntime adds descriptions to the nodes that it creates.
     canonicalise(model)
     carry_metadata(original, model)
     tagged = carry_tags(original, model)

@@ -27,11 +27,11 @@ from winml_dag.stages.optimize.rewriting import (
 )
 
 # -10000 is the smallest magnitude that models use for "minus infinity" (the first BERT). Positive constants of that
-# size are ordinary (the base of rotary embeddings is 10000 to 1e8), hence the other threshold.
+# size are ordinary (the base of rotary embeddings is 10000 to 1e8), hence the different threshold.
 _INFINITY = Infinity(-1e4, 1e9)
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE})
 
-# A boolean mask hides with this: -inf would make a row that is hidden as a whole NaN.
+# The fill value of a boolean mask: with -inf, a fully masked row would become NaN.
 _HIDDEN = float(np.finfo(np.float32).min)
 
 _SHAPE_HAS_START_SINCE = 15
@@ -39,13 +39,12 @@ _BEYOND = 2**31 - 1  # any rank
 
 
 def clamp_constants(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Constants that stand for infinity become numbers that a quantized tensor can hold. A change is one initializer
-    or one attribute, in subgraphs too.
+    """Replace constants that represent infinity by numbers that a quantized tensor can hold.
 
-    Static quantization does this by itself for values that are infinite in any model
-    (:mod:`winml_dag.stages.infinity`). This is for the whole model, and for numbers such as -10000, which only someone
-    who knows the model can tell from others. All huge values of one sign become the same number, so a graph that
-    compares a mask with its fill value still works.
+    One change is one initializer or one attribute, including those in subgraphs. Static quantization already does this
+    for values that are infinite in any model (:mod:`winml_dag.stages.infinity`). This rewrite covers the whole model,
+    and numbers such as -10000, which only someone who knows the model can distinguish from ordinary values. All huge
+    values of one sign become the same number, so a graph that compares a mask with its fill value still works.
     """
     changes = 0
     for graph in model.graphs():
@@ -65,7 +64,7 @@ def _clamp_initializer(value: ir.Value) -> int:
     if len(uses) == len(value.uses()):
         value.const_value = ir.tensor(clamped, name=value.name)
         return 1
-    # Shared with a node that must keep it as it is.
+    # Another node shares it and needs the original value.
     name = f"{value.name}_clamped"
     copy = ir.Value(name=name, shape=value.shape, type=value.type, const_value=ir.tensor(clamped, name=name))
     graph.register_initializer(copy)
@@ -100,7 +99,7 @@ def _clamped_attribute(attribute: ir.Attr) -> ir.Attr | None:
 
 
 def _clamped(tensor: ir.TensorProtocol) -> NDArray[Any] | None:
-    """The values with the huge ones replaced; None when there are none."""
+    """The values with huge ones replaced; None if there are none."""
     return None if tensor.dtype not in _FLOATS else _INFINITY.without(tensor.numpy())
 
 
@@ -117,27 +116,27 @@ class _NanGuard(RewriteRuleClassBase):  # type: ignore[misc]
         return number(zero) == 0
 
     def rewrite(self, op: RewriterContext, scores: ir.Value, **_: ir.Value) -> ir.Value:
-        # The next pass of onnxruntime removes the Identity, unless its output is one of the graph's.
+        # The next pass of onnxruntime removes the Identity, unless its output is a graph output.
         return op.Identity(scores)
 
 
 def remove_nan_guards(model: ir.Model, _: OptimizeTarget) -> Outcome:
     """Remove the guards that replace NaN by 0 after a Softmax.
 
-    Such a guard acts only on a row that is masked as a whole with -inf (0/0). With finite masks
-    (:func:`clamp_constants`) it never does, and a compiler without IsNaN splits the graph there.
+    Such a guard acts only on a row that is fully masked with -inf (0/0). With finite masks (:func:`clamp_constants`) it
+    never acts, and a compiler without IsNaN splits the graph there.
     """
     return Outcome(apply_rules(model, [_NanGuard.rule()]))
 
 
 def fuse_attention(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """An attention block with separate heads becomes com.microsoft MultiHeadAttention, by onnxscript's rules.
+    """Fuse attention blocks with separate heads into com.microsoft MultiHeadAttention, using onnxscript's rules.
 
-    These know what exporters write today; the pattern of onnxruntime's AttentionFusion, which makes one Attention with
-    the weights of all three projections, is in no exported BERT or ViT any more. The rules first make scaled dot
-    products into functions; those that become nothing else are inlined by onnxruntime's next pass, to what they were.
+    These rules match what exporters write today. onnxruntime's AttentionFusion, which makes one Attention with the
+    weights of all three projections, matches no exported BERT or ViT any more. The rules first turn scaled dot products
+    into functions; onnxruntime's next pass inlines the functions that are not fused, which restores the original nodes.
     """
-    # Imported here: this alone takes as long as all other rewrites together.
+    # Imported here: this import alone takes as long as all other rewrites together.
     from onnxscript.rewriter.ort_fusions.mha import fuse_mha1, fuse_mha2
     from onnxscript.rewriter.ort_fusions.sdpa import fuse_sdpa
     from onnxscript.rewriter.ort_fusions.sdpa_via_mha import replace_sdpa_by_mha
@@ -159,10 +158,10 @@ def fuse_attention(model: ir.Model, _: OptimizeTarget) -> Outcome:
 
 
 def _join_heads_in_three_dimensions(node: ir.Node) -> bool:
-    """Where the Reshape *node* joins heads, join them to three dimensions first; False where that is not possible.
+    """If the Reshape *node* joins heads, join them to three dimensions first; return False if that is not possible.
 
-    onnxscript's rules take any Reshape behind the heads for one to three dimensions, and onnxruntime has merged it with
-    the one to two for a Gemm, as in GPT-2. What is not fused is merged again.
+    onnxscript's rules assume that any Reshape after the heads goes to three dimensions, but onnxruntime has merged it
+    with the Reshape to two dimensions for a Gemm, as in GPT-2. Reshapes that are not fused are merged again.
     """
     heads = node.inputs[0].producer() if node.inputs[0] is not None else None
     turned = (
@@ -184,7 +183,7 @@ def _join_heads_in_three_dimensions(node: ir.Node) -> bool:
 
 
 def _slice_whole_shape(node: ir.Node) -> None:
-    """onnxscript's rules use a Shape with start and end whatever the opset; before 15 that takes a Slice."""
+    """Replace a Shape with start and end, which onnxscript's rules use in any opset; before 15 that takes a Slice."""
     if not {"start", "end"}.intersection(node.attributes):
         return
     bounds = node.attributes.get_int("start", 0), node.attributes.get_int("end", _BEYOND)
@@ -194,10 +193,10 @@ def _slice_whole_shape(node: ir.Node) -> None:
 
 
 def expand_attention(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """The standard's Attention (opset 23) becomes MatMul, Add and Softmax.
+    """Expand the standard's Attention (opset 23) into MatMul, Add and Softmax.
 
-    For compilers that do not know the operator, and for quantize, which sees only what is spelled out. Those with a
-    cache of keys and values, a causal mask, a cap on the scores, or three dimensions stay.
+    For compilers without the operator, and for quantize, which cannot see inside it. Attention with a cache of keys and
+    values, a causal mask, a cap on the scores, or three dimensions stays.
     """
     nodes = nodes_of(model, "Attention")
     changes = sum(_expand_attention(node) for node in nodes)
@@ -218,7 +217,7 @@ def _expand_attention(node: ir.Node) -> bool:
         return False
     scale = attributes.get_float("scale", 0.0) or 1 / math.sqrt((shapes[0] or ())[3])
     tape = ir.tape.Tape()
-    # On both factors, as the standard says, so that neither overflows in half precision.
+    # Scale both factors, as the standard specifies, so that neither overflows in half precision.
     root = constant(tape, math.sqrt(scale), ir.DataType.FLOAT)
     turned = tape.op("Transpose", [tape.op("Mul", [key, root])], {"perm": [0, 1, 3, 2]})
     scores = tape.op("MatMul", [tape.op("Mul", [query, root]), turned])
@@ -226,7 +225,7 @@ def _expand_attention(node: ir.Node) -> bool:
         scores = tape.op("Add", [scores, _additive_mask(tape, mask)])
     weights = tape.op("Softmax", [scores], {"axis": -1})
     if mask is not None and mask.dtype == ir.DataType.BOOL:
-        # In a row that is hidden as a whole, Softmax gives equal weights, and Attention gives zeros.
+        # In a fully masked row, Softmax gives equal weights and Attention gives zeros.
         weights = tape.op("Where", [mask, weights, constant(tape, 0.0, ir.DataType.FLOAT)])
     replace_node(node, tape, [tape.op("MatMul", [weights, value])])
     return True

@@ -1,7 +1,7 @@
-"""What each capability would change in a model: nodes before and after, and constants. Nothing of it is kept.
+"""What each capability would change in a model: nodes before and after, and constants. The results are discarded.
 
-Each is tried alone, with what it needs, on the model as the portable level leaves it; what two of them would do
-together is not tried.
+Each capability is tried alone, together with what it needs, on the model at the portable level. Combinations are not
+tried.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from winml_dag.stages.optimize.selection import Selection, select
 
 @dataclass(frozen=True)
 class NodeName:
-    """A node as people find it: its operator with its domain, and its name, or that of its first output."""
+    """A node as shown to users: its operator with its domain, and its name, or that of its first output."""
 
     operator: str
     name: str
@@ -34,8 +34,14 @@ class NodeName:
 
 @dataclass(frozen=True)
 class Change:
-    """What *capability* would do: in how many places; the nodes before and after; constants with other values;
-    what is left and why. ``on``: it is done already, and *before* is what the model would be without it.
+    """What *capability* would change.
+
+    Attributes:
+        places: the number of changes.
+        before, after: the nodes that differ.
+        constants: the constants whose values differ.
+        left: what stays unchanged and why.
+        on: the capability is already on, and *before* is the model without it.
     """
 
     capability: str
@@ -48,15 +54,15 @@ class Change:
 
 
 def what_may_be_asked() -> tuple[str, ...]:
-    """The capabilities that are off by default and do something."""
+    """The capabilities that are off by default and have an effect."""
     return tuple(name for name, entry in CATALOG.items() if not (entry.default or entry.left or entry.same_as))
 
 
 def changes(source: Path, names: Sequence[str], target: OptimizeTarget, folder: Path) -> Iterator[Change]:
-    """What each of the capabilities *names* would do to the model *source*; *folder* is for temporary files.
+    """Yield what each of the capabilities *names* would change in the model *source*; *folder* is for temporary files.
 
     Raises:
-        StageError: for a model that cannot be optimized.
+        StageError: the model cannot be optimized.
     """
     refuse_unfit(source.name, inspect_model(source))
     bases: dict[frozenset[str], Path] = {}
@@ -65,7 +71,8 @@ def changes(source: Path, names: Sequence[str], target: OptimizeTarget, folder: 
         if without not in bases:
             path = folder / f"portable{len(bases)}.onnx"
             to_portable_level(source, path, without=without)
-            # Written by the same libraries as what it is compared with: onnxruntime writes default values out, for one.
+            # Write it with the same libraries as the model that it is compared with: onnxruntime, for one, adds default
+            # values.
             written = folder / f"base{len(bases)}.onnx"
             run_alone("", path, written)
             ir.save(ir.load(written), written)
@@ -106,7 +113,7 @@ def _compared(name: str, before: Path, after: Path, *, on: bool) -> Change:
 
 
 def _nodes(path: Path) -> Counter[tuple[NodeName, bytes]]:
-    """All nodes, by name and content. A Constant shows in the nodes that read it."""
+    """All nodes, by name and content. A Constant counts as part of the nodes that read it."""
     model = onnx.load(path, load_external_data=False)
     return Counter(
         (_named(node), _content(node))
@@ -131,7 +138,7 @@ def _content(node: NodeProto) -> bytes:
 def _changed_constants(before: Path, after: Path) -> tuple[str, ...]:
     known = {each.name: each for each in onnx.load(before, load_external_data=False).graph.initializer}
     model = onnx.load(after, load_external_data=False)
-    # External data is another file each time onnxruntime writes it; rewrites put changed values into the model itself.
+    # External data is in a new file each time onnxruntime writes it; rewrites store changed values in the model itself.
     return tuple(
         each.name
         for each in model.graph.initializer

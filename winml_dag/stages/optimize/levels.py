@@ -1,8 +1,8 @@
-"""What onnxruntime does to a model: its portable level, and one transformer of the next level alone.
+"""What onnxruntime does to a model: its portable level, and single transformers of the next level.
 
-The portable level is onnxruntime's basic optimizations, which every execution provider understands the result of. The
-next level as a whole is for CPUs: a compiler for NPUs leaves its operators out, and the model falls apart (a ResNet-50
-into 34 parts, compiled in 528 s instead of 1 s).
+The portable level is onnxruntime's basic optimizations, whose result every execution provider supports. The next level
+as a whole is for CPUs: a compiler for NPUs does not support its operators, and the model splits (a ResNet-50 into 34
+partitions, compiled in 528 s instead of 1 s).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from winml_dag.stages.optimize.selection import PORTABLE
 
 _PORTABLE_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
 _NEXT_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-# onnxruntime's name for the conversions that it puts around what its CPU kernels cannot do in float16.
+# The name prefix of the casts that onnxruntime adds around operators without a float16 CPU kernel.
 _INSERTED_CAST = "InsertedPrecisionFreeCast_"
 _INLINE_BELOW_BYTES = 1024
 
@@ -40,9 +40,9 @@ _HARD_SWISH_SINCE = 14
 _HARD_SIGMOID_ALPHA, _HARD_SIGMOID_BETA = 1 / 6, 0.5
 _RELATIVE_ERROR = 1e-5
 
-# All transformers that onnxruntime 1.31 runs at the next level for its CPU provider. A session can be told which
-# transformers not to run, and not which to run; it ignores names that it does not know. An operator that comes from one
-# that is missing here is found when the stage compares the operators before and after.
+# All transformers that onnxruntime 1.31 runs at the next level for its CPU provider. A session accepts a list of
+# transformers to disable, but not one to enable; it ignores unknown names. If a transformer is missing here, the stage
+# finds its operators when it compares the operators before and after.
 _OF_NEXT_LEVEL = frozenset(
     {
         "AttentionFusion",
@@ -82,23 +82,23 @@ _OF_NEXT_LEVEL = frozenset(
 
 
 class HalfPrecisionError(StageError):
-    """The model has operators in float16 that onnxruntime optimizes only with casts around them."""
+    """The model has float16 operators that onnxruntime optimizes only with casts around them."""
 
 
 def to_portable_level(
     source: Path, destination: Path, *, keep_shapes: bool = False, without: Set[str] = frozenset()
 ) -> None:
-    """Write the model *source*, optimized, as *destination*, its large weights beside it in ``<name>.data``.
+    """Write the model *source*, optimized, as *destination*, with its large weights next to it in ``<name>.data``.
 
-    Fuses only within the ONNX standard, folds constants, removes what has no effect. The weights are always apart, so
-    that what comes after handles a small graph, whatever the model's size. All shapes are inferred anew, since
-    exporters leave some of another version of the graph behind; with *keep_shapes*, what inference does not find stays
-    as *source* says. *without* names transformers of onnxruntime's that are not to run. Peak of memory: the weights
-    once; much less for weights in files of their own, which are mapped.
+    Fuses only within the ONNX standard, folds constants, and removes operators without effect. The weights are always
+    separate, so that later steps handle a small graph regardless of the model size. All shapes are inferred again,
+    since exporters leave shapes of an earlier version of the graph. With *keep_shapes*, shapes that inference does not
+    find stay as in *source*. *without* names transformers of onnxruntime to disable. Peak memory: the weights once;
+    much less for weights in separate files, which are mapped.
 
     Raises:
-        HalfPrecisionError: when onnxruntime would have to convert float16.
-        StageError: when onnxruntime cannot load the model, or the stated shapes contradict each other.
+        HalfPrecisionError: onnxruntime would have to convert float16.
+        StageError: onnxruntime cannot load the model, or the stated shapes contradict each other.
     """
     model = _optimize_in_session(source, destination, _PORTABLE_LEVEL, without)
     _refuse_half_precision(model)
@@ -120,12 +120,12 @@ def to_portable_level(
 
 
 def run_alone(transformer: str, source: Path, destination: Path) -> None:
-    """Write what *transformer* of the next level makes of *source*, with no other transformer, to *destination*.
+    """Apply only *transformer* of the next level to *source* and write the result to *destination*.
 
-    With an empty name the model is only written as onnxruntime writes models.
+    With an empty name the model is only rewritten in the form in which onnxruntime writes models.
 
     Raises:
-        StageError: when onnxruntime cannot load the model.
+        StageError: onnxruntime cannot load the model.
     """
     model = _optimize_in_session(source, destination, _NEXT_LEVEL, (_OF_NEXT_LEVEL - {transformer}) | PORTABLE)
     _rename_generated(model, _names_in(source))
@@ -135,11 +135,12 @@ def run_alone(transformer: str, source: Path, destination: Path) -> None:
 def _optimize_in_session(
     source: Path, destination: Path, level: ort.GraphOptimizationLevel, without: Set[str]
 ) -> ModelProto:
-    """*source* as onnxruntime has it at *level*, but for the transformers *without*; it is written to *destination*
-    too, and its large weights beside that.
+    """Return *source* as onnxruntime optimizes it at *level*, with the transformers *without* disabled.
+
+    Also writes it to *destination*, with large weights next to it.
 
     Raises:
-        StageError: when onnxruntime cannot load the model.
+        StageError: onnxruntime cannot load the model.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = level
@@ -148,7 +149,7 @@ def _optimize_in_session(
     # A folded sum must not depend on the number of cores.
     options.intra_op_num_threads = 1
     for name, value in {
-        # The session is never run: no second copy of the weights in a layout for running.
+        # The session never runs, so it needs no second copy of the weights in a runtime layout.
         "session.disable_prepacking": "1",
         "session.optimized_model_external_initializers_file_name": f"{destination.name}.data",
         "session.optimized_model_external_initializers_min_size_in_bytes": str(_INLINE_BELOW_BYTES),
@@ -169,8 +170,10 @@ def _optimize_in_session(
 
 
 def _drop_repeated_constants(model: ModelProto) -> None:
-    """With weights apart, onnxruntime writes the Constant nodes of a graph that lies two or more deep as initializers
-    as well, and does not load what it wrote: two values have one name.
+    """Drop Constant nodes that duplicate an initializer.
+
+    With external weights, onnxruntime also writes the Constant nodes of a graph nested two or more deep as
+    initializers. It then cannot load its own output, where two values have one name.
     """
     for graph in graphs_of(model.graph):
         initializers = {tensor.name for tensor in graph.initializer}
@@ -181,7 +184,7 @@ def _drop_repeated_constants(model: ModelProto) -> None:
 
 
 def _cannot(source: Path, error: Exception) -> StageError:
-    """*error* of optimizing *source*, with ``skip_optimize`` as advice only where that gets any further."""
+    """Turn *error* from optimizing *source* into a StageError that suggests ``skip_optimize`` only where that helps."""
     said = explanation(error)
     if isinstance(error, NotImplemented):
         return StageError(
@@ -202,7 +205,7 @@ def _cannot(source: Path, error: Exception) -> StageError:
 
 
 def _refuse_half_precision(model: ModelProto) -> None:
-    """onnxruntime put casts around float16 operators: keeping them would undo the half precision."""
+    """Refuse a model in which onnxruntime put casts around float16 operators, which would undo the half precision."""
     nodes = (node for graph in graphs_of(model.graph) for node in graph.node)
     if any(node.name.startswith(_INSERTED_CAST) for node in nodes):
         raise HalfPrecisionError(
@@ -212,14 +215,14 @@ def _refuse_half_precision(model: ModelProto) -> None:
 
 
 def _order_initializers(graph: GraphProto) -> None:
-    """onnxruntime writes them in the order of a hash table, which may differ between systems."""
+    """Sort the initializers: onnxruntime writes them in hash table order, which may differ between systems."""
     ordered = sorted(graph.initializer, key=lambda initializer: initializer.name)
     del graph.initializer[:]
     graph.initializer.extend(ordered)
 
 
 def _order_value_info(graph: GraphProto) -> None:
-    """Entries in the order of the nodes that make the values, and of these values only."""
+    """Keep the entries of values that nodes produce, in the order of these nodes."""
     known = {entry.name: entry for entry in graph.value_info}
     outputs = {output.name for output in graph.output}
     ordered = [known[name] for node in graph.node for name in node.output if name in known and name not in outputs]
@@ -228,11 +231,11 @@ def _order_value_info(graph: GraphProto) -> None:
 
 
 def _fuse_hard_swish(graph: GraphProto) -> None:
-    """Put HardSwish in place of every HardSigmoid(x) * x of *graph*, in place; graphs inside it are left alone.
+    """Replace every HardSigmoid(x) * x of *graph* by HardSwish, in place; subgraphs are not changed.
 
-    onnxruntime spells HardSwish out so, since its CPU provider has none. QNN fuses the two nodes again when the
-    HardSigmoid has a name, and computes something else: of a model of these two nodes, outputs are up to 4.5 times too
-    large (SDK 2.51, float32 and float16). With HardSwish itself it is right.
+    onnxruntime expands HardSwish in this way, since its CPU provider does not implement it. QNN fuses the two nodes
+    again if the HardSigmoid has a name, but computes something else: outputs of a model of these two nodes are up to
+    4.5 times too large (SDK 2.51, float32 and float16). HardSwish itself is correct.
     """
     gates = {node.output[0]: node for node in graph.node if _is_gate(node)}
     readers = Counter(name for node in graph.node for name in node.input)
@@ -250,7 +253,7 @@ def _fuse_hard_swish(graph: GraphProto) -> None:
             node.CopyFrom(swish)
             fused.add(name)
             break
-    # The last first, so that the others keep their places.
+    # Delete from the end, so that indices stay valid.
     for place in reversed([place for place, node in enumerate(graph.node) if fused.intersection(node.output)]):
         del graph.node[place]
 
@@ -265,7 +268,7 @@ def _is_gate(node: NodeProto) -> bool:
 
 
 def _names_in(path: Path) -> frozenset[str]:
-    """The names of all values of the model *path*, in its subgraphs and functions too."""
+    """The names of all values of the model *path*, including those in subgraphs and functions."""
     model = read_model(path)
     names = set(_graph_names(model.graph))
     for function in model.functions:
@@ -288,11 +291,11 @@ def _node_names(nodes: tuple[onnx_graph.Node, ...]) -> Iterator[str]:
 
 
 def _rename_generated(model: ModelProto, known: frozenset[str]) -> None:
-    """Rename, in place, every value whose name is not *known*; the same model always gets the same names.
+    """Rename, in place, every value whose name is not in *known*; the same model always gets the same names.
 
-    onnxruntime's generator of names starts anew with every session and does not look at the initializers that are
-    there: a saved model with a Gemm fusion in it may fail to load at the level of fusions that sessions have by default
-    (``Attempt to replace the existing tensor``), and with it every later stage.
+    onnxruntime's name generator restarts with every session and ignores existing initializers. A saved model with a
+    Gemm fusion may then fail to load at the level of fusions that sessions have by default (``Attempt to replace the
+    existing tensor``), and every later stage fails with it.
     """
     renamed: dict[str, str] = {}
     naming = Naming(known)

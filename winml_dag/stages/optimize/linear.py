@@ -1,6 +1,6 @@
-"""Rewrites of convolutions and products of matrices.
+"""Rewrites of convolutions and matrix products.
 
-New weights are written as nodes, which constant folding then computes: nothing here holds them in memory.
+New weights are written as nodes, which constant folding then computes, so they are not held in memory here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from winml_dag.stages.optimize.rewriting import (
 
 
 def _foldable_conv(value: ir.Value) -> ir.Node | None:
-    """The Conv behind *value*, if its weights are constants and nothing else reads its result."""
+    """The Conv that produces *value*, if its weights are constants and nothing else reads its result."""
     node = value.producer()
     if node is None or node.op_type != "Conv" or node.domain or len(value.uses()) != 1 or value.is_graph_output():
         return None
@@ -40,17 +40,17 @@ def _foldable_conv(value: ir.Value) -> ir.Node | None:
 
 
 def _is_fixed(value: ir.Value) -> bool:
-    """Whether *value* is a constant, or computed from constants, which one of these rules may have inserted."""
+    """Whether *value* is a constant or computed from constants by nodes that one of these rules may have inserted."""
     node = value.producer()
     return is_constant(value) or (node is not None and all(each and _is_fixed(each) for each in node.inputs))
 
 
 def _is_by_channel(factor: ir.Value, weight: ir.Value | None) -> bool:
-    """Whether the constant *factor* is one number, or one for each output channel of the Conv with *weight*."""
+    """Whether the constant *factor* is one number, or one per output channel of the Conv with *weight*."""
     shape, weights = known_shape(factor), known_shape(weight)
     if not is_constant(factor) or shape is None or weights is None or len(shape) > len(weights):
         return False
-    channels = len(shape) - (len(weights) - 1)  # the axis of the channels, which are second in the result of a Conv
+    channels = len(shape) - (len(weights) - 1)  # the channel axis, which comes second in the result of a Conv
     return all(size == 1 or (place == channels and size == weights[0]) for place, size in enumerate(shape))
 
 
@@ -71,7 +71,7 @@ def _scaled_weight(op: RewriterContext, weight: ir.Value, scale: ir.Value) -> ir
     return made
 
 
-# What is done to a constant so that a difference becomes a sum and a quotient a product.
+# The operation on a constant that turns a difference into a sum, and a quotient into a product.
 _INVERSES = {"Sub": "Neg", "Div": "Reciprocal"}
 
 
@@ -103,10 +103,10 @@ class _Affine(Rule):
 
 
 def fold_affine_into_conv(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A product, quotient, sum or difference of a Conv with one number, or with one for each channel, goes into its
-    weights and bias.
+    """Fold a product, quotient, sum or difference of a Conv with a constant into its weights and bias.
 
-    onnxruntime's basic level takes products and sums whose constant is the second operand, and few single numbers.
+    The constant is one number, or one per channel. onnxruntime's basic level folds products and sums whose constant is
+    the second operand, and few single numbers.
     """
     commutative = [rule for name in ("Mul", "Add") for rule in _Affine.both_orders(name)]
     return Outcome(apply_rules(model, [*commutative, *(_Affine.rule(False, name) for name in _INVERSES)]))
@@ -160,8 +160,9 @@ class _BatchNormOfSum(Rule):
 
 
 def fold_batch_norm_of_sum_into_conv(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A BatchNormalization behind a Conv and an Add of something that is no constant, as in residual blocks, goes into
-    the Conv; the other summand takes its scale.
+    """Fold the BatchNormalization of a Conv plus a non-constant, as in residual blocks, into the Conv.
+
+    The other summand is multiplied by the scale.
     """
     return Outcome(apply_rules(model, _BatchNormOfSum.both_orders()))
 
@@ -192,7 +193,7 @@ class _Linear(Rule):
         if self._rank == 2:
             image = op.Reshape(x, shape_constant(op, (*shape, 1, 1)))
             return op.Reshape(op.Conv(image, kernel, bias), shape_constant(op, (shape[0], outer)))
-        # Channels go second; the other dimensions are height and width.
+        # Channels come second; the other dimensions are height and width.
         image = x if self._rank == 4 else op.Reshape(x, shape_constant(op, (*shape[:-1], 1, inner)))
         made = op.Conv(op.Transpose(image, perm=(0, 3, 1, 2)), kernel, bias)
         back = op.Transpose(made, perm=(0, 2, 3, 1))
@@ -203,8 +204,8 @@ def _linear_to_conv(rank: int, model: ir.Model, _: OptimizeTarget) -> Outcome:
     return Outcome(apply_rules(model, _Linear.both_orders(rank)))
 
 
-# MatMul and Add of a constant bias become a Conv with kernels of 1x1, which some NPUs run faster than a fully connected
-# layer. Each is for inputs of that many dimensions.
+# MatMul and Add of a constant bias become a Conv with 1x1 kernels, which some NPUs run faster than a fully connected
+# layer. Each function handles inputs of that number of dimensions.
 linear_2d_to_conv = partial(_linear_to_conv, 2)
 linear_3d_to_conv = partial(_linear_to_conv, 3)
 linear_4d_to_conv = partial(_linear_to_conv, 4)
@@ -219,7 +220,7 @@ class _LinearToGemm(Rule):
             return False
         if x.dtype != ir.DataType.FLOAT or x.shape is None or len(x.shape) < 2 or len(weight.shape) != 2:
             return False
-        # The bias of a row vector for each output: any other Add may change the shape of the product.
+        # The bias must be a row vector, one number per output: any other Add may change the shape of the product.
         return tuple(bias.shape) == (weight.shape[1],) and (len(x.shape) == 2 or static_shape(result) is not None)
 
     def rewrite(
@@ -234,12 +235,12 @@ class _LinearToGemm(Rule):
 
 
 def linear_to_gemm(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """MatMul and Add of a constant bias become Gemm, with a Reshape on both sides above two dimensions.
+    """Fuse MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions.
 
-    onnxruntime's basic level does this too, but not in attention blocks, which it keeps for a fusion that we never run,
-    nor with a free batch size. A product and its bias as one operator are quantized once: all-MiniLM-L6-v2 in w8a8 has
-    a mean cosine to float32 of 0.83 without any Gemm, 0.86 with those of the basic level, 0.87 with all. onnxscript's
-    rule is for two dimensions only and does not look at the bias.
+    onnxruntime's basic level does this too, except in attention blocks, which it keeps for a fusion that is never run
+    here, and with a free batch size. A product and its bias in one operator are quantized once: all-MiniLM-L6-v2 in
+    w8a8 has a mean cosine to float32 of 0.83 without any Gemm, 0.86 with those of the basic level, 0.87 with all.
+    onnxscript's rule covers two dimensions only and does not check the bias.
     """
     return Outcome(apply_rules(model, _LinearToGemm.both_orders()))
 
@@ -249,10 +250,10 @@ _LONGEST_DFT = 4096
 
 
 def dft_to_matmul(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A discrete Fourier transform of known length becomes products with constant matrices.
+    """Expand a discrete Fourier transform of known length into products with constant matrices.
 
-    X[k] = sum over n of x[n] (cos(2 pi k n / N) - i sin(2 pi k n / N)): for compilers that have no DFT. It takes N^2
-    steps in place of N log N, which is little for the few hundred samples of a window of speech.
+    X[k] = sum over n of x[n] (cos(2 pi k n / N) - i sin(2 pi k n / N)). For compilers without DFT. It takes N^2 steps
+    instead of N log N, which is little for a speech window of a few hundred samples.
     """
     nodes = nodes_of(model, "DFT")
     changes = sum(_expand_dft(node) for node in nodes)
@@ -261,7 +262,7 @@ def dft_to_matmul(model: ir.Model, _: OptimizeTarget) -> Outcome:
 
 
 def _dft_axis(node: ir.Node, rank: int) -> int | None:
-    """The axis counted from the front; None when it is computed."""
+    """The axis counted from the front; None if it is computed."""
     if "axis" in node.attributes:
         axis: float | None = node.attributes.get_int("axis", 1)
     elif len(node.inputs) > 2 and node.inputs[2] is not None:
@@ -291,7 +292,7 @@ def _expand_dft(node: ir.Node) -> bool:
 
 def _dft_matrices(length: int, *, one_sided: bool, inverse: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     frequencies = length // 2 + 1 if one_sided else length
-    # Angles by whole numbers: a k n / N of thousands would lose digits.
+    # Reduce the angles as integers: k n / N in the thousands would lose digits.
     turns = np.outer(np.arange(length), np.arange(frequencies)) % length
     angle = 2 * np.pi * turns / length
     scale = 1 / length if inverse else 1.0
@@ -317,7 +318,7 @@ def _transformed(
         return value if order == sorted(order) else tape.op("Transpose", [value], {"perm": order})
 
     def part(index: int) -> ir.Value:
-        """The real (0) or imaginary (1) part of *x*, the transformed axis last."""
+        """The real (0) or imaginary (1) part of *x*, with the transformed axis last."""
         bounds = [constant(tape, [each], ir.DataType.INT64) for each in (index, index + 1)]
         only = x if shape[-1] == 1 else tape.op("Slice", [x, *bounds, last])
         return turned(tape.op("Squeeze", [only, last]), to_end)

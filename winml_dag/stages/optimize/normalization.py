@@ -1,4 +1,4 @@
-"""Rewrites that make one operator of a normalization or an activation that is spelled out."""
+"""Rewrites that fuse an expanded normalization or activation into one operator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GELU_SINCE = 20
 
 
 def _stay(model: ir.Model, rules: Sequence[RewriteRule], operator: str, since: int, what: str = "") -> Outcome:
-    """No change, and how many places *rules* would change if the model had a newer opset."""
+    """An outcome without changes that reports how many sites *rules* would change if the model had a newer opset."""
     why = f"stay: the standard has {operator} since opset {since}, the model has {standard_opset(model)}"
     return Outcome(0, if_any(count_sites(model, rules), f"{what}{why}"))
 
@@ -55,7 +55,7 @@ def _standardized(op: OpsetPatternBuilder, x: Var, epsilon: Var, mean: Callable[
 
 
 def _fits_last_axis(parameter: ir.Value, x: ir.Value) -> bool:
-    """Whether *parameter* is one constant number for each element of the last axis, as scale and bias have to be."""
+    """Whether *parameter* is constant with one number per element of the last axis, as scale and bias must be."""
     if not is_constant(parameter) or parameter.shape is None or x.shape is None or len(x.shape) == 0:
         return False
     size = x.shape[-1]
@@ -83,7 +83,7 @@ class _Scaled(Rule):
 
 
 class _Biased(Rule):
-    """The Add of a bias to a LayerNormalization that has none."""
+    """The Add of a bias to a LayerNormalization without one."""
 
     def pattern(self, op: OpsetPatternBuilder, x: Var, scale: Var, bias: Var) -> Var:
         return self.last(op.Add, op.LayerNormalization(x, scale, _outputs=["normalized"]), bias)
@@ -102,11 +102,11 @@ class _Biased(Rule):
 
 
 def fuse_layer_norm(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A layer normalization over the last axis becomes LayerNormalization; below opset 17, which has none, it stays.
+    """Fuse a layer normalization over the last axis into LayerNormalization; below opset 17, which has none, it stays.
 
-    From opset 17 on onnxruntime's basic level fuses the usual form itself; this adds the one with Reciprocal, and the
-    one without bias. onnxscript's own rules do not know the axes attribute (opset 17), and take any Add after a
-    LayerNormalization for its bias, a residual connection too.
+    From opset 17 on, onnxruntime's basic level fuses the usual form itself; this adds the form with Reciprocal and the
+    one without bias. onnxscript's own rules do not support the axes attribute (opset 17), and treat any Add after a
+    LayerNormalization as its bias, even a residual connection.
     """
     opset = standard_opset(model)
     scaled = _Scaled.both_orders(opset)
@@ -116,7 +116,7 @@ def fuse_layer_norm(model: ir.Model, _: OptimizeTarget) -> Outcome:
 
 
 def _axis(mean: ir.Value, rank: int) -> int | None:
-    """The one axis, counted from the front, of the ReduceMean behind *mean*."""
+    """The single axis, counted from the front, of the ReduceMean that produces *mean*."""
     node = mean.producer()
     if node is None or not node.attributes.get_int("keepdims", 1):
         return None
@@ -128,7 +128,7 @@ def _axis(mean: ir.Value, rank: int) -> int | None:
 
 
 def _is_along(parameter: ir.Value, axis: int, shape: tuple[int, ...]) -> bool:
-    """Whether the constant *parameter* has one number for each place on *axis*, and is the same everywhere else."""
+    """Whether the constant *parameter* has one number per index of *axis*, and is constant along all other axes."""
     own = known_shape(parameter)
     if not is_constant(parameter) or own is None or len(own) > len(shape):
         return False
@@ -191,17 +191,18 @@ class _AlongAnyAxis(Rule):
 
 
 def fuse_layer_norm_of_any_axis(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A layer normalization over one axis that is not the last, as in images with their channels first, becomes
-    LayerNormalization between two Transpose; below opset 17, which has none, it stays.
+    """Fuse a layer normalization over one axis that is not the last into LayerNormalization between two Transpose.
+
+    This is the form of images with channels first. Below opset 17, which has no LayerNormalization, it stays.
     """
     biased, plain = _AlongAnyAxis.both_orders(True), _AlongAnyAxis.both_orders(False)
     if standard_opset(model) < _LAYER_NORMALIZATION_SINCE:
         return _stay(model, plain, "LayerNormalization", _LAYER_NORMALIZATION_SINCE)
-    # With bias first, in the whole graph: the product before the bias comes first in the order of nodes.
+    # First the form with bias, in the whole graph: the product before the bias comes first in node order.
     return Outcome(apply_rules(model, biased) + apply_rules(model, plain))
 
 
-# Beyond, the epsilon is no guard against a division by zero but a part of the result.
+# A larger epsilon does not just prevent a division by zero; it affects the result.
 _LARGEST_EPSILON = 1e-4
 
 
@@ -236,11 +237,11 @@ class _RootMeanSquare(Rule):
 
 
 def fuse_rms_norm(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A root mean square normalization becomes one operator.
+    """Fuse a root mean square normalization into one operator.
 
-    From opset 23 on the standard has RMSNormalization. Before, x / sqrt(mean(x^2)) is LpNormalization times the root of
-    the number of elements, without the epsilon: relative to the result a difference of epsilon / (2 mean(x^2)), 5e-7
-    for an epsilon of 1e-6 and values around 1, 1e-3 for embeddings around 0.02. A row of zeros stays one of zeros.
+    From opset 23 on, the standard has RMSNormalization. Before, x / sqrt(mean(x^2)) is LpNormalization times the root
+    of the number of elements, without the epsilon. The relative difference is epsilon / (2 mean(x^2)): 5e-7 for an
+    epsilon of 1e-6 and values around 1, 1e-3 for embeddings around 0.02. A row of zeros stays zero.
     """
     return Outcome(apply_rules(model, _RootMeanSquare.both_orders(standard_opset(model))))
 
@@ -264,7 +265,7 @@ def _tanh(op: OpsetPatternBuilder, x: Var) -> Var:
 
 
 class _Gelu(Rule):
-    """0.5 * x * (1 + f(x)), where *half* is what is multiplied by 0.5, and f is erf, or tanh if *by_tanh*."""
+    """0.5 * x * (1 + f(x)), where *half* is the factor multiplied by 0.5, and f is erf, or tanh if *by_tanh*."""
 
     def __init__(self, swapped: bool, by_tanh: bool, half: str, standard: bool) -> None:
         super().__init__(swapped)
@@ -282,7 +283,7 @@ class _Gelu(Rule):
         return self.last(op.Mul, *factors[self._half])
 
     def check(self, _context: MatchContext, x: ir.Value) -> bool:
-        return bool(x.dtype == ir.DataType.FLOAT)  # what onnxruntime's CPU kernels take
+        return bool(x.dtype == ir.DataType.FLOAT)  # the type that onnxruntime's CPU kernels support
 
     def rewrite(self, op: RewriterContext, x: ir.Value) -> ir.Value:
         if self._standard:
@@ -293,7 +294,7 @@ class _Gelu(Rule):
 
 
 def _fuse_gelu(forms: Sequence[bool], standard_only: bool, model: ir.Model, target: OptimizeTarget) -> Outcome:
-    """*forms*: with tanh, or with Erf."""
+    """*forms*: whether each form uses tanh (True) or Erf (False)."""
     standard = standard_opset(model) >= _GELU_SINCE
     rules = [
         rule
@@ -306,16 +307,16 @@ def _fuse_gelu(forms: Sequence[bool], standard_only: bool, model: ir.Model, targ
     return Outcome(apply_rules(model, rules))
 
 
-# A GELU becomes the standard's Gelu; below opset 20 an operator of com.microsoft, or none where the target takes none.
-# From opset 20 on onnxruntime's basic level fuses the usual Erf forms itself; this adds the others and the tanh form.
-# onnxscript has such rules, but only towards com.microsoft.
+# A GELU becomes the standard's Gelu. Below opset 20 it becomes an operator of com.microsoft, or stays if the target
+# supports none. From opset 20 on, onnxruntime's basic level fuses the usual Erf forms itself; this adds the others and
+# the tanh form. onnxscript has such rules only for com.microsoft.
 fuse_gelu = partial(_fuse_gelu, (False, True), False)
 fuse_tanh_gelu = partial(_fuse_gelu, (True,), False)
 fuse_erf_gelu_in_standard = partial(_fuse_gelu, (False,), True)
 
 
 def approximate_gelu(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Compute with tanh what is computed with Erf now; an operator stays in its domain."""
+    """Compute Gelu with tanh instead of Erf; an operator stays in its domain."""
     changes = 0
     for graph in model.graphs():
         for node in graph:

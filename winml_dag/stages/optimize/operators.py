@@ -1,6 +1,6 @@
-"""Rewrites of shapes and of single operators, into fewer of them or into operators that more compilers take.
+"""Rewrites of shapes and single operators into fewer operators, or into ones that more compilers support.
 
-Each is exact, but for the cubic Resize, which says so.
+Each is exact except the cubic Resize, whose docstring says so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _ReshapeChain(RewriteRuleClassBase):  # type: ignore[misc]
         self._last = last
 
     def pattern(self, op: OpsetPatternBuilder, x: Var) -> Var:
-        # The second input is a shape or axes; Flatten has none, nor had Squeeze and Unsqueeze before opset 13.
+        # The second input is a shape or axes; Flatten has none, nor do Squeeze and Unsqueeze before opset 13.
         first = OrValue([getattr(op, name)(x, _allow_other_inputs=True) for name in _RESHAPES])
         return getattr(op, self._last)(first, _allow_other_inputs=True, _outputs=["result"])
 
@@ -52,9 +52,9 @@ class _ReshapeChain(RewriteRuleClassBase):  # type: ignore[misc]
 
 
 def merge_reshapes(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A chain of Reshape, Flatten, Squeeze and Unsqueeze becomes one Reshape to the last shape.
+    """Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape to the last shape.
 
-    onnxruntime's basic level merges Reshape, Squeeze and Unsqueeze when all shapes are known; this adds Flatten and
+    onnxruntime's basic level merges Reshape, Squeeze and Unsqueeze if all shapes are known; this adds Flatten, and
     shapes with one unknown dimension (a free batch size). Chains whose inner values have other readers stay.
     """
     return Outcome(apply_rules(model, [_ReshapeChain.rule(last) for last in _RESHAPES]))
@@ -89,10 +89,10 @@ def _order(turned: ir.Value, rank: int) -> tuple[int, ...]:
 
 
 def lower_rank_of_transpose(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Reshape, Transpose and Reshape with fewer axes, where some of them stay together.
+    """Lower the rank of a Reshape, Transpose and Reshape in which some axes stay together.
 
-    Windows of an image are cut out in six dimensions, ``(1, 8, 7, 8, 7, 96)``; compilers for NPUs take four or five.
-    Axes that are neighbours before and after the Transpose count as one, and those of size 1 not at all.
+    Windows of an image are cut out in six dimensions, ``(1, 8, 7, 8, 7, 96)``; compilers for NPUs support four or five.
+    Axes that are adjacent before and after the Transpose count as one, and axes of size 1 do not count.
     """
     return Outcome(apply_rules(model, [_ReshapeTransposeReshape.rule()]))
 
@@ -101,9 +101,9 @@ _SLICE_BOUNDS_ARE_INPUTS_SINCE = 10
 
 
 def split_to_slices(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A Split with known sizes becomes one Slice for each of its parts that has a reader.
+    """Replace a Split with known sizes by one Slice for each output that has a reader.
 
-    For compilers that take Slice where they take no Split, or no Split of unequal parts.
+    For compilers that support Slice but not Split, or no Split into unequal sizes.
     """
     opset, nodes = standard_opset(model), nodes_of(model, "Split")
     if opset < _SLICE_BOUNDS_ARE_INPUTS_SINCE:
@@ -136,15 +136,15 @@ def _split_sizes(node: ir.Node, axis: int) -> list[int] | None:
     if shape is None:
         return None
     parts, whole = len(node.outputs), shape[axis]
-    size = -(-whole // parts)  # the last part is the smaller one
+    size = -(-whole // parts)  # the last output is smaller
     return [*[size] * (parts - 1), whole - size * (parts - 1)]
 
 
 def remove_slices_of_concat(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A Slice that takes just one part of a Concat becomes that part.
+    """Replace a Slice that selects exactly one input of a Concat by that input.
 
-    onnxruntime has a transformer of this name for three particular nodes of one model. The Concat goes with the next
-    pass of onnxruntime, when it has no reader any more.
+    onnxruntime has a transformer of this name for three particular nodes of one model. Once the Concat has no reader,
+    the next pass of onnxruntime removes it.
     """
     return Outcome(sum(_take_the_part(node) for node in nodes_of(model, "Slice")))
 
@@ -174,7 +174,7 @@ def _take_the_part(node: ir.Node) -> bool:
 
 
 def _slice_bounds(node: ir.Node) -> tuple[int, int, int, int] | None:
-    """Start, end, axis and step of a Slice along one axis; None where they are computed, or are attributes."""
+    """Start, end, axis and step of a Slice along one axis; None if they are computed, or are attributes."""
     given: list[int | None] = []
     for value in node.inputs[1:]:
         found = numbers(value)
@@ -195,7 +195,7 @@ class _ScaledExp(Rule):
         factor = numbers(scale)
         if factor is None or factor.size != 1 or not is_constant(bias) or is_constant(x) or bias.shape is None:
             return False
-        # A factor of more dimensions than the bias would give the sum another shape.
+        # A factor with more dimensions than the bias would change the shape of the sum.
         return bool(np.isfinite(factor).all() and (factor > 0).all() and factor.ndim <= len(bias.shape))
 
     def rewrite(self, op: RewriterContext, x: ir.Value, bias: ir.Value, scale: ir.Value) -> ir.Value | None:
@@ -207,15 +207,15 @@ class _ScaledExp(Rule):
 
 
 def fold_scale_into_exp(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """``c * exp(x + b)`` becomes ``exp(x + (b + log c))`` for a constant b and a c above 0.
+    """Rewrite ``c * exp(x + b)`` as ``exp(x + (b + log c))`` for a constant b and a positive c.
 
-    Without a constant that is added already there is nothing to gain: a Mul would become an Add.
+    Without an existing Add of a constant nothing is gained: a Mul would become an Add.
     """
     return Outcome(apply_rules(model, _ScaledExp.both_orders()))
 
 
 def prelu_to_relu(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A PRelu with constant slope becomes Relu(x) - slope * Relu(-x)."""
+    """Replace a PRelu with constant slope by Relu(x) - slope * Relu(-x)."""
     return Outcome(sum(_expand_prelu(node) for node in nodes_of(model, "PRelu")))
 
 
@@ -230,12 +230,12 @@ def _expand_prelu(node: ir.Node) -> bool:
     return True
 
 
-# Above, following every element of a GatherND would take longer than it saves.
+# Above this size, checking every element of a GatherND costs more than it saves.
 _LARGEST_TABLE = 4_000_000
 
 
 def gather_nd_to_reshape(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """A GatherND that takes everything in order becomes a Reshape."""
+    """Replace a GatherND that takes all elements in order by a Reshape."""
     return Outcome(sum(_reshape_instead(node) for node in nodes_of(model, "GatherND")))
 
 
@@ -258,7 +258,7 @@ _EMPTY_MAY_BE_LEFT_OUT_SINCE = 13
 
 
 def omit_empty_resize_inputs(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Leave out the empty roi and scales of a Resize."""
+    """Omit the empty roi and scales of a Resize."""
     changes = 0
     opset, nodes = standard_opset(model), nodes_of(model, "Resize")
     if opset < _EMPTY_MAY_BE_LEFT_OUT_SINCE:
@@ -273,7 +273,7 @@ def omit_empty_resize_inputs(model: ir.Model, _: OptimizeTarget) -> Outcome:
 
 
 def asymmetric_resize(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Use asymmetric coordinates in a Resize to nearest by whole numbers, where both are the same."""
+    """Use asymmetric coordinates in a nearest Resize by integer factors, where the result is the same."""
     changes = 0
     for node in nodes_of(model, "Resize"):
         attributes = node.attributes
@@ -287,14 +287,14 @@ def asymmetric_resize(model: ir.Model, _: OptimizeTarget) -> Outcome:
 
 
 def _grows_by_whole_numbers(node: ir.Node) -> bool:
-    """floor((i + 0.5) / s) is floor(i / s) for every whole s."""
+    """Whether the Resize scales by integers: floor((i + 0.5) / s) is floor(i / s) for every integer s."""
     before, after = known_shape(node.inputs[0]), known_shape(node.outputs[0])
     if before is None or after is None or not all(b and a % b == 0 for b, a in zip(before, after, strict=True)):
         return False
     scales = node.inputs[2] if len(node.inputs) > 2 else None
     if scales is None or known_shape(scales) == (0,):
         return True
-    # A size may be whole where its scale is not: 3 by 2.3 is 6, in steps of 2.3.
+    # A size may be an integer where its scale is not: 3 by 2.3 is 6, in steps of 2.3.
     factors = numbers(scales)
     return factors is not None and bool((factors % 1 == 0).all())
 

@@ -1,7 +1,7 @@
-"""What a rewrite is, and what all of them need: rules that hold in either order, constants, shapes.
+"""The definition of a rewrite, and shared helpers: rules for either operand order, constants, shapes.
 
-The rewrites are in the modules beside this one, by what they are about: :mod:`.attention`, :mod:`.normalization`
-(with activations), :mod:`.linear` and :mod:`.operators`. The catalog names the function of each
+The rewrites are in the other modules of this package, by subject: :mod:`.attention`, :mod:`.normalization` (with
+activations), :mod:`.linear` and :mod:`.operators`. The catalog names the function of each
 (:mod:`winml_dag.recipe.capabilities`).
 """
 
@@ -25,7 +25,7 @@ from winml_dag.stages.optimize import OptimizeTarget
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rewrite did: how many places it changed, and in words what it had to leave as it was."""
+    """The result of a rewrite: how many sites it changed, and a text on what it left unchanged."""
 
     changes: int
     left: str = ""
@@ -33,7 +33,7 @@ class Outcome:
 
 Operand: TypeAlias = Var | float
 
-# Changes the model in place. With 0 changes it has not touched it: the file will be the same bytes as without it.
+# Changes the model in place. With 0 changes it must leave the model untouched: the file stays byte for byte the same.
 Rewrite = Callable[[ir.Model, OptimizeTarget], Outcome]
 
 
@@ -44,7 +44,7 @@ def rewrite_file(source: Path, destination: Path, names: Sequence[str], target: 
     if any(outcome.changes for outcome in outcomes):
         # onnxruntime keeps nodes whose results have no reader.
         RemoveUnusedNodesPass()(model)
-        # The untouched weights stay where they are, in the data file of the source.
+        # Unchanged weights stay in the data file of the source.
         ir.save(model, destination)
     return outcomes
 
@@ -57,9 +57,9 @@ def rewrite_named(name: str) -> Rewrite:
 
 
 class Rule(RewriteRuleClassBase):  # type: ignore[misc]
-    """A rule whose pattern ends in an operator that takes its two operands in either order.
+    """A rule whose pattern ends in an operator that accepts its two operands in either order.
 
-    The last operator of a pattern cannot be an alternative, so there is one rule for each order. Inside a pattern,
+    The last operator of a pattern cannot be an alternative, so there is one rule per order. Inside a pattern,
     :func:`either` does the same. (The rewriter's own ``commute`` fails on patterns with alternatives, and would make
     2^n patterns of n operators.)
     """
@@ -73,42 +73,42 @@ class Rule(RewriteRuleClassBase):  # type: ignore[misc]
         return [cls.rule(swapped, *arguments) for swapped in (False, True)]
 
     def last(self, operator: Callable[..., Var], one: Operand, other: Operand, **options: object) -> Var:
-        """The last operator of the pattern, its operands in the order of this rule."""
+        """The last operator of the pattern, with its operands in the order of this rule."""
         return operator(other, one, **options) if self._swapped else operator(one, other, **options)
 
 
 def either(operator: Callable[[Operand, Operand], Var], one: Operand, other: Operand) -> Var:
-    """A pattern of an Add or Mul inside another pattern, its operands in either order."""
+    """A pattern of an Add or Mul inside another pattern, with its operands in either order."""
     return OrValue([operator(one, other), operator(other, one)])
 
 
 def if_any(count: int, text: str) -> str:
-    """``<count> <text>``, or nothing when there is none."""
+    """``<count> <text>``, or an empty text if *count* is 0."""
     return f"{count} {text}" if count else ""
 
 
 def apply_rules(model: ir.Model, rules: Sequence[RewriteRule]) -> int:
-    """Apply *rules* node by node; the number of places changed."""
+    """Apply *rules* node by node; return the number of sites changed."""
     return int(RewriteRuleSet(rules).apply_to_model(model))
 
 
 def count_sites(model: ir.Model, rules: Sequence[RewriteRule]) -> int:
-    """In how many places *rules* would apply."""
+    """The number of sites at which *rules* would apply."""
     return sum(any(rule.match(model, graph, node) for rule in rules) for graph in model.graphs() for node in graph)
 
 
 def standard_opset(model: ir.Model) -> int:
-    """The version of the ONNX standard that the model is written in."""
+    """The version of the ONNX standard that the model uses."""
     return int(model.opset_imports.get("", 1))
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether nobody can feed another value: older models list their initializers among the inputs, too."""
+    """Whether *value* is fixed. An initializer that is also a graph input, as in older models, can be overridden."""
     return value is not None and value.const_value is not None and not value.is_graph_input()
 
 
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:
-    """The shape as Reshape takes it: one dimension may be unknown (-1). None with more of them, or an empty one."""
+    """The shape in the form that Reshape takes, with at most one unknown dimension (-1); None if there is none."""
     if value.shape is None:
         return None
     dims = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
@@ -116,17 +116,17 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
 
 
 def shape_constant(op: RewriterContext, shape: tuple[int, ...] | None) -> ir.Value:
-    """*shape* as a new constant of the graph: a node and not an initializer, whose name might be taken already."""
+    """*shape* as a new constant of the graph. It is a node, since the name of an initializer might be taken."""
     return op.Constant(value=ir.tensor(shape, dtype=ir.DataType.INT64))
 
 
 def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
-    """All nodes of one operator of the standard, in subgraphs too; a list, since the caller changes the graph."""
+    """All nodes of one standard operator, including those in subgraphs; a list, since the caller changes the graph."""
     return [node for graph in model.graphs() for node in graph if node.op_type == op_type and not node.domain]
 
 
 def replace_node(node: ir.Node, tape: ir.tape.Tape, values: Sequence[ir.Value]) -> None:
-    """Put the nodes of *tape* in the place of *node*, whose outputs become *values*, name by name."""
+    """Replace *node* by the nodes of *tape*; its outputs become *values*, name by name."""
     graph = node.graph
     assert graph is not None
     ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, values)
@@ -138,22 +138,23 @@ def constant(tape: ir.tape.Tape, values: object, dtype: ir.DataType) -> ir.Value
 
 
 def keeps_rank(context: MatchContext, x: ir.Value) -> bool:
-    """Whether what a pattern gives has as many dimensions as *x*, as far as that is known: a constant of one number may
-    have more of them, and would give them to the result.
+    """Whether the output of a pattern has as many dimensions as *x*, as far as known.
+
+    A constant of one number may have more dimensions, which the result would get too.
     """
     result = context.output_values[0].shape
     return x.shape is None or result is None or len(x.shape) == len(result)
 
 
 def known_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape where all of it is known."""
+    """The shape, if all dimensions are known."""
     if value is None or value.shape is None or not value.shape.is_static():
         return None
     return tuple(int(dim) for dim in value.shape)
 
 
 def numbers(value: ir.Value | None) -> NDArray[Any] | None:
-    """The numbers of a constant, which are read from its file; None for anything else."""
+    """The numbers of a constant, read from its file; None for anything else."""
     if value is None or not is_constant(value) or value.const_value is None:
         return None
     found: NDArray[Any] = value.const_value.numpy()
@@ -161,6 +162,6 @@ def numbers(value: ir.Value | None) -> NDArray[Any] | None:
 
 
 def number(value: ir.Value | None) -> float | None:
-    """The number of a constant that has just one; None for anything else."""
+    """The number of a constant with exactly one; None for anything else."""
     found = numbers(value)
     return None if found is None or found.size != 1 else found.item()

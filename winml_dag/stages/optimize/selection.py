@@ -1,6 +1,6 @@
-"""What a choice of capabilities comes to: aliases resolved, needed ones added, contradictions reported.
+"""How a choice of capabilities resolves: aliases, capabilities that others need, contradictions.
 
-Plans use it too, so it imports nothing heavy: two recipes that come to the same selection have the same key.
+Planning uses it too, so it imports nothing heavy. Two recipes that resolve to the same selection have the same key.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from winml_dag.errors import RecipeError
 from winml_dag.recipe.capabilities import CATALOG
 
 WHOLE = "ort_graph_optimization"
-# Transformers of the portable level that have no capability of their own; onnxruntime ignores names that it does not
-# know. ConstantFolding has a capability, which is separate from the level as a whole.
+# Transformers of the portable level without a capability of their own; onnxruntime ignores unknown names.
+# ConstantFolding has a capability, which is separate from the level as a whole.
 _NAMELESS = frozenset(
     {
         "CastChainElimination",
@@ -34,14 +34,16 @@ _NAMELESS = frozenset(
     }
 )
 
-# All transformers of the portable level.
 PORTABLE = _NAMELESS.union(*(each.portable for each in CATALOG.values()))
 
 
 @dataclass(frozen=True)
 class Selection:
-    """``on`` and ``off``: the capabilities that are switched, aliases resolved, in the order of the catalog; ``on``
-    includes those that others need.
+    """The resolved capabilities.
+
+    Attributes:
+        on: capabilities that are switched on, in the order of the catalog, including those that others need.
+        off: capabilities that are switched off, in the order of the catalog.
     """
 
     on: tuple[str, ...] = ()
@@ -49,7 +51,7 @@ class Selection:
 
     @property
     def without(self) -> frozenset[str]:
-        """Transformers of the portable level that are not to run."""
+        """Transformers of the portable level to disable."""
         taken = {name for each in self.off for name in CATALOG[each].portable}
         if WHOLE in self.off:
             kept = {name for each in self.on for name in CATALOG[each].portable} | set(
@@ -60,7 +62,7 @@ class Selection:
 
     @property
     def waiting(self) -> frozenset[str]:
-        """Transformers of the portable level that come after the capabilities."""
+        """Transformers of the portable level that run after the capabilities."""
         return frozenset(name for each in self.on for name in CATALOG[each].waits)
 
     @property
@@ -68,17 +70,17 @@ class Selection:
         return any(CATALOG[name].form_depends_on_domain for name in self.on)
 
     def essential(self) -> dict[str, bool]:
-        """The switches that make a difference: the same for all choices with the same effect."""
+        """The switches that have an effect: the same for all choices with the same effect."""
         switched_off = WHOLE in self.off
         on = {name: True for name in self.on if switched_off or not CATALOG[name].default}
         return {**on, **{name: False for name in self.off if name == WHOLE or CATALOG[name].portable}}
 
 
 def select(wanted: Mapping[str, bool]) -> Selection:
-    """What *wanted*, capabilities by name, comes to.
+    """Resolve *wanted*, which switches capabilities by name.
 
     Raises:
-        RecipeError: for a name that is none, or for capabilities that contradict each other.
+        RecipeError: a name is unknown, or capabilities contradict each other.
     """
     problems = [*_unknown(wanted), *_named_twice(wanted)]
     if not problems:

@@ -1,7 +1,7 @@
 """perf: how long a model takes to load and to run on its target, and how much memory it needs.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.perf.measurement`. A measurement is of one host, so what
-tells hosts apart is part of its config, and with it of its key.
+This is the declaration; the work is in :mod:`winml_dag.stages.perf.measurement`. A measurement is of one host, so the
+properties that distinguish hosts are part of its config and of its key.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class PerfFields:
     """How to measure.
 
     Attributes:
-        warmup: inferences that are run before, and not counted.
-        iterations: inferences that are measured; None where ``duration`` says when to end.
-        duration: seconds after which measuring ends, with the inference that runs then.
-        threads: of one operator; None leaves it to onnxruntime, which takes the number of cores.
-        batch_size: samples in one inference: how many to give a model that takes any number, and what the first axis of
-            one is whose inputs are fixed; None for one.
-        sizes: of axes that the model leaves open, by their names; for random inputs, and 1 where nothing is said.
-        seed: of random inputs, which are used when there is no ``data`` input; None when there is.
+        warmup: inferences that run before the measured ones.
+        iterations: inferences that are measured; None if ``duration`` is given.
+        duration: seconds after which measuring ends, with the inference that is running then.
+        threads: of one operator; None uses onnxruntime's default, the number of cores.
+        batch_size: samples in one inference: how many to give to a model that takes any number, or the size of the
+            first axis of a model with fixed inputs; None for one.
+        sizes: of axes that the model leaves open, by name; for random inputs, and 1 by default.
+        seed: of random inputs, which are used if there is no ``data`` input; None if there is.
         loads: processes that load the model, each for the first time.
     """
 
@@ -45,7 +45,7 @@ class PerfFields:
 
 @dataclass(frozen=True)
 class PerfConfig:
-    """``host``: what tells this host from others, by name."""
+    """``host``: the properties that distinguish this host from others, by name."""
 
     perf: PerfFields
     target: RunTarget
@@ -64,18 +64,18 @@ PERF = Stage(
     },
     outputs={"report": kinds.PERFORMANCE},
     packages=("onnxruntime", "numpy"),
-    alone=True,  # whatever runs beside it would be measured too
+    alone=True,  # a concurrent process would be measured too
 )
 
 
 @dataclass(frozen=True)
 class HistogramConfig:
-    """``title``: what was measured, in a few words."""
+    """``title``: a short description of what was measured."""
 
     title: str
 
 
-# A stage of its own: what draws has no part in the key of a measurement, which would be made anew for it.
+# A separate stage: the drawing code has no part in the key of a measurement, which would otherwise be repeated for it.
 HISTOGRAM = Stage(
     name="histogram",
     version=1,

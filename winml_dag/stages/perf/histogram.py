@@ -1,6 +1,6 @@
-"""The latencies of a measurement as a picture: how often which, and in which order they came.
+"""Draw the latencies of a measurement: their distribution, and their order.
 
-The same figures give the same bytes with one version of matplotlib: its own fonts, no user's style, no date.
+The same numbers result in the same bytes with one version of matplotlib: bundled fonts, no user style, no date.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Before the import: what matplotlib finds out about fonts stays in the stage's own folder.
+# Before the import: matplotlib's font cache stays in the stage's own folder.
 os.environ["MPLCONFIGDIR"] = str(Path("matplotlib").absolute())
 
 from matplotlib.axes import Axes
@@ -32,12 +32,12 @@ from winml_dag.store.quantities import counted
 _BAR, _DOT = "#56b4e9", "#0072b2"
 _LINES = {50: "#009e73", 90: "#e69f00", 99: "#d55e00"}
 _MOST_BINS = 60
-# So much beyond p99 is shown: one inference that took ten times as long would press all others into one bar.
+# The range shown beyond p99: one inference that took ten times as long would compress all others into one bar.
 _ROOM = 0.5
 
 
 def run(config: HistogramConfig, workspace: Workspace) -> JsonObject:
-    """Draw what ``report`` has as ``histogram.png``."""
+    """Draw ``report`` as ``histogram.png``."""
     report = json.loads(workspace.input_file("report", ".json").read_text(encoding="utf-8"))
     draw(report, config.title, workspace.outputs["picture"] / PICTURE_FILE)
     return {}
@@ -90,7 +90,7 @@ def _draw_counts(axes: Axes, each: Sequence[float], figures: Any) -> None:
     axes.set_xlabel("latency of one inference, ms")
     axes.set_ylabel("inferences")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    # Above the axes, where no bar is.
+    # Above the axes, where there are no bars.
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False, fontsize=9)
 
 

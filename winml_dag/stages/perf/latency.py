@@ -1,4 +1,4 @@
-"""How long one inference takes: the loop that measures, and what is told of its figures."""
+"""Measure how long one inference takes, and summarize the results."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ PERCENTILE_DEFINITION = "nearest rank: the smallest measured value that at least
 
 _NS = 1_000_000_000
 NS_PER_MS = 1_000_000
-# Telling costs about as much as running the smallest models, so it is done now and then.
+# Reporting progress costs about as much as running the smallest models, so it is done only at this interval.
 _NS_BETWEEN_TELLING = _NS // 2
 _CLOCK_READINGS = 1000
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """Nanoseconds of each inference in the order in which they ran, and of all together, what lies between included.
+    """Nanoseconds of each inference in order, and of all together including the time between them.
 
-    ``waited_share``: what part of all that a thread waited for a processor; None where the system does not tell.
+    ``waited_share``: the fraction of the total that a thread waited for a processor; None if the system does not report
+    it.
     """
 
     each: tuple[int, ...]
@@ -37,7 +38,7 @@ class Latencies:
 
 
 def measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell = tell_nobody) -> Latencies:
-    """Call *infer* with 0, 1, 2 ... to warm up, then as often or as long as *fields* say, with the clock at hand."""
+    """Call *infer* with 0, 1, 2 ... to warm up, then measure it as often or as long as *fields* require."""
     for index in range(fields.warmup):
         progress(index, fields.warmup, "warm-up inferences")
         infer(index)
@@ -49,7 +50,7 @@ def _measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell)
     limit = math.inf if fields.duration is None else fields.duration * _NS
     most = math.inf if fields.iterations is None else fields.iterations
     each: list[int] = []
-    # Python's own collector would stop one inference or another for something that is none of the model's.
+    # Python's garbage collector would interrupt some inferences for reasons unrelated to the model.
     was_enabled = gc.isenabled()
     gc.disable()
     waited = waited_ns()
@@ -73,12 +74,12 @@ def _measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell)
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """Of values in ascending order, one that was measured: see PERCENTILE_DEFINITION."""
+    """Return one of the measured values, which are in ascending order: see PERCENTILE_DEFINITION."""
     return ordered[math.ceil(percent * len(ordered) / 100) - 1]
 
 
 def latency_json(latencies: Latencies) -> JsonObject:
-    """What is told of *latencies*, in milliseconds. ``std`` is of these inferences, and no estimate of others'."""
+    """Summarize *latencies*, in milliseconds. ``std`` is of these inferences, not an estimate for others."""
     ordered = sorted(latencies.each)
     mean = sum(ordered) / len(ordered)
     deviation = math.sqrt(sum((value - mean) ** 2 for value in ordered) / len(ordered))
@@ -92,13 +93,13 @@ def latency_json(latencies: Latencies) -> JsonObject:
 
 
 def throughput_json(latencies: Latencies, batch_size: int) -> JsonObject:
-    """One inference after the other; the time between them counts too."""
+    """Return the throughput of sequential inferences; the time between them counts too."""
     per_second = len(latencies.each) * _NS / max(latencies.together, 1)
     return {"inferences_per_second": per_second, "samples_per_second": per_second * batch_size}
 
 
 def clock_resolution_ns() -> int:
-    """The smallest step that the clock was seen to make."""
+    """Return the smallest step observed of the clock."""
     clock = time.perf_counter_ns
     readings = [clock() for _ in range(_CLOCK_READINGS)]
     steps = [later - earlier for earlier, later in pairwise(readings) if later > earlier]

@@ -1,6 +1,6 @@
-"""Loading a model for the first time in a process: what an application waits for when it starts.
+"""Load a model for the first time in a process, as an application does when it starts.
 
-A second load in one process finds libraries and drivers loaded already, so each figure comes from a fresh process.
+A second load in one process finds libraries and drivers already loaded, so each measurement uses a fresh process.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     import onnxruntime
 
 
-# How long the threads of this process have waited for a processor: what other programs took from a measurement.
+# Measures how long the threads of this process waited for a processor: the time that other programs took.
 #
-# The load average would not tell: it counts what we ran ourselves a moment ago.
+# The load average is not suitable: it includes what this program ran a moment ago.
 
 _THREADS = Path("/proc/self/task")
 
 
 def waited_ns() -> Mapping[str, int]:
-    """By thread, since it began. Empty where the system does not tell, which only Linux does."""
+    """Return the waiting time by thread, since it started; empty on systems other than Linux."""
     found = {}
     with suppress(OSError):
         for thread in _THREADS.iterdir():
@@ -44,19 +44,20 @@ def waited_ns() -> Mapping[str, int]:
 
 
 def waited_share(before: Mapping[str, int], after: Mapping[str, int], passed_ns: int) -> float | None:
-    """What part of the time *passed_ns* the thread that waited longest has waited: those that work together end
-    together. None where the system does not tell.
+    """Return the fraction of *passed_ns* that the longest-waiting thread waited; None if the system does not report it.
+
+    The longest counts because threads that work together end together.
     """
     waited = [ns - before.get(thread, 0) for thread, ns in after.items()]
     return min(1.0, max(waited) / max(passed_ns, 1)) if waited else None
 
 
-# A fresh Python beside a worker, in the same environment: for stages that need several processes.
+# A fresh Python next to a worker, in the same environment: for stages that need several processes.
 #
-# It belongs to the process group of the worker, and is ended with it.
+# It belongs to the process group of the worker, and ends with it.
 
 
-# How the package is found must be the same in every environment, also where the search path does not lead to it.
+# The package must be found in the same way in every environment, even if the search path does not include it.
 _RUN = """
 import runpy, sys
 runpy.run_path(sys.argv[1])["take_package_from"](sys.argv[2])
@@ -66,14 +67,14 @@ importlib.import_module(sys.argv[3]).main(*sys.argv[4:])
 
 
 def fresh_python(module: str, *arguments: str) -> list[str]:
-    """The command that calls ``main(*arguments)`` of *module*, one of this package's."""
+    """Return the command that calls ``main(*arguments)`` of *module*, which is in this package."""
     finder = Path(elsewhere.__file__)
     return [sys.executable, "-P", "-c", _RUN, str(finder), str(finder.resolve().parents[1]), module, *arguments]
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model, where it is to run, and how; ``compiled``: whether it is compiled for that."""
+    """A model, and where and how to run it; ``compiled``: whether it is compiled for that target."""
 
     path: Path
     target: Target
@@ -84,8 +85,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Load:
-    """What one load took, in seconds: importing onnxruntime, registering the execution provider, and what is called the
-    load, making a session of the model. ``waited_share``: what part of that it waited for a processor.
+    """Times of one load, in seconds: to import onnxruntime, to register the provider, and to create the session.
+
+    Only the last is called the load (``seconds``). ``waited_share``: the fraction of it spent waiting for a processor.
     """
 
     import_seconds: float
@@ -100,7 +102,7 @@ def load(model: Model) -> tuple[onnxruntime.InferenceSession, Load]:
     """Load *model* in this process, which should not have imported onnxruntime yet.
 
     Raises:
-        StageError: when it does not load on its target.
+        StageError: it does not load on its target.
     """
     began = time.perf_counter()
     import onnxruntime  # noqa: F401 - its import is what is measured
@@ -120,10 +122,10 @@ def load(model: Model) -> tuple[onnxruntime.InferenceSession, Load]:
 
 
 def load_in_fresh_process(model: Model) -> Load:
-    """Load *model* in a process of its own, which ends then.
+    """Load *model* in a separate process, which then ends.
 
     Raises:
-        StageError: when it does not load there, or its process ends in another way.
+        StageError: it does not load there, or its process ends in another way.
     """
     request = {
         "path": str(model.path),
@@ -150,7 +152,7 @@ def load_in_fresh_process(model: Model) -> Load:
 
 
 def main(request: str, answer: str) -> None:
-    """What the fresh process does; it leaves the answer in a file, since native libraries print at will."""
+    """Entry point of the fresh process; writes the answer to a file, because native libraries print to stdout."""
     import os
 
     given = json.loads(request)
@@ -165,5 +167,5 @@ def main(request: str, answer: str) -> None:
     Path(answer).write_text(json.dumps(told), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not an ordinary end: native libraries have been seen to hang or crash in their exit handlers.
+    # Skip exit handlers: those of native libraries may hang or crash.
     os._exit(0)

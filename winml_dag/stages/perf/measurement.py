@@ -1,6 +1,6 @@
 """The work of the perf stage: loads in fresh processes first, then inferences in this one.
 
-All figures are of one process at a time; nothing of ours runs beside it.
+Only one process is measured at a time, and no other process of winml_dag runs.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from winml_dag.stages.samples.samples import Feed
 
 
-# The inputs that a model is measured on, made before anything is measured, each of as many samples as a batch has.
+# The inputs for a measurement are created before it starts, each with as many samples as a batch has.
 
 
-# Those of more would fill memory.
+# More would fill memory.
 MOST_FEEDS = 32
 
 
 def make_feeds(inputs: Sequence[InputSpec], fields: PerfFields, workspace: Workspace) -> list[Feed]:
-    """Of the stage's input ``data`` as many as there are, at most MOST_FEEDS; without it a random one.
+    """Return the feeds of the stage's input ``data``, at most MOST_FEEDS; without it a random one.
 
     Raises:
-        StageError: for data that does not fit the model's inputs.
+        StageError: the data does not fit the model's inputs.
     """
     batch = (fields.batch_size or 1) if takes_any_batch(inputs) else 1
     if workspace.has("data"):
@@ -63,20 +63,21 @@ def make_feeds(inputs: Sequence[InputSpec], fields: PerfFields, workspace: Works
 
 
 def of_size(spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
-    """*spec* with *sizes* for the axes of these names; the first axis is the batch's."""
+    """Return *spec* with *sizes* for the axes of these names; the first axis is the batch's."""
     later = (sizes.get(size, size) if isinstance(size, str) else size for size in spec.shape[1:])
     return replace(spec, shape=(*spec.shape[:1], *later))
 
 
 def in_batches(samples: Sequence[Feed], size: int) -> list[Feed]:
-    """*samples* put together, *size* at a time. Fewer than a batch has are used more than once; those that are left
-    over are not used.
+    """Combine *samples* to batches of *size*.
+
+    If there are fewer than one batch has, they are repeated; remaining samples are not used.
     """
     if size == 1:
         return list(samples)
     count = max(1, len(samples) // size)
     rows = [[samples[(first + at) % len(samples)] for at in range(size)] for first in range(0, count * size, size)]
-    # A single number is for all samples at once.
+    # A scalar applies to all samples at once.
     return [
         {name: np.concatenate([one[name] for one in row]) if first.ndim else first for name, first in row[0].items()}
         for row in rows
@@ -84,15 +85,15 @@ def in_batches(samples: Sequence[Feed], size: int) -> list[Feed]:
 
 
 def takes_any_batch(inputs: Sequence[InputSpec]) -> bool:
-    """Whether an input leaves its first axis open."""
+    """Return whether an input leaves its first axis open."""
     return any(isinstance(spec.shape[0], str) for spec in inputs if spec.shape)
 
 
 def batch_size_of(inputs: Sequence[InputSpec], feed: Feed, given: int | None) -> int:
-    """How many samples one inference is of: the size in *feed* of the first axis where that is a batch, else 1.
+    """Return how many samples one inference has: the size in *feed* of the first axis if that is a batch, else 1.
 
-    It is a batch where it has the size that was *given* as one, where all *inputs* leave it open under one name, and
-    where an open one is called so. A fixed first axis alone tells nothing: it may be the 80 bands of a spectrogram.
+    It is a batch if it has the size that was *given*, if all *inputs* leave it open under one name, or if an open one
+    is called batch. A fixed first axis alone is ambiguous: it may be the 80 bands of a spectrogram.
     """
     if given is not None and inputs and all(array.shape[:1] == (given,) for array in feed.values()):
         return given
@@ -108,7 +109,7 @@ def batch_size_of(inputs: Sequence[InputSpec], feed: Feed, given: int | None) ->
 
 @dataclass(frozen=True)
 class _Found:
-    """What was measured: loads in fresh processes, then all else in this one."""
+    """What was measured: loads in fresh processes, then the rest in this one."""
 
     loads: Sequence[Load]
     baseline_loads: Sequence[Load]
@@ -120,10 +121,10 @@ class _Found:
 
 
 def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
-    """Measure ``model``, and how long ``baseline`` takes to load; write ``perf.json``, which also has every inference.
+    """Measure ``model``, and the load time of ``baseline``; write ``perf.json``, which also lists every inference.
 
     Raises:
-        StageError: when a model does not load or run on its target, or data does not fit its inputs.
+        StageError: a model does not load or run on its target, or data does not fit its inputs.
     """
     target = config.target.resolve()
     model = _model(workspace, "model", target, config)
@@ -156,7 +157,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "seed": config.perf.seed,
         "waited_share": found.latencies.waited_share,
         "notices": [
-            # Of an emulator's latencies there is nothing more to know.
+            # Nothing else is relevant about an emulator's latencies.
             *([EMULATED] if is_emulated(target) else of_latencies(found.latencies)),
             *(of_open_sizes(inputs, config.perf.sizes) if is_random else ()),
         ],
@@ -201,7 +202,7 @@ def _model(workspace: Workspace, slot: str, target: Target, config: PerfConfig) 
 def _load_in_turn(
     model: Model, baseline: Model | None, times: int, progress: Tell
 ) -> tuple[Sequence[Load], Sequence[Load]]:
-    """Loads of both, one after the other: were all of one before all of the other, one would have the quieter time."""
+    """Load both models alternately, so that neither has the quieter period for itself."""
     models = [model] if baseline is None else [model, baseline]
     loads: list[list[Load]] = [[] for _ in models]
     for done in range(times):
@@ -228,7 +229,7 @@ def _baseline_json(loads: Sequence[Load], baseline: Sequence[Load]) -> JsonObjec
 
 
 def _first_inference(session: onnxruntime.InferenceSession, feed: Feed) -> float:
-    """Milliseconds of the first inference after loading, which tells whether the model runs at all."""
+    """Return milliseconds of the first inference after loading, which also shows whether the model runs."""
     began = time.perf_counter_ns()
     try:
         session.run(None, feed)
@@ -238,7 +239,7 @@ def _first_inference(session: onnxruntime.InferenceSession, feed: Feed) -> float
 
 
 def _inference(session: onnxruntime.InferenceSession, feeds: Sequence[Feed]) -> Callable[[int], object]:
-    """What is measured: what a Python program calls, with inputs that are there already."""
+    """Return the measured function: the call of a Python program, with inputs in memory."""
     run, count = session.run, len(feeds)
     return lambda index: run(None, feeds[index % count])
 
@@ -246,5 +247,5 @@ def _inference(session: onnxruntime.InferenceSession, feeds: Sequence[Feed]) -> 
 def _assigned(session: onnxruntime.InferenceSession, target: Target) -> JsonObject:
     from winml_dag.ep.session import assigned_nodes
 
-    # For the CPU there is nothing to tell.
+    # The CPU has nothing to report.
     return {name: dict(counts) for name, counts in assigned_nodes(session).items()} if target.ep != CPU else {}

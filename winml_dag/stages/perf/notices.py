@@ -1,4 +1,4 @@
-"""What to know of a measurement before relying on its figures, one sentence each."""
+"""Warnings about the reliability of a measurement, one sentence each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from winml_dag.stages.perf.latency import Latencies, clock_resolution_ns, percen
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.feeds import InputSpec
 
-# Below, Python's own part of a call is a good part of what is measured.
+# Below, Python's overhead is a considerable part of the measured time.
 _SHORT_NS = 50_000
-# A clock that ticks so often within one inference tells its duration to 1 %.
+# With so many clock ticks in one inference, its duration is accurate to 1 %.
 _TICKS = 100
-# Less than this is what every system does now and then.
+# Smaller shares occur on every system.
 _DISTURBED = 0.1
 # With fewer, p99 is the slowest of all.
 _ENOUGH_FOR_P99 = 100
@@ -25,7 +25,7 @@ EMULATED = (
 
 
 def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[str]:
-    """*tick_ns*: the clock's smallest step; looked for when it is not given."""
+    """Yield warnings; *tick_ns*: the clock's smallest step, measured if not given."""
     tick = clock_resolution_ns() if tick_ns is None else tick_ns
     median = percentile(sorted(latencies.each), 50)
     if median < _TICKS * tick:
@@ -51,8 +51,9 @@ def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[s
 
 
 def of_open_sizes(inputs: tuple[InputSpec, ...], sizes: Mapping[str, int]) -> Iterator[str]:
-    """For random inputs, which have a size of 1 where the model takes any and *sizes* say nothing; the first axis is
-    the batch.
+    """Yield a warning about random inputs whose open axes had the default size of 1.
+
+    The first axis is the batch; *sizes* are those given for open axes.
     """
     open_ones = [
         f"{spec.name} {list(spec.shape)}"

@@ -1,10 +1,10 @@
-"""probe: whether an execution provider takes one use of an operator, found out by letting it try.
+"""probe: whether an execution provider supports one use of an operator, determined by a trial.
 
-A stage like any other, so what was found out is a record: the same case on the same provider is not tried again. A case
-that ends the process of its provider does not affect others, since each is a node of its own.
+It is an ordinary stage, so its result is cached: the same case on the same provider is not tried again. A case that
+crashes its provider's process does not affect others, since each case is a separate node.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.probe.attempt`. Tables are made with
-:mod:`~winml_dag.stages.probe.generate`, out of what :mod:`~winml_dag.stages.probe.measure` measures.
+This is the declaration; the work is in :mod:`winml_dag.stages.probe.attempt`. :mod:`~winml_dag.stages.probe.generate`
+makes tables from the measurements of :mod:`~winml_dag.stages.probe.measure`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The work of probe: whether an execution provider takes the node of a model, whether that runs, and whether the result
-is right.
-"""
+"""The work of probe: whether an execution provider takes the node of a model, runs it, and gives a correct result."""
 
 from __future__ import annotations
 
@@ -29,21 +27,21 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _ON_CPU = Target(CPU, "cpu")
-# How far a result may be off, as a share of the greatest expected number: NPUs compute floats with 10 bits of mantissa,
-# and in integers a result is off by a few steps of its scale. And how many numbers may be further off: where a step is
-# (in Floor, in comparisons), the smallest difference makes another result.
+# How far a result may be off, as a share of the largest expected number: NPUs compute floats with 10 bits of mantissa,
+# and an integer result is off by a few steps of its scale. ``_MOST_OFF`` is the share of numbers that may be further
+# off: at a step (in Floor, in comparisons), the smallest difference changes the result.
 _TOLERANCE = 0.05
 _MOST_OFF = 0.15
 _SMALLEST = 5e-2
-# Of the numbers that a wrong result is confirmed with.
+# Seeds of the numbers that confirm a wrong result.
 _OTHER_SEEDS = (1, 2)
 
 
 def run(config: ProbeConfig, workspace: Workspace) -> JsonObject:
-    """Try the case. The metrics are the verdict, and are the file too.
+    """Try the case; return the verdict as metrics and write it to the file.
 
     Raises:
-        StageError: when no model can be made of the case, or its provider is not here.
+        StageError: no model can be made from the case, or its provider is not installed.
     """
     verdict = _verdict(case_of_json(json.loads(config.probe.case)), config)
     (workspace.outputs["result"] / RESULT_FILE).write_text(canonical_json(verdict) + "\n", encoding="utf-8")
@@ -63,20 +61,20 @@ def _verdict(case: Case, config: ProbeConfig) -> JsonObject:
     outcome = attempt(node.model().SerializeToString(), feeds, target, config.target.provider_options)
     level, reason = outcome.level, _reason(case, outcome)
     if not outcome.ran and outcome.compiled and any(kind.dtype.kind in "iu" for kind in feeds.values()):
-        # Indices and sizes that are not known were guessed, and a wrong guess says nothing about the provider.
+        # Unknown indices and sizes were guessed, and a wrong guess says nothing about the provider.
         level, reason = Level.UNKNOWN, f"what was made up for its inputs does not fit: {outcome.words}"
     return {"verdict": level.value, "reason": reason, "compiled": outcome.compiled, "ran": outcome.ran}
 
 
 def _with_ranges(node: OneNode) -> OneNode:
-    """*node* with the scales that its results on the CPU ask for, where it is quantized."""
+    """Return *node* with the scales that its results on the CPU require, if it is quantized."""
     if node.quantized is None:
         return node
     return node.with_ranges(run_on_cpu(node.model().SerializeToString(), node.feeds()) or ())
 
 
 def _reason(case: Case, outcome: Outcome) -> str:
-    """One sentence on what happened."""
+    """One sentence on the result of the trial."""
     if outcome.level is Level.SUPPORTED:
         return f"{case} was tried: taken and run"
     if not outcome.ran:
@@ -95,17 +93,17 @@ def attempt(
 ) -> Outcome:
     """Try *model*, whose node is called ``PROBED``, on *target*.
 
-    The result is held against *expected*, and without that against what the CPU makes of the same model. On the CPU
-    without it, nothing is known against the result.
+    The result is compared with *expected*, or without it with the CPU's result for the same model. On the CPU without
+    *expected*, the result counts as correct.
 
     Raises:
-        StageError: when the provider or its device is not here, which says nothing of the model.
+        StageError: the provider or its device is missing, which says nothing about the model.
     """
     try:
         session = session_for(model, target, session_options(target, options), threads=1)
     except StageError:
         raise
-    except Exception as error:  # onnxruntime raises what it likes; all of it means that the model does not load
+    except Exception as error:  # onnxruntime raises various types; all of them mean that the model does not load
         return Outcome(False, False, words=explanation(error))
     compiled = target.ep == CPU or _is_taken(session, target)
     try:
@@ -120,7 +118,7 @@ def attempt(
 
 
 def run_on_cpu(model: bytes, feeds: Mapping[str, Array]) -> list[Array] | None:
-    """What the CPU makes of *model*; None when it cannot."""
+    """The CPU's outputs of *model*; None if it cannot run it."""
     try:
         return list(session_for(model, _ON_CPU, session_options(_ON_CPU, {}), threads=1).run(None, dict(feeds)))
     except Exception:
@@ -128,7 +126,7 @@ def run_on_cpu(model: bytes, feeds: Mapping[str, Array]) -> list[Array] | None:
 
 
 def agree(results: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Whether all *results* are what is *expected*, as exactly as may be asked for."""
+    """Whether all *results* match *expected*, within the tolerance."""
     return all(_agrees(result, wanted) for result, wanted in zip(results, expected, strict=False))
 
 
@@ -141,7 +139,8 @@ def _agrees(result: Any, wanted: Any) -> bool:
         return True
     with np.errstate(all="ignore"):
         one, other = np.asarray(result, np.float64), np.asarray(wanted, np.float64)
-        # NaN and infinities are what sizes of floats make of them: 65504 is the greatest of 16 bits.
+        # Whether a result overflows to NaN or infinity depends on the float type: 65504 is the largest number in 16
+        # bits.
         comparable = np.isfinite(other) & (np.abs(other) < 6e4)
         if not comparable.any():
             return True
@@ -151,8 +150,9 @@ def _agrees(result: Any, wanted: Any) -> bool:
 
 
 def _is_taken(session: onnxruntime.InferenceSession, target: Target) -> bool:
-    """Whether nothing was left to another provider but conversions at the edge. What onnxruntime takes away before it
-    asks any provider, such as an Identity, is in nobody's way.
+    """Whether no other provider has nodes except conversions at the edges.
+
+    Nodes that onnxruntime removes before it asks a provider, such as an Identity, do not matter.
     """
     return not any(
         node.op_type not in QDQ or node.name == PROBED
@@ -163,10 +163,10 @@ def _is_taken(session: onnxruntime.InferenceSession, target: Target) -> bool:
 
 
 def confirmed(case: Case, outcome: Outcome, target: Target, options: Mapping[str, str]) -> Outcome:
-    """*outcome* of *case*; right, where it was not, if any other numbers give what the CPU gives.
+    """Return *outcome* of *case*, marked correct if other random numbers give the same result as the CPU.
 
-    What numbers are drawn should not decide what a table says of an operator: a negative index that no exporter writes,
-    equal numbers that a sort may give in any order, a number that is just at a step.
+    The choice of random numbers should not decide what a table says about an operator: a negative index that no
+    exporter writes, equal numbers that a sort may return in any order, a number exactly at a step.
     """
     if outcome.agrees or not outcome.ran:
         return outcome
@@ -175,7 +175,7 @@ def confirmed(case: Case, outcome: Outcome, target: Target, options: Mapping[str
 
 
 def _is_wrong(case: Case, seed: int, target: Target, options: Mapping[str, str]) -> bool:
-    """Also where no model can be made of the case: then the first result is all that is known."""
+    """Whether another seed gives a wrong result; True if no model can be made, so that the first result counts."""
     try:
         node = _with_ranges(one_node(case, seed))
     except UnmakeableError:

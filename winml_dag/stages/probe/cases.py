@@ -1,4 +1,4 @@
-"""From a node of a model to its case. Looking a case up and measuring it both use this, so that they mean the same."""
+"""Derives the case of a node of a model. Lookup and measurement both use it, so that they agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from winml_dag.onnxmodel.graph import Attribute, Node, Tensor
 
 _FLOATS = frozenset({"float32", "float16", "float64", "bfloat16"})
 _MOST_VALUES = 8
-# Constants that stay floats when what they belong to is quantized: sizes, bounds and factors.
+# Constant inputs that stay float when their operator is quantized: sizes, bounds and factors.
 _STAY_FLOAT = {
     "Clip": (1, 2),
     "Dropout": (1,),
@@ -35,7 +35,7 @@ _WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm", "InstanceNormalization"
 
 
 def case_of(node: Node, flow: Dataflow) -> Case:
-    """The case that *node* is. Conversions around it count as the integer types that it is quantized with."""
+    """The case of *node*. Conversions around it count as the integer types that it is quantized with."""
     quantized = _quantized(node, flow)
     operands = tuple(_input(name, flow, quantized is not None) for name in _given(node.inputs))
     return Case(
@@ -53,7 +53,7 @@ def case_of(node: Node, flow: Dataflow) -> Case:
 
 
 def as_quantized(case: Case, activations: str, weights: str, *, per_channel: bool = False) -> Case:
-    """*case* as it will be when its model is quantized with these integer types; itself, where no floats are in it."""
+    """Return *case* as quantized with these integer types; unchanged if it has no floats."""
     floats = [operand for operand in case.inputs if operand is not None and operand.dtype in ("float32", "")]
     if case.quantized is not None or not floats:
         return case
@@ -63,33 +63,33 @@ def as_quantized(case: Case, activations: str, weights: str, *, per_channel: boo
 
 
 def has_weights(case: Case) -> bool:
-    """Whether *case* has a constant that becomes integers of the type of weights when it is quantized."""
+    """Whether *case* has a constant that quantizing turns into integers of the weight type."""
     known = (case.inputs[number] for number in weights_of(case.op_type) if number < len(case.inputs))
     return any(operand is not None and operand.constant for operand in known)
 
 
 def weights_of(op_type: str) -> tuple[int, ...]:
-    """The inputs of an operator that are weights where they are constant; other constants are like activations."""
+    """The inputs of an operator that are weights if they are constant; other constants count as activations."""
     return _WEIGHTS.get(op_type, ())
 
 
 def bias_of(op_type: str) -> int | None:
-    """The input that becomes int32, whatever integers the others become."""
+    """The input that becomes int32, whatever the other integer types are."""
     return 2 if op_type in _WITH_BIAS else None
 
 
 def takes_channels(op_type: str) -> bool:
-    """Whether its weights have a scale for each channel, where a model is quantized so."""
+    """Whether the operator's weights get one scale per channel in per-channel quantization."""
     return op_type in CHANNEL_AXES
 
 
 def stays_float(op_type: str, number: int) -> bool:
-    """Whether input *number* of an operator is left as it is when that is quantized."""
+    """Whether input *number* of an operator stays float when the operator is quantized."""
     return number in _STAY_FLOAT.get(op_type, ())
 
 
 def _given(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Without the empty names at the end: to write none and to leave it out is the same."""
+    """Drop empty names at the end: an empty name and an omitted input mean the same."""
     last = len(names)
     while last and not names[last - 1]:
         last -= 1
@@ -97,11 +97,11 @@ def _given(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def operand_of(name: str, flow: Dataflow) -> Operand:
-    """The value *name*, with its numbers where it is a constant that has few."""
+    """The value *name*, with its numbers if it is a constant with few of them."""
     tensor = flow.constants.get(name)
     dims = flow.dims(name)
     if dims is None and (maker := flow.makers.get(name)) is not None and maker.op_type in QDQ:
-        dims = operand_of(maker.inputs[0], flow).dims  # which it has of what goes in
+        dims = operand_of(maker.inputs[0], flow).dims  # the same as those of its input
     return Operand(flow.dtype(name), dims, tensor is not None, None if tensor is None else values_of(tensor))
 
 
@@ -120,13 +120,13 @@ def _output(name: str, flow: Dataflow) -> Operand | None:
 
 
 def _dequantized(name: str, flow: Dataflow) -> Node | None:
-    """The DequantizeLinear that makes the value *name*."""
+    """The DequantizeLinear that produces the value *name*."""
     maker = flow.makers.get(name)
     return maker if maker is not None and maker.op_type == "DequantizeLinear" and maker.inputs else None
 
 
 def values_of(tensor: Tensor) -> tuple[Number, ...] | None:
-    """The numbers of a constant that has few of them, and no infinite ones; None otherwise."""
+    """The numbers of a constant with few finite ones; None otherwise."""
     count = prod(tensor.dims)
     if count > _MOST_VALUES:
         return None
@@ -155,8 +155,9 @@ def _attribute(attribute: Attribute) -> AttributeValue:
 
 
 def _quantized(node: Node, flow: Dataflow) -> Quantized | None:
-    """The integer types around *node*: None unless all floats that go in come from integers, and what comes out goes
-    to integers, if it is float.
+    """The integer types around *node*; None unless all its floats are converted.
+
+    That is, all float inputs come from integers, and float outputs are converted to integers.
     """
     if node.op_type in QDQ:
         return None
@@ -182,7 +183,7 @@ def _quantized(node: Node, flow: Dataflow) -> Quantized | None:
 
 
 def _is_quantized(name: str, flow: Dataflow) -> bool:
-    """Whether a QuantizeLinear makes integers of the value *name*."""
+    """Whether a QuantizeLinear reads the value *name*."""
     return any(node.op_type == "QuantizeLinear" and node.inputs[0] == name for node in flow.readers.get(name, ()))
 
 
@@ -198,8 +199,9 @@ def _point(conversion: Node, flow: Dataflow) -> str:
 
 
 def turned_attributes(split: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[str, AttributeValue], ...]:
-    """Of a Reshape to *split*, a Transpose by *order* and a Reshape. An axis of size 1 that stays in its place can be
-    left out.
+    """The attributes of a Reshape to *split*, a Transpose by *order* and a Reshape.
+
+    ``still`` is at most 1: an axis of size 1 that keeps its position can be omitted.
     """
     still = sum(size == 1 and order[place] == place for place, size in enumerate(split))
     return ("rank", len(split)), ("still", min(still, 1)), ("wide", sum(size != 1 for size in split))

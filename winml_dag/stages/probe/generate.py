@@ -1,4 +1,4 @@
-"""Making a table of support: ``python -m winml_dag.stages.probe.generate --ep qnn``."""
+"""Generates a support table: ``python -m winml_dag.stages.probe.generate --ep qnn``."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from winml_dag.stages.probe.measure import Measurements, measure, read_rows
 
 _ROUND = 600
 _TABLES = 3
-# Options that decide how fast a compiled model is, and nothing of what is taken.
+# Options that affect only the speed of a compiled model, not what is supported.
 _OF_SPEED = frozenset({"htp_graph_finalization_optimization_mode", "htp_performance_mode"})
 
 
 def table_of(about: About, rows: Iterable[tuple[Case, Outcome]]) -> bytes:
-    """The file of the table that *rows* come to."""
+    """The content of the table file for *rows*."""
     by_operator: dict[tuple[str, str], list[tuple[Case, Outcome]]] = {}
     for case, outcome in rows:
         if not case.domain and case.opset > about.opset:
             continue  # the same for all operators
-        # The CPU is what others are held against. Of ONNX's own tests alone it is known what is right, and what says
-        # something of one case in ten says nothing of the others.
+        # The CPU is the reference for the others. Correct results are known only for ONNX's own tests, one case in ten,
+        # and say nothing about the other cases.
         known = replace(outcome, agrees=True) if about.ep == CPU.name else outcome
         by_operator.setdefault((case.domain, case.op_type), []).append((case, known))
     evidence = {key: evidence_of(found, attribute_defaults(*key)) for key, found in by_operator.items()}
@@ -42,12 +42,12 @@ def table_of(about: About, rows: Iterable[tuple[Case, Outcome]]) -> bytes:
 
 
 def newest_opset(rows: Iterable[tuple[Case, Outcome]]) -> int:
-    """The newest opset of the standard in which anything was loaded."""
+    """The newest opset of the standard in which any model loaded."""
     return max((case.opset for case, outcome in rows if not case.domain and outcome.ran), default=0)
 
 
 def about_target(target: Target, cases: int, opset: int) -> About:
-    """What is installed here for *target*."""
+    """What is installed on this machine for *target*."""
     import onnx
     import onnxruntime
 
@@ -70,7 +70,7 @@ def about_target(target: Target, cases: int, opset: int) -> About:
 
 
 def attribute_defaults(domain: str, op_type: str) -> Mapping[str, AttributeValue]:
-    """What attributes of an operator are when they are left out, as far as all opsets agree on it."""
+    """The defaults of an operator's attributes, where all opsets agree."""
     import onnx
 
     found: dict[str, set[AttributeValue]] = {}
@@ -109,7 +109,7 @@ def main() -> None:
     target = Target(ep, given.device or ep.devices[0])
     try:
         require_installed(target)
-        session_options(target, complete_options(target, {}))  # its device may be missing
+        session_options(target, complete_options(target, {}))  # raises if the device is missing
     except WinmlDagError as error:
         sys.exit(str(error))
     output = given.output or Path(table_name(target))
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def _measure_doubted(wanted: Measurements, files: Sequence[Path]) -> None:
-    """Measure on into the last of *files* what three tables, each of two thirds of what is known, do not agree on."""
+    """Extend the last of *files* with samples on which three tables disagree, each made from two thirds of the rows."""
     rows = _all_rows(files)
     about = about_target(wanted.target, len(rows), newest_opset(rows))
     with tempfile.TemporaryDirectory() as folder:

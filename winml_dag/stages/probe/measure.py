@@ -1,7 +1,7 @@
-"""Measuring an execution provider, sample by sample, into a file of rows.
+"""Measures an execution provider, sample by sample, into a file of rows.
 
-Providers crash and hang, so samples are tried in processes of their own, a few hundred in each; a sample that crashes
-its process is a row like any other. What is in the file is not measured again.
+Providers crash and hang, so samples are tried in separate processes, a few hundred in each. A sample that crashes its
+process is a row like any other. Samples in the file are not measured again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ KINDS = ("all", "core", "cells", "exports")
 
 @dataclass(frozen=True)
 class Measurements:
-    """What is measured: the *first* to the *last* sample of *seed* on *target*.
+    """What is measured: samples *first* to *last* of *seed* on *target*.
 
-    *held_back*: with other sizes, and without ONNX's tests as they are. *doubted_by*: tables; of many samples that are
-    drawn for each number, the first that one of them does not know, or that they do not agree on, is measured.
-    *of* says what is drawn: ``all`` operators; the ``core`` that most models are made of; ``cells``, which are every
-    operator with every type in turn; or ``exports``, operators as often as exported models have them.
+    *held_back* uses other sizes, and omits ONNX's tests as they are. With the tables *doubted_by*, many samples are
+    drawn for each number, and the first is measured that one table does not know or on which they disagree. *of*
+    selects what is drawn: ``all`` operators; the ``core`` of most models; ``cells``, every operator with every type in
+    turn; or ``exports``, operators as often as exported models have them.
     """
 
     target: Target
@@ -52,7 +52,7 @@ class Measurements:
 
 
 def measure(wanted: Measurements, rows: Path, on_progress: Callable[[int, int], None] = lambda *_: None) -> None:
-    """Append to the file *rows* what is not in it yet. *on_progress* gets how many are done, and of how many."""
+    """Append missing samples to the file *rows*. *on_progress* gets the number done and the total."""
     _drop_partial_line(rows)
     done = _next_number(rows, wanted.first)
     idle = 0
@@ -71,7 +71,7 @@ def measure(wanted: Measurements, rows: Path, on_progress: Callable[[int, int], 
         _drop_partial_line(rows)
         after = _next_number(rows, wanted.first)
         if after <= last and not _has_begun(rows, after):
-            idle += 1  # it died, or was too slow, before it tried anything
+            idle += 1  # it died or was too slow before it tried anything
             if idle == _MOST_IDLE:
                 raise StageError(f"The process that tries {wanted.target.ep.name} ends before it begins.")
         elif after <= last:
@@ -87,7 +87,7 @@ def _has_begun(rows: Path, number: int) -> bool:
 
 
 def _wait(child: subprocess.Popen[bytes], rows: Path) -> None:
-    """Until *child* ends, by itself or because nothing came of it for long."""
+    """Wait until *child* exits, or kill it if it writes nothing for too long."""
     size = -1
     while True:
         try:
@@ -102,7 +102,7 @@ def _wait(child: subprocess.Popen[bytes], rows: Path) -> None:
 
 
 def read_rows(rows: Path) -> Iterator[tuple[Case, Outcome]]:
-    """The cases in a file, with what came of them; each case once."""
+    """The cases in a file with their outcomes; each case once."""
     cases: dict[int, Case] = {}
     seen: set[Case] = set()
     for line in _complete_lines(rows):
@@ -122,7 +122,7 @@ def _complete_lines(rows: Path) -> list[str]:
 
 
 def _drop_partial_line(rows: Path) -> None:
-    """Drop what a process left that was ended while it wrote."""
+    """Drop the partial line of a process that was killed while writing."""
     if rows.exists():
         content = rows.read_bytes()
         with rows.open("r+b") as file:
@@ -153,7 +153,7 @@ def _drawn(wanted: Measurements, number: int) -> Sample | None:
 
 
 def _measure_here(wanted: Measurements, rows: Path) -> None:
-    """The part that may crash, and so has a process of its own."""
+    """The part that may crash, which runs in its own process."""
     from winml_dag.stages.probe.attempt import attempt, confirmed
     from winml_dag.stages.probe.onenode import case_of_model
     from winml_dag.stages.probe.samples.every import doubted

@@ -1,4 +1,4 @@
-"""A model of one node, with what it is fed: what a provider is tried with. Made of a case, and read back as one."""
+"""A model of one node and its inputs, for a trial of a provider. Made from a case, and read back as one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from winml_dag.stages.probe.cases import bias_of, case_of, stays_float, weights_
 
 Array = npt.NDArray[Any]
 
-# The name of the node that is tried, among the conversions around it.
+# The name of the node under test, among the conversions around it.
 PROBED = "probed"
 _IR_VERSION = 10
-_SIXTEEN_BITS_FROM = 21  # below, conversions of 16-bit integers are not ONNX's own
+_SIXTEEN_BITS_FROM = 21  # below, 16-bit conversions are not in the ONNX standard
 _LEVELS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
 _INT4 = {"int4": (TensorProto.INT4, -8, 7), "uint4": (TensorProto.UINT4, 0, 15)}
-# Whose outputs are always within these bounds: what quantizes them takes the bounds, whatever the numbers are.
+# Operators whose outputs always lie within these bounds: a quantizer uses the bounds, whatever the numbers are.
 _BOUNDED = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
-# Whose outputs have the values of their inputs, and so their scale.
+# Operators whose outputs have the values of their inputs, and therefore their scale.
 _KEEPS_VALUES = frozenset({
     "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
     "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
@@ -35,15 +35,15 @@ _KEEPS_VALUES = frozenset({
 
 @dataclass(frozen=True)
 class OneNode:
-    """One use of an operator with values.
+    """One use of an operator, with values.
 
     Attributes:
-        inputs: None for one that is left out.
-        constants: the numbers of those inputs that are known before the model runs.
+        inputs: None for an omitted input.
+        constants: the indices of constant inputs.
         open_axes: input and axis of each size that the model leaves open.
-        output_types: of ONNX; 0 for an output that is left out.
-        attributes: also protos, where they are no plain values.
-        ranges: least and most of each output, for its scale; empty where nothing is quantized.
+        output_types: ONNX types; 0 for an omitted output.
+        attributes: values, or protos for values that are not plain.
+        ranges: minimum and maximum of each output, for its scale; empty if nothing is quantized.
     """
 
     op_type: str
@@ -58,11 +58,11 @@ class OneNode:
     ranges: tuple[tuple[float, float], ...] = ()
 
     def model(self) -> ModelProto:
-        """As ONNX, with the conversions around it that its integer types ask for."""
+        """The ONNX model, with the conversions around the node that its integer types require."""
         return _Writer(self).model()
 
     def feeds(self) -> dict[str, Array]:
-        """What the model is fed."""
+        """The inputs to run the model with."""
         return {
             _input_name(number): array
             for number, array in enumerate(self.inputs)
@@ -70,12 +70,12 @@ class OneNode:
         }
 
     def with_ranges(self, outputs: Sequence[Array | None]) -> OneNode:
-        """With the scales that *outputs* of it without conversions ask for."""
+        """Set the scales from *outputs*, which were computed without conversions."""
         return replace(self, ranges=tuple(_range(output) for output in outputs))
 
 
 class _Writer:
-    """Puts the parts of one model together."""
+    """Builds one model."""
 
     def __init__(self, of: OneNode) -> None:
         self.of = of
@@ -90,7 +90,7 @@ class _Writer:
         outputs = [self._output(number, kind) for number, kind in enumerate(of.output_types)]
         node = helper.make_node(of.op_type, names, [inner for inner, _ in outputs], name=PROBED, domain=of.domain)
         for name, value in sorted(of.attributes.items()):
-            # Else a list without members has no type.
+            # Otherwise a list without members has no type.
             kind = AttributeProto.INTS if value == () else None
             attribute = (
                 value if isinstance(value, AttributeProto) else helper.make_attribute(name, value, attr_type=kind)
@@ -140,7 +140,7 @@ class _Writer:
             return self._converted(name, f"{name}_in", quantized.activations, scale, point, self.nodes)
         if number == bias_of(op_type) and {0, 1} <= self.scales.keys():
             both = np.asarray(self.scales[0] * self.scales[1], np.float32).reshape(-1)
-            # One for each channel, unless channels of several groups share theirs.
+            # One scale per channel, unless channels of several groups share one.
             both = both if both.size == array.size > 1 else np.asarray(both.max(), np.float32)
             integers, points = np.round(array / both).astype(np.int32), np.zeros_like(both, np.int32)
             return self._constant(name, integers, both, points, axis=0 if both.size > 1 else None)
@@ -172,7 +172,7 @@ class _Writer:
     def _constant(
         self, name: str, integers: Array, scale: Any, point: Array, kind: str = "", *, axis: int | None = None
     ) -> str:
-        """A constant in integers, with the conversion to floats."""
+        """Add an integer constant, with the conversion to float."""
         kind = kind or str(integers.dtype)
         for suffix, value in (("", integers), ("_point", point)):
             self.initializers.append(_tensor(f"{name}{suffix}", value, kind))
@@ -181,7 +181,7 @@ class _Writer:
         return f"{name}_dq"
 
     def _output(self, number: int, kind: int) -> tuple[str, str]:
-        """The name that the node gives, and that of the model's output."""
+        """The name of the node's output, and the name of the model's output."""
         if not kind:
             return "", ""
         name, quantized = f"y{number}", self.of.quantized
@@ -198,7 +198,7 @@ class _Writer:
         return name, outer
 
     def _converted(self, source: str, prefix: str, kind: str, scale: float, point: int, to: list[NodeProto]) -> str:
-        """*source* as integers and back."""
+        """Convert *source* to integers and back."""
         self.initializers.append(numpy_helper.from_array(np.asarray(scale, np.float32), f"{prefix}_scale"))
         self.initializers.append(_tensor(f"{prefix}_point", np.asarray(point), kind))
         self._conversion("QuantizeLinear", source, f"{prefix}_q", prefix, kind, to, None)
@@ -261,20 +261,20 @@ def _channel_axis(of: OneNode, array: Array) -> int:
 
 
 _TENSOR_ATTRIBUTES = {"ConstantOfShape": "value"}
-# Inputs that say what shape comes out.
+# Inputs that determine the output shape.
 _TARGET_SHAPES = {("Reshape", 1), ("Expand", 1)}
 _OPEN_SIZE = 2
 
 
 class UnmakeableError(Exception):
-    """The case does not say enough to make a model of it."""
+    """The case does not contain enough to make a model from it."""
 
 
 def one_node(case: Case, seed: int = 0) -> OneNode:
-    """The model of *case*, with numbers of *seed*. Sizes that it leaves open are open, and fed as 2.
+    """The model of *case*, with numbers from *seed*. Open sizes stay open, and are fed as 2.
 
     Raises:
-        UnmakeableError: for a case with inner graphs, unknown types or ranks, or types that numpy does not have.
+        UnmakeableError: the case has inner graphs, unknown types or ranks, or types that numpy does not have.
     """
     numbers = np.random.default_rng(seed)
     inputs = tuple(_array(case, at, operand, numbers) for at, operand in enumerate(case.inputs))
@@ -338,7 +338,7 @@ def _attribute(op_type: str, name: str, value: AttributeValue) -> AttributeValue
 
 
 def case_of_model(model: bytes, folder: Path) -> Case:
-    """The case of the node called ``PROBED`` in *model*, by way of a file in *folder*."""
+    """The case of the node called ``PROBED`` in *model*, read from a file in *folder*."""
     path = folder / "one_node.onnx"
     path.write_bytes(model)
     read = read_model(path, values=True)

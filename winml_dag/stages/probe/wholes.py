@@ -1,8 +1,8 @@
-"""Measuring patterns, groups of nodes that a provider takes as one although it does not take each of them:
-``python -m winml_dag.stages.probe.wholes --ep qnn``.
+"""Measures patterns: groups of nodes that a provider takes together, though not each by itself.
 
-QNN takes a GELU that is spelled out with Erf, which it has no operator for; in integers it does not. It takes a
-Reshape, a Transpose and a Reshape through six dimensions, if one of them is 1, and none of the three alone.
+Run with ``python -m winml_dag.stages.probe.wholes --ep qnn``. QNN takes a GELU expanded with Erf, an operator that it
+does not have, but not in integers. It takes a Reshape, Transpose and Reshape through six dimensions if one of them is
+1, and none of the three alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _gelu(shape: tuple[int, ...], opset: int, inner: str, outer: str) -> onnx.Mo
 
 @dataclass(frozen=True)
 class _Use:
-    """A pattern with values: the forms that it may be written in, and what it is fed."""
+    """A pattern with values: its possible forms, and its inputs."""
 
     case: Case
     forms: tuple[onnx.ModelProto, ...]
@@ -67,11 +67,11 @@ def _gelus() -> Iterator[_Use]:
 
 
 def _turned(random: Random) -> _Use:
-    """A Reshape, a Transpose and a Reshape through as many dimensions as come out."""
+    """A random Reshape, Transpose and Reshape through five to seven dimensions."""
     rank = random.choice((5, 6, 6, 6, 7))
     split = [random.choice((1, 2, 2, 3, 4)) for _ in range(rank)]
     order = random.sample(range(rank), rank)
-    if random.random() < 0.5:  # one of size 1 that stays where it is
+    if random.random() < 0.5:  # an axis of size 1 that keeps its position
         place = random.randrange(rank)
         split[place], other = 1, order.index(place)
         order[place], order[other] = order[other], order[place]
@@ -96,7 +96,7 @@ def _turned(random: Random) -> _Use:
 
 
 def _joined(dims: list[int], random: Random) -> list[int]:
-    """*dims* with some neighbours as one, so that four are left at most."""
+    """Merge some neighbors in *dims*, so that at most four are left."""
     left = list(dims)
     while len(left) > random.randint(2, 4):
         place = random.randrange(len(left) - 1)
@@ -109,7 +109,7 @@ def _text(dims: Sequence[int]) -> str:
 
 
 def rows(target: Target) -> Iterator[tuple[Case, Outcome]]:
-    """What *target* does with each form of a pattern: of several forms of one case, the worst."""
+    """Yield each form of a pattern with *target*'s outcome; the worst if one case has several forms."""
     options = complete_options(target, {})
     random = Random(0)
     for use in (*_gelus(), *(_turned(random) for _ in range(_TURNED))):
@@ -122,7 +122,7 @@ def rows(target: Target) -> Iterator[tuple[Case, Outcome]]:
 
 
 def _quantized(model: onnx.ModelProto, feeds: dict[str, Any], integers: str) -> onnx.ModelProto:
-    """*model* with conversions around every node."""
+    """Return *model* with conversions around every node."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 

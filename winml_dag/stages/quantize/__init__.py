@@ -13,7 +13,7 @@ from winml_dag.stages import kinds
 
 @dataclass(frozen=True)
 class NodeTypes:
-    """The types of the nodes that *nodes* stands for, a name or a pattern; None: those of the rest."""
+    """The types of the nodes that *nodes* matches, a name or a pattern; None: the default types."""
 
     nodes: str
     weight_type: str | None = None
@@ -24,17 +24,17 @@ class NodeTypes:
 class QuantizeFields:
     """What the chosen ``mode`` reads; fields that it does not read are None, so that editing them changes no key.
 
-    Of those that it does read, only ``weight_symmetric`` may be None, which leaves the choice to onnxruntime: weights
+    Of the fields that it reads, only ``weight_symmetric`` may be None, which leaves the choice to onnxruntime: weights
     in signed types are symmetric.
 
     Attributes:
         mode: static, dynamic, rtn or fp16.
         weight_type, activation_type: uint8, int8, uint16 or int16; weights also uint4 or int4.
-        op_types_to_quantize, op_types_to_exclude, nodes_to_exclude: names, or patterns with ``*`` and ``?``; each must
-            match something, of operators also one that is not in this model.
+        op_types_to_quantize, op_types_to_exclude, nodes_to_exclude: names, or patterns with ``*`` and ``?``. Each must
+            match something; an operator may match one that is not in this model.
         node_overrides: types of single nodes, for static.
-        equalize: whether outliers are spared what 8-bit activations would do to the rest.
-        fp16_op_block_list: operators that stay in float32, besides those that have no float16 form.
+        equalize: whether to protect other values from the effect of outliers in 8-bit activations.
+        fp16_op_block_list: operators that stay in float32, in addition to those that have no float16 form.
     """
 
     mode: str
@@ -59,12 +59,12 @@ class QuantizeFields:
 
 @dataclass(frozen=True)
 class QuantizeTarget:
-    """What the provider wants of QDQ.
+    """What the provider requires of QDQ.
 
     Attributes:
-        rules: whose to follow, ``qnn`` or ``onnxruntime``; None for modes that insert no QDQ.
-        mixes_widths: whether nodes with 16-bit activations may stand among those with 8; None where nothing asks.
-        op_types: operators that pay off there, for a config that names none; None: all.
+        rules: the rules to follow, ``qnn`` or ``onnxruntime``; None for modes that insert no QDQ.
+        mixes_widths: whether 16-bit activations may be mixed with 8-bit ones; None if not relevant.
+        op_types: operators that are worth quantizing there, for a config that names none; None: all.
     """
 
     rules: str | None = None
@@ -92,7 +92,7 @@ QUANTIZE = Stage(
     memory=Memory(250 << 20, 5.0),
 )
 
-# The same stage by mode, where that takes or makes models of other kinds. float16 is for what rtn left in float32, too.
+# The same stage by mode, if it accepts or outputs models of other types. float16 also accepts what rtn left in float32.
 _BY_MODE = {
     "rtn": replace(QUANTIZE, outputs={"model": kinds.WEIGHT_ONLY_MODEL}),
     "fp16": replace(
@@ -104,5 +104,5 @@ _BY_MODE = {
 
 
 def quantize_stage(mode: str) -> Stage:
-    """The declaration of a node with this ``mode``; name, version and work are the same for all."""
+    """Return the declaration of a node with this ``mode``; name, version and work are the same for all."""
     return _BY_MODE.get(mode, QUANTIZE)

@@ -1,4 +1,4 @@
-"""What a quantized model has become: which nodes compute in other types than before, and in which ones."""
+"""Count which nodes of a quantized model compute in other types than before, and in which ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
 from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, compute_nodes_inside, float_values
 from winml_dag.stages.quantize.selection import identity
 
-# Why a node stays in float in static quantization; in braces the operator that runs its graph.
+# Why a node stays in float in static quantization; the braces hold the operator that runs its graph.
 INSIDE = "inside of {}, which static quantization does not reach"
 
-# Operators that work on integer weights, as onnxruntime's tools put them in.
+# Operators on integer weights that onnxruntime's tools insert.
 _INTEGER_OPS = frozenset(
     {
         "MatMulInteger",
@@ -33,19 +33,19 @@ _INTEGER_OPS = frozenset(
 )
 _BYTES = (TensorProto.UINT8, TensorProto.INT8)
 
-# How many inputs are data, for operators whose others are parameters (bounds, scales, statistics) that stay in float.
+# Number of data inputs for operators whose other inputs are parameters (bounds, scales, statistics) that stay in float.
 DATA_INPUTS = {"Clip": 1, "Pad": 1, "Resize": 1, "Upsample": 1, "BatchNormalization": 3}
-# So do biases that are computed.
+# Computed biases stay in float, too.
 DATA_INPUTS |= {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
 
 
-# Behind a reason of the config, which changes little here: what such a node reads and makes is rounded all the same.
+# Appended to a reason of the config, which changes little here: the node's inputs and outputs are rounded anyway.
 _BETWEEN = ", but between Q and DQ of its neighbours: exclude those too"
 
 
 @dataclass(frozen=True)
 class Census:
-    """Compute nodes that are quantized, those left in float by operator and reason, Q/DQ nodes, and tensors by type.
+    """Quantized compute nodes, those left in float by operator and reason, Q/DQ nodes, and tensors by type.
 
     Biases, which are always int32, are in neither ``weights`` nor ``activations``.
     """
@@ -71,11 +71,10 @@ class Census:
 
 
 def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str]) -> Census:
-    """The census of a QDQ model. A node is quantized when all its data in float goes through Q and DQ.
+    """Return the census of a QDQ model. A node is quantized if all its float data goes through Q and DQ.
 
-    A single constant number is no data: the rules leave some of them in float. *reasons* are those of the config, by
-    identity of the node; such a node is never quantized, even if what its neighbours read and make surrounds it with Q
-    and DQ.
+    A single constant number is not data: the rules leave some of them in float. *reasons* are those of the config, by
+    identity of the node. Such a node never counts as quantized, even if its neighbours surround it with Q and DQ.
     """
     numbers = {tensor.name for tensor in before.initializer if prod(tensor.dims) == 1}
     floats = float_values(before) - numbers
@@ -110,9 +109,9 @@ def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str])
 
 
 def count_replaced(before: GraphProto, after: GraphProto, why: Callable[[NodeProto], str]) -> Census:
-    """The census of a model in which operators on integer weights took the place of others, outputs as before.
+    """Return the census of a model in which operators on integer weights replaced others; outputs kept their names.
 
-    *why* tells of a node that was left as it was what decided so.
+    *why* returns the reason why a node was not replaced.
     """
     known = {name for node in _all_nodes(before) for name in node.output}
     makers = {name: node for node in _all_nodes(after) for name in node.output}
@@ -128,14 +127,14 @@ def count_replaced(before: GraphProto, after: GraphProto, why: Callable[[NodePro
 
 
 def count_half(before: GraphProto, reasons: Mapping[str, str]) -> Census:
-    """The census of a float16 model, in which nodes that have *reasons*, by identity, stay in float32."""
+    """Return the census of a float16 model in which nodes that have *reasons*, by identity, stay in float32."""
     nodes = list(compute_nodes(before))
     skipped = [(node.op_type, reasons[identity(node)]) for node in nodes if identity(node) in reasons]
     return Census(len(nodes) - len(skipped), _by_type(skipped))
 
 
 def _by_type(skipped: Iterable[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    """Reasons and how often each applies, by operator, of pairs of the two."""
+    """Count the (operator, reason) pairs: how often each reason applies, by operator."""
     counts = Counter(skipped)
     found: dict[str, dict[str, int]] = {}
     for op_type, reason in sorted(counts):
@@ -146,7 +145,7 @@ def _by_type(skipped: Iterable[tuple[str, str]]) -> dict[str, dict[str, int]]:
 def _made_of_integers(
     maker: NodeProto | None, original: NodeProto, makers: Mapping[str, NodeProto], known: set[str]
 ) -> bool:
-    """Whether there is an integer operator among what took the place of *original*; *maker* is the last of it."""
+    """Return whether an integer operator is among the nodes that replaced *original*; *maker* is the last of them."""
     pending = [maker]
     while pending:
         node = pending.pop()
@@ -178,7 +177,7 @@ def _replaced_weights(graph: GraphProto) -> dict[str, int]:
         if node.op_type == "MatMulNBits":
             weights[f"uint{next(attribute.i for attribute in node.attribute if attribute.name == 'bits')}"] += 1
         elif node.op_type in _INTEGER_OPS:
-            # Behind its two weights, LSTM has zero points, one for each channel.
+            # After its two weights, LSTM has zero points, one for each channel.
             inputs = node.input[:3] if node.op_type == "DynamicQuantizeLSTM" else node.input
             found = [constants[name] for name in inputs if name in constants and len(constants[name].dims) > 1]
             weights.update(dtype_name(tensor.data_type) for tensor in found if tensor.data_type in _BYTES)
@@ -186,7 +185,7 @@ def _replaced_weights(graph: GraphProto) -> dict[str, int]:
 
 
 def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """Those of inner graphs too."""
+    """Yield all nodes, including those of subgraphs."""
     return (node for each in graphs_of(graph) for node in each.node)
 
 

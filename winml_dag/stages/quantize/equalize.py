@@ -1,10 +1,10 @@
-"""Equalization: what a normalization makes for matrices has channels of like size, and the matrices undo it exactly.
+"""Equalization: scale the channels of a normalization's output to similar sizes; the matrices that read it compensate.
 
 A normalization multiplies each channel by a constant anyway, so dividing there costs nothing; the rows of the matrices
-are multiplied instead. Each gives half of the way (Xiao et al., "SmoothQuant", with alpha 0.5): 8-bit weights with one
-large row would be no better. Where somebody else reads the tensor too, such as the residual of a BERT, the
-normalization is there twice, once for the matrices: a Mul behind it would be a node as well, and it would read what
-has been rounded already (worst cosine of MiniLM's pooled embeddings 0.974 with it, 0.981 with two normalizations).
+are multiplied instead. Each takes half of the factor (Xiao et al., "SmoothQuant", with alpha 0.5): 8-bit weights with
+one large row would be no better. If other nodes read the tensor too, such as the residual of a BERT, the normalization
+is duplicated for the matrices. A Mul after it would also be one more node, but it would read values that are already
+rounded (worst cosine of MiniLM's pooled embeddings 0.974 with a Mul, 0.981 with two normalizations).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from winml_dag.stages.ranges import Ranges
 
 _Array = NDArray[np.float64]
 
-# Of the largest channel, and of the largest row: what is smaller, padding for example, counts as this large.
+# Relative to the largest channel and the largest row: smaller ones, padding for example, count as this large.
 _LEAST = 1e-4
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """A matrix behind a normalization: the node that reads the tensor (a Reshape, or itself) and the matrix.
+    """A matrix after a normalization: the node that reads the tensor (a Reshape, or the MatMul itself) and the matrix.
 
-    ``across``: the axis of the matrix along which the channels of the tensor lie.
+    ``across``: the axis of the matrix that corresponds to the tensor's channels.
     """
 
     entry: str
@@ -41,7 +41,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _Equalization:
-    """``divisors``: by channel. ``alone``: nobody reads the tensor but *readers*."""
+    """``divisors``: by channel. ``alone``: nothing but *readers* reads the tensor."""
 
     normalization: Normalization
     readers: Sequence[_Reader]
@@ -50,11 +50,10 @@ class _Equalization:
 
 
 def equalize(graphs: Sequence[GraphProto], ranges: Ranges, taken: Callable[[NodeProto], bool]) -> tuple[Ranges, int]:
-    """Equalize what 8 bits are too coarse for, of normalizations that are *taken* to be quantized.
+    """Equalize outputs for which 8 bits are too coarse, of the normalizations that are *taken* to be quantized.
 
-    Returns the ranges afterwards, and how many tensors were equalized.
-
-    The first of *graphs* is the model with its weights; the others are the same, and may be without large ones.
+    Returns the new ranges and how many tensors were equalized. The first of *graphs* is the model with its weights; the
+    others are the same graph, possibly without large weights.
     """
     found = _equalizations(graphs[0], ranges, taken)
     bounds = dict(ranges.bounds)
@@ -76,7 +75,7 @@ def _equalizations(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto
     for node in graph.node:
         for name in node.input:
             uses.setdefault(name, []).append(node)
-    # Also what inner graphs read: they are to find it as it was.
+    # Also what subgraphs read: their inputs must not change.
     outputs = {value.name for value in graph.output} | read_inside(graph.node)
     found = []
     for each in normalizations(graph):
@@ -105,7 +104,7 @@ def _reader(
     constants: Mapping[str, TensorProto],
     outputs: set[str],
 ) -> _Reader | None:
-    """*node*, or what is behind it when it is a Reshape, as the reader of a matrix of its own; None if it is not."""
+    """Return *node*, or the node after it if it is a Reshape, as the reader of its own matrix; None otherwise."""
     matmul, data = node, tensor
     if node.op_type == "Reshape" and node.input[0] == tensor:
         data = node.output[0]
@@ -125,11 +124,11 @@ def _reader(
 
 
 def _divisors(channels: tuple[Sequence[float], Sequence[float]], matrices: Sequence[tuple[TensorProto, int]]) -> _Array:
-    """Each channel's divisor: the root of how large it is, over the root of how large its rows are; 1 in the mean."""
+    """Return each channel's divisor: the root of its magnitude over the root of its rows' magnitude; 1 in the mean."""
     values = np.maximum(*(np.abs(np.array(ends, np.float64)) for ends in channels))
     rows = np.max([np.abs(_values(tensor)).max(axis=1 - across) for tensor, across in matrices], axis=0)
     logarithms = (np.log(_at_least(values)) - np.log(_at_least(rows))) / 2
-    # Powers of two: dividing by them is exact, so that the float model stays the same to the bit.
+    # Powers of two: dividing by them is exact, so the float model is bit-identical.
     divisors: _Array = np.exp2(np.round((logarithms - logarithms.mean()) / np.log(2)))
     return divisors
 
@@ -158,20 +157,20 @@ def _scale_matrices(graph: GraphProto, each: _Equalization) -> None:
 
 
 def _constants(graph: GraphProto, each: _Equalization) -> dict[str, TensorProto]:
-    """Scale and bias of the equalized normalization, under names of their own, by the names of what they replace."""
+    """Return scale and bias of the equalized normalization, under new names, by the names of what they replace."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     factors = each.divisors.astype(np.float32)
     replaced = {}
     for name in (each.normalization.scale, each.normalization.bias):
         if name is not None:
-            # Twice over may one constant be the scale of two normalizations; they are equalized differently.
+            # One constant may be the scale of two normalizations, which are equalized differently.
             new = f"{name}_for_{_name(each)}"
             replaced[name] = numpy_helper.from_array(numpy_helper.to_array(constants[name]) / factors, new)
     return replaced
 
 
 def _rewire(graph: GraphProto, each: _Equalization, constants: Mapping[str, TensorProto]) -> None:
-    """Make the matrices of *graph* read the equalized tensor."""
+    """Connect the matrices of *graph* to the equalized tensor."""
     nodes = list(graph.node)
     index = next(i for i, node in enumerate(nodes) if each.normalization.output in node.output)
     node = nodes[index]
@@ -180,7 +179,7 @@ def _rewire(graph: GraphProto, each: _Equalization, constants: Mapping[str, Tens
     own.CopyFrom(node)
     if not each.alone:
         own.name = f"{node.name}_equalized"
-    # Only the first output: the others are statistics of training.
+    # Only the first output: the others are training statistics.
     del own.output[:]
     own.output.append(_name(each))
     for position, name in enumerate(own.input):

@@ -15,14 +15,14 @@ from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import Census, count_half
 from winml_dag.stages.quantize.selection import NOT_CHOSEN, identity, matching_op_types, nothing_left, select
 
-# Hide from onnxruntime's quantizers what they cannot handle of a graph, and restore it afterwards.
+# Hide from onnxruntime's quantizers what they cannot handle in a graph, and restore it afterwards.
 #
-# They derive names from those of tensors without looking whether there are such names, and take for granted that a node
-# makes each output.
+# They derive names from those of tensors without checking whether such names exist, and assume that each output has a
+# node that computes it.
 
 _Message = TypeVar("_Message", ValueInfoProto, TensorProto)
 
-# What comes behind the name of a tensor, then nothing or more after an underscore.
+# Suffixes appended to the name of a tensor, followed by nothing or by an underscore and more.
 _DERIVED = (
     *("_scale", "_zero_point", "_quantized", "_QuantizeLinear", "_DequantizeLinear", "_convert"),
     *("_output_quantized", "_bias_reshape", "_bias_add"),
@@ -34,8 +34,8 @@ class Hidden:
     """What was hidden.
 
     Attributes:
-        renamed: the names now of values that were renamed, by their original ones.
-        outputs: all outputs of the graph, in order; of those that no node makes, ``constants`` has the initializers.
+        renamed: the new names of renamed values, by their original names.
+        outputs: all outputs of the graph, in order; ``constants`` has the initializers of those that no node computes.
     """
 
     renamed: Mapping[str, str]
@@ -60,14 +60,14 @@ def _copy(message: _Message) -> _Message:
 
 
 def hide(graphs: Sequence[GraphProto]) -> Hidden:
-    """Rename values of *graphs* and take outputs out; they are one graph, of which only the first has its weights."""
+    """Rename values of *graphs* and remove outputs; all are one graph, of which only the first has its weights."""
     first = graphs[0]
     made = {name for node in first.node for name in node.output}
     outputs = [_copy(value) for value in first.output]
     names = {value.name for value in outputs}
     constants = {tensor.name: _copy(tensor) for tensor in first.initializer if tensor.name in names}
     naming = Naming.of(first)
-    # A constant that is an output stays as it is; nodes read another one.
+    # A constant that is an output stays unchanged; nodes read a copy.
     inner = {name: naming.new(f"{name}_read") for name in constants}
     renamed = {name: naming.new(f"{name}_of_model") for name in _bases(first) - inner.keys()}
     for graph in graphs:
@@ -79,7 +79,7 @@ def hide(graphs: Sequence[GraphProto]) -> Hidden:
 
 
 def _bases(graph: GraphProto) -> set[str]:
-    """Values that something else in *graph* is named after as if it were derived from them."""
+    """Return the values from whose names another name in *graph* appears to be derived."""
     values = {value.name for value in (*graph.input, *graph.initializer)}
     values |= {name for node in graph.node for name in node.output}
     bases = set()
@@ -93,30 +93,31 @@ def _bases(graph: GraphProto) -> set[str]:
     return bases
 
 
-# How onnxruntime's converter calls the casts around what stays in float32.
+# The names that onnxruntime's converter gives the casts around nodes that stay in float32.
 _TO_HALF, _TO_FLOAT, _INPUT_TO_HALF = "_cast_to_fp16_node", "_cast_to_fp32_node", "graph_input_cast"
 
 
 def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
-    """*model*, whose tensors must have types, in float16, changed in place. *before* is the same model.
+    """Convert *model*, whose tensors must have types, to float16 in place. *before* is the same model.
 
     Constants beyond float16's range become its largest number. Operators that have no float16 form stay in float32
-    whatever ``fp16_op_block_list`` says: it adds to them.
+    whatever ``fp16_op_block_list`` is: the list adds to them.
 
     Raises:
-        StageError: for unknown nodes or operators, or when nothing is left to convert.
+        StageError: nodes or operators are unknown, or nothing is left to convert.
     """
     reasons = float_reasons(before.graph, fields)
     census = count_half(before.graph, reasons)
     if not census.quantized:
         raise nothing_left("No node of the model could be converted to float16.", fields)
-    # A node that runs graphs has no type of its own: what of it stays in float32 are the nodes of its graphs.
+    # A node that runs graphs has no type of its own: the nodes of its graphs stay in float32 instead.
     computing = (node for graph in graphs_of(model.graph) for node in graph.node if not any(graphs_inside([node])))
     keeps_interface = bool(fields.fp16_keep_io_types)
     half = convert_float_to_float16(
         model,
         keep_io_types=keeps_interface,
-        # The types are known already, also of operators outside the standard; above 2 GiB inference in memory fails.
+        # The types are already inferred, also for operators outside the standard; above 2 GiB inference in memory
+        # fails.
         disable_shape_infer=True,
         op_block_list=[],
         node_block_list=[node.name for node in computing if identity(node) in reasons],
@@ -129,11 +130,11 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
 
 
 def _tidy_casts(graph: GraphProto) -> None:
-    """Let nodes in float32 hand each other float32, and read each tensor through one cast.
+    """Connect float32 nodes directly in float32, and read each tensor through one cast.
 
-    onnxruntime's converter puts casts around every such node by itself: what overflows float16 between two of them
-    would still overflow, and two that read one tensor get two casts of one name, which no session loads. It puts all
-    of them into the outermost *graph*, also for the nodes of inner ones.
+    onnxruntime's converter adds casts around each such node separately. A value that overflows float16 between two of
+    them would still overflow, and two nodes that read one tensor get two casts of one name, which no session loads. It
+    adds all of them to the outermost *graph*, even for nodes of subgraphs.
     """
     inner = list(graphs_inside(graph.node))
     rounded = {node.output[0]: node.input[0] for node in graph.node if node.name.startswith(_INPUT_TO_HALF)}
@@ -158,7 +159,7 @@ def _tidy_casts(graph: GraphProto) -> None:
 
 
 def _place_casts(graph: GraphProto) -> None:
-    """Move each cast from the outermost *graph* to where the value that it converts is known."""
+    """Move each cast from the outermost *graph* to the graph that defines the value that it converts."""
     homes = {
         name: inner
         for inner in graphs_inside(graph.node)
@@ -188,7 +189,7 @@ def _set_nodes(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
 
 
 def float_reasons(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:
-    """Why nodes stay in float32, by identity. With a node that runs graphs, those of its graphs are excluded."""
+    """Return why nodes stay in float32, by identity. Excluding a node that runs graphs excludes their nodes, too."""
     listed = matching_op_types(graph, fields.fp16_op_block_list or (), "fp16_op_block_list")
     nodes = [node for each in graphs_of(graph) for node in each.node]
     reasons = {}

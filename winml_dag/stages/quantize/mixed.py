@@ -1,7 +1,7 @@
-"""Types of single nodes that differ from those of the rest: what onnxruntime's quantizer is told of their tensors.
+"""Types of single nodes that differ from the default, as tensor overrides for onnxruntime's quantizer.
 
-A tensor has the type of the node that makes it. Where a node that reads it computes in another one, a conversion goes
-between the two, so that every node has one type on all sides, as QNN demands.
+A tensor has the type of the node that computes it. If a node that reads it computes in another type, a conversion is
+inserted, so that every node has one type on all sides, as QNN requires.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import DATA_INPUTS
 from winml_dag.stages.quantize.selection import override_types
 
-# As onnxruntime has it: by tensor, a list with one object of type, axis, symmetry and conversion.
+# onnxruntime's format: by tensor, a list with one object of type, axis, symmetry and conversion.
 TensorOverrides: TypeAlias = dict[str, list[dict[str, Any]]]
 
 INTEGER_TYPES = {
@@ -29,19 +29,17 @@ INTEGER_TYPES = {
     "uint16": QuantType.QUInt16,
     "int16": QuantType.QInt16,
 }
-# onnxruntime has no activations of four bits.
+# onnxruntime has no 4-bit activations.
 WEIGHT_TYPES = {**INTEGER_TYPES, "int4": QuantType.QInt4, "uint4": QuantType.QUInt4}
 SIGNED = (QuantType.QInt4, QuantType.QInt8, QuantType.QInt16)
 
 _SCALED = frozenset({"LayerNormalization", "InstanceNormalization", "BatchNormalization"})
-# Constants that become int32 beside data and weight, or stay as they are.
+# Operators with constants that become int32 next to data and weight, or stay unchanged.
 _BIASED = frozenset({*CHANNEL_AXES, *_SCALED}) - {"MatMul"}
 
 
 def name_nodes(graph: GraphProto) -> None:
-    """Give a name of its own to every node, in inner graphs too, that has none or that of another: tools know nodes by
-    name.
-    """
+    """Give every node, in subgraphs too, a unique name, because tools identify nodes by name."""
     naming = Naming.of(graph)
     seen: set[str] = set()
     nodes = (node for each in graphs_of(graph) for node in each.node)
@@ -52,11 +50,11 @@ def name_nodes(graph: GraphProto) -> None:
 
 
 def own_constants(graph: GraphProto, use: Callable[[NodeProto, int], Hashable], *, inside: bool = False) -> None:
-    """Split constants that several inputs read, so that all inputs that read one are of the same *use*.
+    """Split constants that several inputs read, so that all inputs that read one have the same *use*.
 
-    onnxruntime's quantizer gives a constant one type and one scale, whoever reads it. *use* gets a node and the number
-    of its input; None stands for a use that leaves the constant in float, as being an output. So does reading it in a
-    subgraph, unless *inside*: then nodes of subgraphs, and constants in them, are treated like all others.
+    onnxruntime's quantizer gives a constant one type and one scale, whatever reads it. *use* gets a node and the index
+    of its input; None means a use that leaves the constant in float, as being an output does. Reading it in a subgraph
+    does so too, unless *inside* is set: then nodes and constants of subgraphs are treated like all others.
     """
     graphs = list(graphs_of(graph)) if inside else [graph]
     constants = {t.name: (each, t) for each in graphs for t in each.initializer if t.data_type == TensorProto.FLOAT}
@@ -81,7 +79,7 @@ def own_constants(graph: GraphProto, use: Callable[[NodeProto, int], Hashable], 
 
 
 def use_of(node: NodeProto, position: int) -> Hashable:
-    """What onnxruntime's quantizer takes this input of *node* for, if it is a constant; for :func:`own_constants`."""
+    """Return what onnxruntime's quantizer would use this input for if it is constant; for :func:`own_constants`."""
     if position == 2 and node.op_type in _BIASED:
         return "bias", node.name
     if position >= DATA_INPUTS.get(node.op_type, position + 1):
@@ -93,10 +91,10 @@ def use_of(node: NodeProto, position: int) -> Hashable:
 
 
 def activation_overrides(graph: GraphProto, types: Mapping[str, QuantType], default: QuantType) -> TensorOverrides:
-    """What makes the nodes of *types* (by name) compute with activations of those types, and all others of *default*.
+    """Return overrides so that the nodes of *types* (by name) compute with those activations, others with *default*.
 
     Raises:
-        StageError: when a tensor would be needed in three types.
+        StageError: a tensor would be needed in three types.
     """
     makers = {name: node for node in graph.node for name in node.output}
     readers: dict[str, list[NodeProto]] = {}
@@ -126,7 +124,7 @@ def activation_overrides(graph: GraphProto, types: Mapping[str, QuantType], defa
 
 
 def _constants_beside(graph: GraphProto, types: Mapping[str, QuantType]) -> TensorOverrides:
-    """Constants that meet an activation, as in Add, have its type."""
+    """Give constants that are combined with an activation, as in Add, its type."""
     constants = {tensor.name for tensor in graph.initializer}
     return {
         name: [{"quant_type": types[node.name]}]
@@ -138,10 +136,11 @@ def _constants_beside(graph: GraphProto, types: Mapping[str, QuantType]) -> Tens
 
 
 def whole_tensors(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
-    """What gives weights one scale that onnxruntime would give scales along an axis that is not their channels'.
+    """Return overrides for weights that onnxruntime would scale along an axis that is not their channels'.
 
-    It takes axis 1 for that of every constant of MatMul, also on the left or with more than two axes, where no integer
-    kernel takes scales; and of ConvTranspose, where with groups it is only part of the channels that the bias has.
+    Such weights get one scale. onnxruntime uses axis 1 for every constant of MatMul, even on the left or with more than
+    two axes, for which no integer kernel takes several scales. It also uses axis 1 for ConvTranspose, which with groups
+    has only some of the channels that the bias has.
     """
     constants = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
     return {
@@ -162,7 +161,7 @@ def _has_other_channels(node: NodeProto, position: int, rank: int) -> bool:
 def weight_overrides(
     graph: GraphProto, types: Mapping[str, tuple[QuantType, bool]], *, per_channel: bool
 ) -> TensorOverrides:
-    """What gives the weights of the nodes of *types* (by name) those types, each with whether it is symmetric."""
+    """Return overrides that give the weights of the nodes of *types* (by name) those types, each with its symmetry."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     overrides: TensorOverrides = {}
     for node in graph.node:
@@ -179,7 +178,7 @@ def weight_overrides(
 
 
 def weights_of(node: NodeProto) -> Sequence[tuple[str, int | None]]:
-    """Names of the weights of *node*, each with the axis of its channels; None for a vector."""
+    """Return the names of the weights of *node*, each with the axis of its channels; None for a vector."""
     if node.op_type in _SCALED:
         return [(node.input[1], None)]
     axis = channel_axis(node)
@@ -194,7 +193,7 @@ def node_overrides(
     *,
     per_channel: bool,
 ) -> TensorOverrides:
-    """What ``node_overrides`` come to for the tensors of *graph*, all nodes of which have names."""
+    """Return the tensor overrides that ``node_overrides`` results in for *graph*, all nodes of which have names."""
     if not fields.node_overrides:
         return {}
     types = override_types(graph, fields.node_overrides)

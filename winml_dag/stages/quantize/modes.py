@@ -1,4 +1,4 @@
-"""The work of the quantize stage: one mode each for integers with ranges, integers without, and float16."""
+"""The work of the quantize stage: modes for integers with ranges, integers without ranges, and float16."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from winml_dag.stages.quantize.half import hide
 from winml_dag.stages.quantize.mixed import name_nodes
 from winml_dag.stages.ranges import Ranges
 
-# Runs a quantized model before it counts: without graph optimizations and with them, it has to give the same values.
+# Check a quantized model by running it: with and without graph optimizations, it must output the same values.
 #
-# onnxruntime fuses Q, DQ and what is between them into integer kernels. A scale of the wrong shape fails in the one
-# form and is never looked at in the other, and a fusion may compute something else. Either is wrong for somebody.
+# onnxruntime fuses Q, DQ and the nodes between them into integer kernels. A scale of the wrong shape fails in one form
+# and is never read in the other, and a fusion may compute something else. Either is wrong for some users.
 
 _Array = NDArray[np.generic]
 
-# Results of the two forms may differ by this part of their magnitude, and this many times what quantization changes.
-# Of 54 sound models (9 networks of 20 to 100 layers in 6 precisions), those that differed most did so by 0.04 of their
-# magnitude, where quantization changed 0.16 of it.
+# The two forms may differ by this fraction of the magnitude, plus this multiple of what quantization changes. Of 54
+# intact models (9 networks of 20 to 100 layers in 6 precisions), the largest difference was 0.04 of the magnitude,
+# where quantization changed 0.16 of it.
 _APART = 0.1
 _NOISES = 3.0
 
@@ -56,7 +56,7 @@ class _Float:
 
     @cached_property
     def results(self) -> Sequence[_Array] | None:
-        """None where it does not run on them: lengths may depend on each other, or integers be places in a table."""
+        """The outputs; None if it fails on random inputs: lengths may be coupled, or integers may be table indices."""
         try:
             return _run(open_session(self.path, "the model"), self.feeds)
         except Exception:  # onnxruntime's errors have no base class of their own
@@ -64,10 +64,11 @@ class _Float:
 
 
 def check_sound(quantized: Path, original: Path, what: str, *, optimized: bool) -> None:
-    """Raise StageError unless the model *quantized* (in sentences: *what*) runs and is finite where *original* is;
-    *optimized*: with graph optimizations too, and about the same values.
+    """Raise StageError unless the model *quantized* runs and is finite where *original* is.
 
-    Inputs are random. Where *original* does not run on such, or there are none (of texts), it need only load.
+    *what* names it in messages. With *optimized*, it must also run with graph optimizations and output about the same
+    values. Inputs are random. If *original* fails on them, or has inputs that cannot be random (text), *quantized* need
+    only load.
     """
     first = open_session(quantized, what)
     try:
@@ -89,7 +90,7 @@ def check_sound(quantized: Path, original: Path, what: str, *, optimized: bool) 
 def _results(
     session: ort.InferenceSession, reference: _Float, what: str, names: Sequence[str]
 ) -> Sequence[_Array] | None:
-    """None where the float model does not run either."""
+    """Return the outputs; None if the float model fails, too."""
     try:
         results = _run(session, reference.feeds)
     except Exception as error:  # onnxruntime's errors have no base class of their own
@@ -130,13 +131,13 @@ def _compare(
 
 
 def _distance(one: _Array, other: _Array | float = 0.0) -> float:
-    """Between what of both is finite: the root of the sum of squares."""
+    """Return the Euclidean distance between the values that are finite in both."""
     difference = one.astype(np.float64) - np.asarray(other, np.float64)
     return float(np.linalg.norm(difference[np.isfinite(difference)]))
 
 
 def _run(session: ort.InferenceSession, feeds: Mapping[str, _Array]) -> Sequence[_Array]:
-    """The outputs for *feeds* in the types that the model takes; an empty array in place of what is no tensor."""
+    """Return the outputs for *feeds*, converted to the model's types; an empty array for a non-tensor output."""
     half = {argument.name for argument in session.get_inputs() if argument.type == "tensor(float16)"}
     cast = {name: array.astype(np.float16) if name in half else array for name, array in feeds.items()}
     return [found if isinstance(found, np.ndarray) else np.empty(0) for found in session.run(None, cast)]
@@ -150,7 +151,7 @@ _MODEL_FILE = Path("float.onnx")
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized model, what became of the nodes of the float one, and metrics of the mode's own."""
+    """A quantized model, the census of its nodes, and metrics of the mode."""
 
     model: ModelProto
     census: Census
@@ -160,24 +161,24 @@ class Quantized:
 
 
 def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
-    """Write ``quantized.onnx``, its weights beside it from 100 MiB on.
+    """Write ``quantized.onnx``; from 100 MiB on, its weights are in a file next to it.
 
-    Metrics: ``nodes_quantized`` and ``nodes_skipped``, nodes that compute with floats, the latter also by operator;
-    ``quantize_linear`` and ``dequantize_linear``, nodes that were added; ``weights_by_type``, ``activations_by_type``,
-    tensors; ``size_before_bytes``, ``size_after_bytes``, with weights; for static ``qdq_insertion_time_seconds``,
-    ``zero_additions_taken_out``, and of 8-bit activations ``equalized_tensors`` and ``activations_kept_at_16_bits``,
-    to spare them outliers;
-    ``postproc_time_seconds``, of writing the model and running it to see that it can be.
+    Metrics: ``nodes_quantized`` and ``nodes_skipped`` count nodes that compute with floats, the latter also by
+    operator; ``quantize_linear`` and ``dequantize_linear`` count added nodes; ``weights_by_type`` and
+    ``activations_by_type`` count tensors; ``size_before_bytes`` and ``size_after_bytes`` include weights. Static also
+    has ``qdq_insertion_time_seconds``, ``zero_additions_taken_out``, and for 8-bit activations ``equalized_tensors``
+    and ``activations_kept_at_16_bits``, which protect them from outliers. ``postproc_time_seconds`` is the time to
+    write the model and to run it as a check.
 
     Raises:
-        StageError: for a model that is not in float32, or when something else than what was asked for would come out.
+        StageError: the model is not in float32, or the result would differ from what was requested.
     """
     fields = config.quant
     if fields.mode not in MODES:
         raise StageError(f"Unknown quantization mode {fields.mode!r}.", advice=f"Known are: {', '.join(MODES)}.")
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "quantized", weight_only_too=fields.mode == "fp16")
-    # Of the very model that calibrate measured; in other modes activations stay in floats, which hold infinity.
+    # The same model that calibrate measured; in other modes activations stay in floats, which can hold infinity.
     write_typed(source, _MODEL_FILE, finite=fields.mode == "static")
     result = quantize_typed(_MODEL_FILE, read_ranges(workspace), config)
     started = time.perf_counter()
@@ -186,7 +187,7 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
         sort_nodes(graph)
     carry_metadata(onnx.load(_MODEL_FILE, load_external_data=False), result.model)
     save_model(result.model, output)
-    # What is for QNN never meets onnxruntime's own fusions.
+    # Models for QNN never run with onnxruntime's own fusions.
     check_sound(output, _MODEL_FILE, _called(fields.mode), optimized=config.target.rules != "qnn")
     seconds = time.perf_counter() - started
     return {
@@ -202,7 +203,7 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
 
 
 def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
-    """The quantized form of the model *source*, whose tensors must have types (see :func:`write_typed`).
+    """Return the quantized form of the model *source*, whose tensors must have types (see :func:`write_typed`).
 
     Raises:
         StageError: as :func:`run`.
@@ -210,7 +211,7 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
     model, before = onnx.load(source), onnx.load(source, load_external_data=False)
     graphs = (model.graph, before.graph)
     for graph in graphs:
-        # A node can only be left out, or be told of, by its name.
+        # Nodes can be excluded or overridden only by name.
         name_nodes(graph)
     hidden = hide(graphs)
     quantized = _quantize(model, before, ranges.renamed(hidden.renamed) if ranges else None, config)
@@ -219,9 +220,9 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
 
 
 def _quantize(model: ModelProto, before: ModelProto, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
-    """*before* is *model*, which is changed on the way; it may be without its external weights."""
+    """Quantize *model* in place; *before* is the same model, possibly without its external weights."""
     fields = config.quant
-    # Each mode imports its own tools: those of all together take 0.9 s.
+    # Each mode imports its own tools: importing all of them takes 0.9 s.
     if fields.mode == "static":
         if ranges is None:
             raise StageError(
@@ -254,7 +255,7 @@ def _quantize(model: ModelProto, before: ModelProto, ranges: Ranges | None, conf
 
 
 def read_ranges(workspace: Workspace) -> Ranges | None:
-    """Raises StageError for ranges of another model, which a file of the user's may have."""
+    """Read the ranges. Raises StageError if they are of another model, as a file from the user may be."""
     if not workspace.has("ranges"):
         return None
     ranges = Ranges.read(workspace.input_file("ranges", ".json"))

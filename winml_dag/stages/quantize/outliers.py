@@ -1,6 +1,4 @@
-"""What is done to a model before Q and DQ are inserted: additions of zero are taken out, and the few huge values are
-tamed, so that integers hold the rest.
-"""
+"""Prepare a model for Q and DQ: remove additions of zero, and reduce the effect of outliers on other values."""
 
 from __future__ import annotations
 
@@ -19,28 +17,28 @@ from winml_dag.stages.quantize.equalize import equalize
 from winml_dag.stages.quantize.selection import override_types, select
 from winml_dag.stages.ranges import Ranges
 
-# Additions of zero are taken out before Q and DQ go in, since QNN takes them out as well, and a conversion with them.
+# Additions of zero are removed before Q and DQ are inserted, because QNN removes them too, and a conversion with them.
 #
-# A bias of zeros is in every model whose biases were never trained. In float it does nothing. In QDQ, its sum has a
-# scale of its own: of MatMul, Add and Relu, that of what Relu leaves. QNN drops an Add whose second operand is zero
-# (2.51 does) and then takes the integers before it for those behind it, in spite of their scale: with a Relu, a cosine
-# of 0.72 where the CPU has 0.9999.
+# Models whose biases were never trained have biases of zeros. In float they do nothing. In QDQ, their sum has its own
+# scale: for MatMul, Add and Relu, that of Relu's output. QNN drops an Add whose second operand is zero (2.51 does) and
+# then uses the integers before it as those after it, ignoring their scale: with a Relu, this resulted in a cosine of
+# 0.72 where the CPU has 0.9999.
 
 
 _Shape = tuple[int | str, ...]
 
-# Of the largest value of a sum: what is smaller is rounded away in float32 already.
+# Relative to the largest value of a sum: smaller values are lost to rounding in float32 already.
 _NOTHING = 2.0**-24
 
 
 def take_out_zero_additions(
     graphs: Sequence[GraphProto], ranges: Ranges, taken: Callable[[NodeProto], bool], keep: frozenset[str]
 ) -> int:
-    """Take additions of zero that are *taken* to be quantized out of *graphs*, and return how many there were.
+    """Remove additions of zero that are *taken* to be quantized from *graphs*, and return how many there were.
 
-    The first of *graphs* is the model with its weights; the others are the same, and may be without large ones. Where a
-    node has to stay, because *keep* has its name or its sum is read outside of the graph's nodes, the zero becomes the
-    first operand, which QNN leaves alone.
+    The first of *graphs* is the model with its weights; the others are the same graph, possibly without large weights.
+    If a node must stay, because *keep* has its name or its sum is read outside of the graph's nodes, the zero becomes
+    the first operand, which QNN does not drop.
     """
     constants = constant_tensors(graphs[0])
     shapes = _shapes(graphs[0])
@@ -56,7 +54,7 @@ def take_out_zero_additions(
         if node.name in keep or node.output[0] in read_elsewhere:
             turned.add(node.output[0])
         else:
-            # What it adds to may be such a sum itself.
+            # Its input may itself be a removed sum.
             replaced[node.output[0]] = replaced.get(data, data)
     for graph in graphs:
         _rewire(graph, replaced, turned, constants)
@@ -66,7 +64,7 @@ def take_out_zero_additions(
 def _unchanged(
     node: NodeProto, constants: Mapping[str, TensorProto], shapes: Mapping[str, _Shape], ranges: Ranges
 ) -> str | None:
-    """What *node* puts out as it is; None when it does more than that."""
+    """Return the input that *node* outputs unchanged; None if it computes something."""
     for position in {"Add": (1, 0), "Sub": (1,)}.get(node.op_type, ()):
         data: str = node.input[1 - position]
         zero = constants.get(node.input[position])
@@ -78,7 +76,7 @@ def _unchanged(
 
 
 def _fits(dims: tuple[int, ...], shape: _Shape) -> bool:
-    """Whether a sum with a constant of *dims* has the *shape* of the other operand."""
+    """Return whether a sum with a constant of *dims* has the *shape* of the other operand."""
     behind = shape[len(shape) - len(dims) :]
     return len(dims) <= len(shape) and all(dim in (1, size) for dim, size in zip(dims, behind, strict=True))
 
@@ -110,20 +108,21 @@ def _rewire(graph: GraphProto, replaced: Mapping[str, str], turned: set[str], co
     nodes = [node for node in nodes if not (node.op_type == "Constant" and node.output[0] in unread)]
     del graph.node[:]
     graph.node.extend(nodes)
-    # By their places: to find one by value, all before it would be compared, gigabytes maybe.
+    # By index: deleting by value would compare all tensors before it, possibly gigabytes.
     for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in unread]):
         del graph.initializer[place]
 
 
-# Which nodes compute with 16-bit activations although the others have 8 bits: those that 8 bits would ruin.
+# Selects nodes that compute with 16-bit activations although the others have 8 bits: those that 8 bits would ruin.
 #
-# They are the sums that a normalization reads, where a few values stretch the range so far that the others are left
-# with a step or two; with what makes such a sum, as far as its own steps are too coarse for the sum; and the
-# normalization. Nothing in 8 bits does instead: a normalization mixes all channels, so they cannot be scaled one by one
-# before it, and what is cut off is what the model needs (clipping to the least squared error makes it worse).
+# They are the sums that a normalization reads, in which a few values widen the range so much that the others get only
+# one or two steps; the nodes that compute such a sum, as long as their own steps are too coarse for it; and the
+# normalization. There is no 8-bit alternative: a normalization mixes all channels, so they cannot be scaled
+# individually before it, and the model needs the values that clipping would cut off (clipping to the least squared
+# error makes it worse).
 
 
-# What they make is what they are given, at other places.
+# They output their input at other positions.
 _MOVING = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 _ADDING = frozenset({"Add", "Sub"})
 # Their results are as fine as their data, which is constant: the rows of a table.
@@ -131,7 +130,7 @@ _LOOKING_UP = frozenset({"Gather"})
 
 
 def wide_nodes(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool]) -> tuple[str, ...]:
-    """Names of the nodes to compute with 16-bit activations, in the graph's order; of those that are *taken*.
+    """Return the names of the *taken* nodes to compute with 16-bit activations, in graph order.
 
     Every node must have a name.
     """
@@ -147,7 +146,10 @@ def wide_nodes(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], b
 
 
 def _behind(source: str, typical: float, makers: Mapping[str, NodeProto], ranges: Ranges) -> Iterable[str]:
-    """The nodes that make *source*, and those behind them whose results are too coarse to be added to it in 8 bits."""
+    """Yield the nodes that compute *source*, and their upstream nodes that are also too coarse.
+
+    Those are nodes whose results are too coarse to be added to *source* in 8 bits.
+    """
     pending, seen = [source], {source}
     while pending:
         node = makers.get(pending.pop())
@@ -165,10 +167,11 @@ def _behind(source: str, typical: float, makers: Mapping[str, NodeProto], ranges
 
 
 def with_large_bias(graph: GraphProto, activation_steps: Mapping[str, int], ranges: Ranges) -> frozenset[str]:
-    """Those nodes whose bias is beyond int32 with 8-bit weights; of *activation_steps*, by name, and so many steps.
+    """Return the nodes whose bias exceeds int32 with 8-bit weights.
 
-    The scale of a bias is that of the input times that of the weight. What is beyond int32 would be cut off, silently;
-    with symmetric weights, onnxruntime makes their scale larger for the channels concerned.
+    *activation_steps* has the nodes to check, by name, and the number of steps of their activations. The scale of a
+    bias is that of the input times that of the weight. A bias beyond int32 would silently be cut off; for symmetric
+    weights, onnxruntime increases the scale of the affected channels.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     return frozenset(
@@ -187,9 +190,9 @@ def _overflows(node: NodeProto, activation_steps: int, constants: Mapping[str, T
     low, high = ranges.bounds[node.input[0]]
     step = (max(high, 0.0) - min(low, 0.0)) / activation_steps
     steps = (np.maximum(channels.max(1), 0) - np.minimum(channels.min(1), 0)) / 255
-    if steps.size != bias.size:  # of groups
+    if steps.size != bias.size:  # with groups
         steps = steps.max()
-    # Where either has no range at all, its scale is 1.
+    # If either has no range at all, its scale is 1.
     scale = np.where(step * steps > 0, step * steps, np.inf)
     return bool((np.abs(bias.reshape(-1)) > np.iinfo(np.int32).max * scale).any())
 
@@ -199,14 +202,14 @@ _FOUR_BITS = ("uint4", "int4")
 
 @dataclass(frozen=True)
 class Tamed:
-    """What to quantize by from here on.
+    """What to quantize with after the preparation.
 
     Attributes:
-        ranges: with those of tensors that were changed.
-        fields: with the types of single nodes.
+        ranges: including those of changed tensors.
+        fields: including the types of single nodes.
         equalized_tensors: how many were equalized.
-        activations_kept_at_16_bits: how many are made by nodes that compute with 16 bits.
-        zero_additions: how many of them were taken out.
+        activations_kept_at_16_bits: how many are outputs of nodes that compute with 16 bits.
+        zero_additions: how many were removed.
     """
 
     ranges: Ranges
@@ -217,11 +220,10 @@ class Tamed:
 
 
 def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields, *, mixes_widths: bool) -> Tamed:
-    """Take additions of zero out of *graphs* (see :func:`take_out_zero_additions`), whose nodes must have names; where
-    *fields* ask for 8 bits, equalize them and decide types of single nodes.
+    """Remove additions of zero from *graphs*; for 8-bit activations, also equalize and choose types of single nodes.
 
-    ``fields.equalize`` false leaves all as it is, *mixes_widths* false the types of nodes. Types that the config gives
-    to a node stay.
+    Nodes must have names; see :func:`take_out_zero_additions`. ``fields.equalize`` false disables the last two,
+    *mixes_widths* false only the types of nodes. Types that the config gives to a node are kept.
     """
     selection = select(graphs[0], fields)
 
@@ -247,7 +249,7 @@ def _tame(
         return Tamed(ranges, fields)
     if not fields.equalize or not ranges.typical:
         return Tamed(ranges, fields)
-    # What equalizing takes from activations it puts into weights, and 4 bits have no room for it: the lowest cosine of
+    # Equalization moves range from activations to weights, and 4 bits have no room for it: the lowest cosine of
     # all-MiniLM-L6-v2 in w4a8 is 0.37 with it, and 0.85 without.
     narrow = fields.weight_type in _FOUR_BITS
     after, equalized = (ranges, 0) if narrow else equalize(graphs, ranges, taken)
@@ -263,7 +265,8 @@ def _tame(
     if not ours:
         return Tamed(after, fields, equalized)
     makes = sum(name in after.bounds for node in graphs[0].node if node.name in names for name in node.output)
-    # Ours are names, which beat patterns, and take the place of what the config says of the same name.
+    # The added overrides are names, which take precedence over patterns, and replace the config's overrides of the same
+    # name.
     others = tuple(each for each in fields.node_overrides or () if each.nodes not in names)
     return Tamed(after, replace(fields, node_overrides=(*others, *ours)), equalized, makes)
 
@@ -271,8 +274,9 @@ def _tame(
 def _with_room_for_biases(
     graph: GraphProto, ranges: Ranges, fields: QuantizeFields, taken: Callable[[NodeProto], bool]
 ) -> QuantizeFields:
-    """*fields* with signed weights for those nodes whose bias unsigned ones leave no room for, which is rare with 8-bit
-    activations. Weights that the config gives to a node stay.
+    """Return *fields* with signed weights for the nodes whose bias has no room with unsigned ones.
+
+    This is rare with 8-bit activations. Weight types that the config gives to a node are kept.
     """
     if fields.weight_type != "uint8":
         return fields

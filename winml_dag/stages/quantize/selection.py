@@ -1,6 +1,6 @@
-"""Which nodes a config names, leaves in float or gives other types. A name that fits nothing is an error.
+"""Which nodes a config selects, leaves in float or gives other types. A name that matches nothing is an error.
 
-onnxruntime's tools ignore such a name, and would silently quantize what was to be left out.
+onnxruntime's tools ignore such a name, and would silently quantize what was to be excluded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 
-# Of operators whose outputs are integers only where their inputs are.
+# For operators whose outputs are integers only if their inputs are.
 _HANDING_ON = (QDQDirect8BitOp, QDQRemovableActivation)
 EXCLUDED_NODE = "excluded by quant.nodes_to_exclude"
 EXCLUDED_OPERATOR = "excluded by quant.op_types_to_exclude"
@@ -35,9 +35,9 @@ class Selection:
     """What a config leaves in float.
 
     Attributes:
-        nodes: names of the nodes that it excludes, in the graph's order.
-        op_types: operators of the graph that may be quantized; None: all that there are rules for.
-        reasons: why, for every node that the config leaves out, by :func:`identity`.
+        nodes: names of the nodes that it excludes, in graph order.
+        op_types: operators of the graph that may be quantized; None: all that have rules.
+        reasons: why, for every node that the config excludes, by :func:`identity`.
     """
 
     nodes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Selection:
 
     @property
     def sorted_op_types(self) -> list[str] | None:
-        """``op_types`` as onnxruntime takes them, in an order that is always the same."""
+        """``op_types`` for onnxruntime, in a stable order."""
         return None if self.op_types is None else sorted(self.op_types)
 
     def takes(self, op_type: str) -> bool:
@@ -54,10 +54,10 @@ class Selection:
 
 
 def select(graph: GraphProto, fields: QuantizeFields) -> Selection:
-    """What *fields* say of the nodes of *graph* and of the graphs inside of them.
+    """Apply *fields* to the nodes of *graph* and of its subgraphs.
 
     Raises:
-        StageError: for a name or pattern that fits nothing.
+        StageError: a name or pattern matches nothing.
     """
     everywhere = [node for each in graphs_of(graph) for node in each.node]
     nodes = _matching_nodes(everywhere, fields.nodes_to_exclude or (), "nodes_to_exclude")
@@ -78,10 +78,10 @@ def select(graph: GraphProto, fields: QuantizeFields) -> Selection:
 
 
 def by_default(graph: GraphProto, fields: QuantizeFields, op_types: tuple[str, ...] | None) -> QuantizeFields:
-    """*fields*, with the operators *op_types* where they name none.
+    """Return *fields*, with the operators *op_types* if they name none.
 
-    A *graph*, whose tensors must have types, that has none of these but such as only hand integers on is quantized as a
-    whole: who asks for integers gets them.
+    If *graph*, whose tensors must have types, has only those of them that pass integers on, the whole graph is
+    quantized: a request for integers is met.
     """
     if fields.op_types_to_quantize or op_types is None:
         return fields
@@ -92,7 +92,7 @@ def by_default(graph: GraphProto, fields: QuantizeFields, op_types: tuple[str, .
 
 
 def nothing_left(sentence: str, fields: QuantizeFields) -> StageError:
-    """The error *sentence*, with what can be done: change the fields that leave nodes out, if there are any."""
+    """Return the error *sentence*, with advice to change the fields that exclude nodes, if there are any."""
     named = [f"quant.{name}" for name in _NARROWING if getattr(fields, name)]
     if named:
         return StageError(sentence, advice=f"Change {', '.join(named)}, which leaves nodes out, or build it in fp32.")
@@ -100,15 +100,15 @@ def nothing_left(sentence: str, fields: QuantizeFields) -> StageError:
 
 
 def identity(node: NodeProto) -> str:
-    """What a node is known by before and after quantization: its name, or its first output where it has none."""
+    """Return what identifies a node before and after quantization: its name, or its first output if it has none."""
     return node.name or next(name for name in node.output if name).removesuffix("_QuantizeLinear_Input")
 
 
 def override_types(graph: GraphProto, overrides: Sequence[NodeTypes]) -> dict[str, NodeTypes]:
-    """The types that *overrides* give to nodes, by name of the node. A name beats a pattern.
+    """Return the types that *overrides* give to nodes, by node name. A name takes precedence over a pattern.
 
     Raises:
-        StageError: for one that matches no node, or two patterns that differ about a node.
+        StageError: an override matches no node, or two patterns give a node different types.
     """
     found: dict[str, NodeTypes] = {}
     names = {node.name for node in graph.node}
@@ -124,12 +124,13 @@ def override_types(graph: GraphProto, overrides: Sequence[NodeTypes]) -> dict[st
 
 
 def matching_op_types(graph: GraphProto, patterns: Iterable[str], field: str) -> frozenset[str]:
-    """Operators of the graph that *patterns* (names, or patterns with ``*`` and ``?``) stand for.
+    """Return the operators of the graph that match *patterns* (names, or patterns with ``*`` and ``?``).
 
-    An operator that onnxruntime knows and that is not in this graph is fine: a list may serve many models.
+    A pattern may match only an operator that onnxruntime knows and that is not in this graph: a list may serve many
+    models.
 
     Raises:
-        StageError: for one that is neither in the graph nor known.
+        StageError: a pattern matches an operator neither in the graph nor in onnxruntime.
     """
     present = {node.op_type for each in graphs_of(graph) for node in each.node}
     matched: set[str] = set()
@@ -151,7 +152,7 @@ def _matching_nodes(nodes: Iterable[NodeProto], patterns: Iterable[str], field: 
     names = [node.name for node in nodes if node.name]
     matched: set[str] = set()
     for pattern in patterns:
-        # The name itself first: exporters put brackets into names, which a pattern reads as a set of characters.
+        # The name itself first: exporters put brackets into names, which a pattern reads as a character set.
         found = {pattern} & set(names) or {name for name in names if fnmatchcase(name, pattern)}
         if not found:
             raise StageError(
@@ -164,7 +165,7 @@ def _matching_nodes(nodes: Iterable[NodeProto], patterns: Iterable[str], field: 
 def _nearest(name: str, names: Sequence[str]) -> str:
     near = get_close_matches(name, names, n=1, cutoff=0.4)
     if any(sign in name for sign in "*?["):
-        # What a pattern is about is a part of a name: names are paths of modules.
+        # A pattern usually means one component of a name: names are paths of modules.
         parts = sorted({part for known in names for part in known.split("/")})
         near = get_close_matches(name.strip("*?/"), parts, n=1, cutoff=0.6) or near
     return f"Did you mean {near[0]!r}?" if near else "Check its spelling."

@@ -1,8 +1,8 @@
-"""static: Q and DQ nodes around everything, with scales from the ranges that calibrate measured.
+"""static: insert Q and DQ nodes everywhere, with scales from the ranges that calibrate measured.
 
 onnxruntime's QDQQuantizer is used without its ``quantize_static``, which raises the opset of a model to 21 for 16-bit
-types, by rewriting nodes that the ranges know nothing of. Below opset 21 such Q and DQ nodes are of ``com.microsoft``,
-below opset 13 all of a model with a scale for each channel.
+types by rewriting nodes, for which there are no ranges. Below opset 21 such Q and DQ nodes are in ``com.microsoft``;
+below opset 13, so are all in a model with a scale for each channel.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from winml_dag.stages.quantize.outliers import Tamed, tame_outliers
 from winml_dag.stages.quantize.selection import Selection, nothing_left, override_types, select
 from winml_dag.stages.ranges import Ranges
 
-# onnxruntime's rules of static quantization for QNN, and what was measured to be better there.
+# onnxruntime's rules of static quantization for QNN, with changes that measured better.
 
 _BYTES = (QuantType.QUInt8, QuantType.QInt8)
 _SIGNED_NARROW = (QuantType.QInt4, QuantType.QInt8)
-# onnxruntime's rules for QNN make every range 1e-4 wide at least, and weights of 1e-6 lose 22 dB by that. With no least
+# onnxruntime's rules for QNN make every range at least 1e-4 wide, which costs weights of 1e-6 22 dB. Without a minimum
 # range, constants of zeros get the scale 1, and QNN fails on the model or is wrong.
 _LEAST_RANGE = 1e-8
 
@@ -59,11 +59,11 @@ def qnn_settings(
     activation_type: QuantType,
     selection: Selection,
 ) -> StaticQuantConfig:
-    """onnxruntime's rules for QNN, and what was measured to be better.
+    """Return onnxruntime's rules for QNN, with changes that measured better.
 
     Weights of MatMul are per channel too: all-MiniLM-L6-v2 has feed-forward weights of up to 175 standard deviations.
-    In w8a16, with a scale for the whole tensor, its embeddings have a cosine of 0.945 to those of the float model at
-    worst; with one for each channel, 0.993. QNN takes 16-bit weights only when they are symmetric.
+    In w8a16, the worst cosine of its embeddings to those of the float model is 0.945 with one scale for the whole
+    tensor, and 0.993 with one for each channel. QNN takes 16-bit weights only if they are symmetric.
     """
     per_channel = bool(fields.per_channel)
     weight_symmetric = True if weight_type not in _BYTES else fields.weight_symmetric
@@ -76,7 +76,7 @@ def qnn_settings(
             name: [{"axis": 1, "quant_type": weight_type, "symmetric": True}] for name in _matmul_weights(model.graph)
         }
     _refuse_pairs(model.graph, fields)
-    # Every other form of weights that are of another type than the rest stays on the CPU.
+    # Any other form of weights that differ in type from the default stays on the CPU.
     overrides |= node_overrides(model.graph, fields, activation_type, True, per_channel=per_channel)
     settings = _qnn_rules()(
         model,
@@ -85,7 +85,7 @@ def qnn_settings(
         weight_type=weight_type,
         per_channel=per_channel,
         init_overrides=overrides,
-        add_qtype_converts=False,  # the conversions that mixed types need are in the overrides
+        add_qtype_converts=False,  # the conversions for mixed types are in the overrides
         activation_symmetric=bool(fields.activation_symmetric),
         weight_symmetric=weight_symmetric,
         op_types_to_quantize=selection.sorted_op_types,
@@ -96,10 +96,10 @@ def qnn_settings(
 
 
 def _qnn_rules() -> Callable[..., StaticQuantConfig]:
-    """``get_qnn_qdq_config``, imported as if there were no torch.
+    """Return ``get_qnn_qdq_config``, imported with torch hidden.
 
-    The package that it is in imports torch wherever that is installed, for a helper that nobody needs here: 1.2 s of
-    the 2 s that it took to quantize a small model.
+    Its package imports torch if that is installed, for a helper that is not used here: 1.2 s of the 2 s that it took to
+    quantize a small model.
     """
     hidden = "torch" not in sys.modules
     if hidden:
@@ -114,7 +114,7 @@ def _qnn_rules() -> Callable[..., StaticQuantConfig]:
 
 
 def _refuse_pairs(graph: GraphProto, fields: QuantizeFields) -> None:
-    """Raise StageError for a node whose own types leave it to the CPU."""
+    """Raise StageError for a node whose types in the config would leave it to the CPU."""
     constants = {tensor.name for tensor in graph.initializer}
     types = override_types(graph, fields.node_overrides or ())
     for node in graph.node:
@@ -131,7 +131,10 @@ def _refuse_pairs(graph: GraphProto, fields: QuantizeFields) -> None:
 
 
 def _unsigned_norms(graph: GraphProto) -> TensorOverrides:
-    """The scales of LayerNormalization in uint8: with signed ones of 4 or 8 bits, QNN leaves these nodes to the CPU."""
+    """Return overrides for LayerNormalization scales: with signed 4-bit or 8-bit ones, QNN leaves the nodes to the CPU.
+
+    They are in uint8 instead.
+    """
     constants = {tensor.name for tensor in graph.initializer}
     return {
         node.input[1]: [{"quant_type": QuantType.QUInt8, "symmetric": False}]
@@ -141,7 +144,10 @@ def _unsigned_norms(graph: GraphProto) -> TensorOverrides:
 
 
 def _slopes(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
-    """The slopes of PRelu as weights: with those of 16 bits, QNN runs out of memory unless a Conv is before it."""
+    """Return overrides for PRelu slopes: with 16 bits, QNN runs out of memory unless a Conv is before the node.
+
+    The slopes have the type of weights instead.
+    """
     constants = {tensor.name for tensor in graph.initializer}
     signed = weight_type in SIGNED
     return {
@@ -152,10 +158,10 @@ def _slopes(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
 
 
 def _matmul_weights(graph: GraphProto) -> list[str]:
-    """Matrices that are the right side of MatMul and nothing else.
+    """Return the matrices that are only used as the right side of MatMul.
 
-    onnxruntime's rules leave them per tensor for QNN, which takes them per channel as well, provided that they are
-    symmetric: with asymmetric ones these nodes stay on the CPU (QNN SDK 2.51).
+    onnxruntime's rules leave them per tensor for QNN. QNN also takes them per channel if they are symmetric: with
+    asymmetric ones these nodes stay on the CPU (QNN SDK 2.51).
     """
     matrices = [t.name for t in graph.initializer if len(t.dims) == 2 and t.data_type == TensorProto.FLOAT]
     uses: dict[str, set[tuple[str, int]]] = {name: set() for name in matrices}
@@ -166,15 +172,15 @@ def _matmul_weights(graph: GraphProto) -> list[str]:
     return [name for name in matrices if uses[name] == {("MatMul", 1)}]
 
 
-# Divisions in place of reciprocals, for QNN: its quantized Reciprocal is wrong for values below 1.
+# For QNN, divisions replace reciprocals: its quantized Reciprocal is wrong for values below 1.
 #
-# It inserts a 1 that has the type and scale of the input, so the 1 is cut down to the largest value of the input: of a
-# one-node model, outputs are 0.1 and 0.5 times what they should be where that is 0.1 and 0.5 (QNN SDK 2.51). As the
-# operand of a Div, the 1 has a scale of its own.
+# QNN inserts a 1 that has the type and scale of the input, so the 1 is clipped to the largest value of the input. For a
+# one-node model, outputs are 0.1 and 0.5 times what they should be if that value is 0.1 and 0.5 (QNN SDK 2.51). As the
+# operand of a Div, the 1 has its own scale.
 
 
 def divide_in_place_of_reciprocals(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
-    """Make each Reciprocal of *graphs* (one graph, with and without weights) that *fields* leave to quantize a Div."""
+    """Replace each Reciprocal of *graphs* (one graph, with and without weights) that *fields* quantize with a Div."""
     selection = select(graphs[0], fields)
     for graph in graphs:
         found = [
@@ -192,13 +198,13 @@ def divide_in_place_of_reciprocals(graphs: Sequence[GraphProto], fields: Quantiz
             node.CopyFrom(division)
 
 
-# The opset from which on the standard has Q and DQ.
+# The first opset of the standard with Q and DQ.
 _INTEGERS_FROM = 10
 
 
 @dataclass(frozen=True)
 class Insertion:
-    """A QDQ model, how long inserting Q and DQ took, what became of the nodes, and what was done about outliers."""
+    """A QDQ model, the time to insert Q and DQ, the census of the nodes, and how outliers were treated."""
 
     model: ModelProto
     seconds: float
@@ -209,12 +215,12 @@ class Insertion:
 def insert_qdq(
     model: ModelProto, before: ModelProto, ranges: Ranges, fields: QuantizeFields, target: QuantizeTarget
 ) -> Insertion:
-    """The QDQ form of *model*, whose tensors must have types and nodes names; *model* is changed on the way.
+    """Return the QDQ form of *model*, whose tensors must have types and nodes names; *model* is modified.
 
-    *before* is the same model, which may be without its external weights.
+    *before* is the same model, possibly without its external weights.
 
     Raises:
-        StageError: for types that do not go together, a tensor without a range, or another outcome than was asked for.
+        StageError: types cannot be combined, a tensor has no range, or the result differs from what was requested.
     """
     opset = standard_opset(before)
     if opset < _INTEGERS_FROM:
@@ -231,9 +237,9 @@ def insert_qdq(
     ranges, fields = _fine_biases(model.graph, _whole_softmax(model.graph, tamed.ranges)), tamed.fields
     if fields.node_overrides:
         _split_constants(graphs, fields)
-    # Not of the model in memory: above 2 GiB, asking for its size is an error.
+    # Not of the model in memory: above 2 GiB, reading its size is an error.
     settings = qdq_settings(before, fields, target.rules)
-    # Without this mark the quantizer infers shapes again, by way of files in the system's temporary folder.
+    # Without this mark the quantizer infers shapes again, through files in the system's temporary folder.
     add_infer_metadata(model)
     started = time.perf_counter()
     quantizer = QDQQuantizer(
@@ -245,7 +251,7 @@ def insert_qdq(
         _tensors_data(ranges),
         settings.nodes_to_quantize,
         settings.nodes_to_exclude,
-        # In the order of a set otherwise.
+        # Sorted: a set has no stable order.
         sorted(settings.op_types_to_quantize),
         settings.extra_options,
     )
@@ -261,7 +267,7 @@ def insert_qdq(
 
 
 def _no_numbers(*graphs: GraphProto) -> StageError | None:
-    """The refusal of a constant that has NaN, of which the quantizer says only that it has no scale."""
+    """Return the error for a constant with NaN, for which the quantizer reports only a missing scale."""
     for tensor in (tensor for graph in graphs for tensor in graph.initializer):
         inside = tensor.data_type == TensorProto.FLOAT and tensor.data_location != TensorProto.EXTERNAL
         if inside and np.isnan(numpy_helper.to_array(tensor)).any():
@@ -273,22 +279,23 @@ def _no_numbers(*graphs: GraphProto) -> StageError | None:
 
 
 def _whole_softmax(graph: GraphProto, ranges: Ranges) -> Ranges:
-    """*ranges* with 0 to 1 for what Softmax makes, also where only what reads it is quantized.
+    """Return *ranges* with 0 to 1 for outputs of Softmax, even if only their readers are quantized.
 
-    onnxruntime's quantizer does that for a Softmax it quantizes itself. On the CPU, onnxruntime makes one integer
-    operator of any Softmax between DQ and Q, which writes 0 for what is above the range instead of its upper end: a
-    classifier that was surer than in calibration (0.97, and 0.86 at most) gave 0.0 for its first class.
+    onnxruntime's quantizer does that for a Softmax that it quantizes itself. On the CPU, onnxruntime fuses any Softmax
+    between DQ and Q to one integer operator, which writes 0 for values above the range instead of its upper end: a
+    classifier that was more certain than in calibration (0.97, with at most 0.86 before) output 0.0 for its first
+    class.
     """
     made = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
     return replace(ranges, bounds={**ranges.bounds, **dict.fromkeys(ranges.bounds.keys() & made, (0.0, 1.0))})
 
 
 def _fine_biases(graph: GraphProto, ranges: Ranges) -> Ranges:
-    """*ranges* with 0 to 1 for what was 0 on all samples, where a product of it gets a bias.
+    """Return *ranges* with 0 to 1 for tensors that were 0 on all samples and whose product gets a bias.
 
-    onnxruntime's quantizer gives such a tensor the scale 1, as if it were 0 to 255 or 65535, and the bias that of the
-    tensor times that of the weight: it is rounded to a few steps. Only there: QNN loses an operand of a Sub whose scale
-    is 1000 times that of the result.
+    onnxruntime's quantizer gives such a tensor the scale 1, as for a range of 0 to 255 or 65535, and the bias the
+    tensor's scale times the weight's, so the bias is rounded to a few steps. Other tensors are not changed: QNN loses
+    an operand of a Sub whose scale is 1000 times that of the result.
     """
     summed = {node.input[0] for node in graph.node if node.op_type in CHANNEL_AXES and len(node.input) > 2}
     zeros = [name for name in summed & ranges.bounds.keys() if ranges.bounds[name] == (0.0, 0.0)]
@@ -296,7 +303,7 @@ def _fine_biases(graph: GraphProto, ranges: Ranges) -> Ranges:
 
 
 def _split_constants(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
-    """Split constants of *graphs*, whose nodes have names, that are not of one type and scale for all who read them."""
+    """Split constants of *graphs*, whose nodes have names, if their readers need different types or scales."""
     selection = select(graphs[0], fields)
     own = override_types(graphs[0], fields.node_overrides or ())
 
@@ -310,10 +317,10 @@ def _split_constants(graphs: Sequence[GraphProto], fields: QuantizeFields) -> No
 
 
 def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -> StaticQuantConfig:
-    """What onnxruntime's quantizer is told: the config's fields, and what the *rules* add for their provider.
+    """Return the settings of onnxruntime's quantizer: the config's fields, and what the *rules* add for their provider.
 
     Raises:
-        StageError: for unknown rules, types, operators or nodes, and for types that do not go together.
+        StageError: rules, types, operators or nodes are unknown, or types cannot be combined.
     """
     weight_type, activation_type = _type(fields, "weight_type"), _type(fields, "activation_type")
     if activation_type is QuantType.QInt8 and weight_type is QuantType.QUInt8:
@@ -349,7 +356,7 @@ def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -
         settings.extra_options["UseQDQContribOps"] = True
     constants = constant_tensors(model.graph)
     if any(node.op_type == "Clip" and not constants.keys() >= {*node.input[1:]} - {""} for node in model.graph.node):
-        # Bounds that are computed: what they were in calibration does not stand for the Clip.
+        # With computed bounds, the range in calibration does not replace the Clip.
         settings.extra_options["QDQKeepRemovableActivations"] = True
     return settings
 
@@ -379,7 +386,7 @@ def _tensors_data(ranges: Ranges) -> TensorsData:
 
 
 def _check(census: Census, fields: QuantizeFields, graph: GraphProto) -> None:
-    """What was asked for is there: the tools skip what they cannot do."""
+    """Raise StageError unless the result is what was requested: the tools skip what they cannot do."""
     if not census.quantized and (inside := sum(1 for _ in compute_nodes_inside(graph))):
         raise StageError(
             f"No node of the model could be quantized: {inside} are inside of If, Loop or Scan, which static"
@@ -395,7 +402,7 @@ def _check(census: Census, fields: QuantizeFields, graph: GraphProto) -> None:
         wanted = ", ".join(sorted({str(fields.activation_type), *others}))
         raise StageError(f"Activations came out as {_texts(census.activations)} instead of {wanted}.")
     own = {override.weight_type for override in overrides if override.weight_type}
-    # Where nodes have types of their own, it may be that all with weights do.
+    # If nodes have types of their own, all nodes with weights may.
     missing = (own or {str(fields.weight_type)}) - census.weights.keys()
     if census.weights and missing and (_has_matrices(graph) or not census.weights.keys() <= found):
         raise StageError(
@@ -404,7 +411,7 @@ def _check(census: Census, fields: QuantizeFields, graph: GraphProto) -> None:
 
 
 def _has_matrices(graph: GraphProto) -> bool:
-    """Whether it has what tools take for weights: constants of elementwise operators get the activations' type."""
+    """Return whether the tools find weights in it: constants of elementwise operators get the activations' type."""
     constants = {tensor.name for tensor in graph.initializer}
     return any(node.op_type in CHANNEL_AXES and constants & set(node.input[1:2]) for node in graph.node)
 

@@ -22,12 +22,12 @@ from winml_dag.stages.quantize.selection import Selection, identity, nothing_lef
 _DYNAMIC_TYPES = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
 _DYNAMIC_OPERATORS = frozenset({*IntegerOpsRegistry, "Gemm"})
 _BLOCK_OPERATORS = frozenset({"MatMul", "Gemm"})
-# Made of LSTM; its weights are signed, whatever is asked for.
+# Created from LSTM; its weights are always signed.
 _LSTM = "DynamicQuantizeLSTM"
 # The inputs whose constants onnxruntime transposes.
 _TRANSPOSED = {"Gemm": (1,), "LSTM": (1, 2)}
 _SMALLEST_BLOCK = 16
-# What onnxruntime does not know, it leaves alone.
+# onnxruntime does not change an operator that it does not know.
 _HIDDEN_GEMM = "LeftOutGemm"
 _LARGEST_EMBEDDED = 2**30
 _MATMULS_FILE = Path("matmuls.onnx")
@@ -35,13 +35,13 @@ _DYNAMIC_FILE = Path("dynamic.onnx")
 
 
 def quantize_dynamically(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
-    """*model*, whose tensors must have types and nodes names, with 8-bit weights; activations become 8-bit while a node
-    computes.
+    """Return *model* with 8-bit weights; activations become 8-bit while a node computes.
 
-    *before* is the same model, which may be without its external weights; *model* is changed on the way.
+    Its tensors must have types and its nodes names. *before* is the same model, possibly without its external weights;
+    *model* is modified.
 
     Raises:
-        StageError: for 16-bit weights, unknown nodes or operators, or when there is nothing to quantize.
+        StageError: weights have 16 bits, nodes or operators are unknown, or there is nothing to quantize.
     """
     weight_type = fields.weight_type
     if weight_type not in _DYNAMIC_TYPES:
@@ -59,12 +59,12 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
     quantize_dynamic(
         _MATMULS_FILE,
         _DYNAMIC_FILE,
-        # What was a Gemm is a MatMul by now.
+        # Every selected Gemm is a MatMul by now.
         op_types_to_quantize=sorted({*op_types, "MatMul"} - {"Gemm"}),
         per_channel=bool(fields.per_channel),
         reduce_range=bool(fields.reduce_range),
         weight_type=_DYNAMIC_TYPES[weight_type],
-        # onnxruntime makes a MatMul of any Gemm here, also of one that is left out.
+        # onnxruntime turns every Gemm into a MatMul here, even an excluded one.
         nodes_to_exclude=sorted({*left_out, *(f"{name}_MatMul" for name in left_out)}),
         use_external_data_format=external,
         extra_options=options,
@@ -76,13 +76,12 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
 
 
 def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
-    """*model*, whose nodes must have names, with each constant matrix of MatMul and Gemm rounded to nearest in blocks,
-    as MatMulNBits.
+    """Return *model* with each constant matrix of MatMul and Gemm rounded to nearest in blocks, as MatMulNBits.
 
-    *before* is the same model, which may be without its external weights; *model* is changed on the way.
+    Its nodes must have names. *before* is the same model, possibly without its external weights; *model* is modified.
 
     Raises:
-        StageError: for widths or block sizes that there are not, unknown nodes, or when there is nothing to quantize.
+        StageError: a width or block size is not supported, nodes are unknown, or there is nothing to quantize.
     """
     bits, block_size = fields.rtn_bits, fields.rtn_block_size
     if bits not in (4, 8):
@@ -114,7 +113,7 @@ def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFiel
 
 
 def _not_taken(graph: GraphProto, selection: Selection) -> set[str]:
-    """MatMul or Gemm nodes that the config does not want: later they all are MatMul, so they are left out by name."""
+    """Return MatMul or Gemm nodes that the config excludes: later all are MatMul, so they are excluded by name."""
     return {
         node.name
         for each in graphs_of(graph)
@@ -124,7 +123,7 @@ def _not_taken(graph: GraphProto, selection: Selection) -> set[str]:
 
 
 def _why(graph: GraphProto, selection: Selection, ruled: Collection[str]) -> Callable[[NodeProto], str]:
-    """What tells why a node stayed as it was, where there are rules for the operators *ruled*."""
+    """Return a function that explains why a node is unchanged, with rules for the operators *ruled*."""
     constants = {tensor.name: tensor for each in graphs_of(graph) for tensor in each.initializer}
 
     def why(node: NodeProto) -> str:
@@ -143,7 +142,7 @@ def _why(graph: GraphProto, selection: Selection, ruled: Collection[str]) -> Cal
 
 
 def _with_computed_weights(graph: GraphProto) -> set[str]:
-    """Conv nodes that onnxruntime fails on."""
+    """Return the Conv nodes on which onnxruntime fails."""
     constants = {tensor.name for each in graphs_of(graph) for tensor in each.initializer}
     return {node.name for node in _nodes(graph) if node.op_type == "Conv" and node.input[1] not in constants}
 
@@ -153,9 +152,10 @@ def _use(node: NodeProto, position: int) -> Hashable:
 
 
 def _gemms_to_matmuls(model: ModelProto, left_out: Collection[str]) -> None:
-    """Make each Gemm that is not *left_out* a MatMul and an Add, which is what onnxruntime's tools quantize.
+    """Replace each Gemm that is not *left_out* with MatMul and Add, which onnxruntime's tools quantize.
 
-    onnxruntime transposes the weights of Gemm and LSTM where they are, whoever else reads them: they get their own.
+    onnxruntime transposes the weights of Gemm and LSTM in place, whatever else reads them, so they get their own
+    copies.
     """
     own_constants(model.graph, _use, inside=True)
     for node in _nodes(model.graph):
@@ -172,8 +172,8 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _save(model: ModelProto, path: Path) -> bool:
-    """Write *model* for onnxruntime's tools, with its weights apart when they need that."""
-    # Tensor by tensor: above 2 GiB, asking for the size of the model is an error.
+    """Write *model* for onnxruntime's tools, with its weights in another file if they are too large."""
+    # Tensor by tensor: above 2 GiB, reading the size of the model is an error.
     size: int = sum(tensor.ByteSize() for graph in graphs_of(model.graph) for tensor in graph.initializer)
     external = size >= _LARGEST_EMBEDDED
     onnx.save(model, path, save_as_external_data=external)
@@ -181,7 +181,7 @@ def _save(model: ModelProto, path: Path) -> bool:
 
 
 def _drop_repeated_initializers(graph: GraphProto) -> None:
-    """MatMulNBitsQuantizer writes a weight once for each node that reads it, always under the same name."""
+    """Drop duplicates: MatMulNBitsQuantizer writes a weight under the same name once for each node that reads it."""
     seen: dict[str, int] = {}
     for index, tensor in enumerate(graph.initializer):
         seen.setdefault(tensor.name, index)

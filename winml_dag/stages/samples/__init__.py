@@ -1,6 +1,6 @@
-"""Calibration data as a model takes it: arrays, texts, images and rows of tables, by the suffix of their files.
+"""Calibration data in the forms that a model takes: arrays, texts, images and table rows, by file suffix.
 
-Light on purpose: what is declared here is read when a build is planned. The work is in the modules beside it.
+This module imports nothing heavy, because planning reads it. The work is in the modules next to it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 TEXT_COLUMNS = ("text", "text_pair")
 IMAGE_COLUMN = "image"
 
-# What goes by the name of each kind. Files of one kind only make up the data of a build.
+# The suffixes of each kind. The data of a build has files of one kind only.
 SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "npz": (".npz",),
     "npy": (".npy",),
@@ -29,16 +29,16 @@ _KINDS = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suff
 
 @dataclass(frozen=True)
 class Columns:
-    """``columns_mapping``: of data that are rows, which column goes where.
+    """``columns_mapping``: for data with rows, maps roles to columns.
 
-    By the name of an input of the model, whose values the column has; or by ``text``, ``text_pair`` and ``image`` for
-    what goes through the model's tokenizer and image processor. Empty: columns of these very names.
+    A role is the name of a model input, whose values the column has; or ``text``, ``text_pair`` and ``image`` for what
+    goes through the model's tokenizer and image processor. Empty: columns have these names themselves.
     """
 
     columns_mapping: Mapping[str, str]
 
 
 def kind_of(name: str) -> str | None:
-    """What the file *name* holds: a key of :data:`SUFFIXES`, or None for what is no data."""
+    """Return the kind of the file *name*: a key of :data:`SUFFIXES`, or None if it is not data."""
     dot = name.rfind(".")
     return _KINDS.get(name[dot:].lower()) if dot >= 0 else None

@@ -1,7 +1,6 @@
-"""Samples from .npz and .npy files, of which memory holds the samples that are asked for and not the whole arrays.
+"""Samples from .npz and .npy files; memory holds only the requested samples.
 
-The arrays are read as streams: a mapped file would do for .npy, but not for the members of an .npz, which may be
-compressed.
+The arrays are read as streams: mmap would work for .npy, but not for the members of an .npz, which may be compressed.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.onnxmodel.inspect import UNKNOWN_RANK
 from winml_dag.stages.samples.samples import Array, Feed, Samples
 
-# One sample as a model takes it: the names, shapes and types of its inputs.
+# Converts one sample to a model's input: names, shapes and types.
 #
-# Data that does not fit is refused. Calibrating on something else instead would go unnoticed until the quantized model
-# is used, and then be looked for everywhere but here.
+# Data that does not fit is refused. Calibrating on something else would go unnoticed until the quantized model is used,
+# and the cause would then be hard to find.
 
 
 def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec]) -> None:
-    """Raise StageError when *names* are not those of the *inputs*."""
+    """Raise StageError if *names* are not those of the *inputs*."""
     wanted = {spec.name for spec in inputs}
     missing, unknown = sorted(wanted - names.keys()), sorted(names.keys() - wanted)
     if missing or unknown:
@@ -44,10 +43,10 @@ def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec]) -> Non
 
 
 def fit(arrays: Mapping[str, Array], inputs: Sequence[InputSpec], where: str) -> Feed:
-    """One sample in the shapes and types of the model's *inputs*; a missing batch axis is added.
+    """Return one sample in the shapes and types of the model's *inputs*; a missing batch axis is added.
 
     Raises:
-        StageError: when names, shapes or values do not fit; *where* says in the sentence which sample it is.
+        StageError: names, shapes or values do not fit; *where* names the sample in the message.
     """
     check_names(arrays, inputs)
     return {spec.name: _cast(_shape(arrays[spec.name], spec, where), spec, where) for spec in inputs}
@@ -78,7 +77,7 @@ def _cast(array: Array, spec: InputSpec, where: str) -> Array:
             advice="The precision fp32 with --no-validate builds it.",
         ) from error
     if np.can_cast(array.dtype, dtype, "same_kind"):
-        converted = np.asarray(array, dtype)  # numpy may have made a number of an array without axes
+        converted = np.asarray(array, dtype)  # numpy may have turned an array without axes into a number
         if dtype.kind not in "iu" or np.array_equal(converted, array):
             return converted
     raise StageError(
@@ -92,7 +91,7 @@ _SAVE = "Save it with numpy.savez or numpy.save."
 
 @dataclass(frozen=True)
 class _Stack:
-    """An array whose first axis counts the samples, where it lies; ``open`` gives its .npy stream."""
+    """An array in a file whose first axis counts the samples; ``open`` returns its .npy stream."""
 
     file: str
     shape: tuple[int, ...]
@@ -101,10 +100,10 @@ class _Stack:
     open: Callable[[], IO[bytes]]
 
     def read(self, numbers: Sequence[int]) -> Iterator[Array]:
-        """The samples of these *numbers*, which ascend."""
+        """Yield the samples of these ascending *numbers*."""
         with _readable(self.file), self.open() as stream:
             if self.column_major:
-                # One sample lies all over the file.
+                # One sample is spread over the whole file.
                 array = np.lib.format.read_array(stream, allow_pickle=False)
                 yield from (array[number] for number in numbers)
                 return
@@ -120,10 +119,10 @@ class _Stack:
 
 
 def npz_samples(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
-    """One file with arrays by input name, whose first axis counts the samples; or a file for each sample.
+    """Read one file with arrays by input name, whose first axis counts the samples; or one file for each sample.
 
     Raises:
-        StageError: when a file cannot be read, or names or numbers of samples do not fit.
+        StageError: a file cannot be read, or names or numbers of samples do not fit.
     """
     if len(files) > 1:
         return Samples.one_by_one("npz", len(files), lambda at: fit(_load_npz(files[at]), inputs, files[at].name))
@@ -133,8 +132,9 @@ def npz_samples(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
 def labelled_npz(
     file: Path, inputs: Sequence[InputSpec], label_of: Callable[[Sequence[str]], str]
 ) -> tuple[Samples, Callable[[Sequence[int]], Iterator[Any]]]:
-    """The samples in *file*, and what reads the labels of those of some numbers; *label_of* says which of its arrays
-    has the labels, one for each sample.
+    """Return the samples in *file*, and a function that reads the labels of given sample numbers.
+
+    *label_of* returns the name of the array with the labels, one for each sample.
 
     Raises:
         StageError: as :func:`npz_samples`.
@@ -147,7 +147,7 @@ def labelled_npz(
 
 
 def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
-    """``<input>.npy``, whose first axis counts the samples, or a folder ``<input>`` with one file a sample.
+    """Read ``<input>.npy``, whose first axis counts the samples, or a folder ``<input>`` with a file for each sample.
 
     Raises:
         StageError: as :func:`npz_samples`.
@@ -177,7 +177,7 @@ def _opener(file: Path, member: str | None = None) -> Callable[[], IO[bytes]]:
         if member is None:
             return file.open("rb")
         with ZipFile(file) as archive:
-            return archive.open(member)  # which keeps the file open by itself
+            return archive.open(member)  # it keeps the file open
 
     return opened
 
@@ -242,7 +242,7 @@ def _load_npy(file: Path) -> Array:
 
 @contextmanager
 def _readable(file: str) -> Iterator[None]:
-    """What numpy and zipfile raise over a file that is not as it should be, in words. Never by way of pickle."""
+    """Convert numpy's and zipfile's errors about a malformed file to StageError. Pickle is never used."""
     try:
         yield
     except (OSError, ValueError, EOFError, BadZipFile, NotImplementedError) as error:

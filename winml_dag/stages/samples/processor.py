@@ -1,4 +1,4 @@
-"""What a model comes with to turn texts and images into its inputs: its tokenizer and its image processor."""
+"""The tokenizer and image processor that convert texts and images to a model's inputs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def image_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec], processor: Processor) -> Samples:
-    """Each file an image, in the order given.
+    """Return a sample for each image file, in the given order.
 
     Raises:
-        StageError: for what is no image, and when the image processor does not make all inputs.
+        StageError: a file is not an image, or the image processor does not create all inputs.
     """
 
     def make(number: int) -> Feed:
@@ -46,29 +46,29 @@ def image_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpe
 
 
 def open_image(source: Path | bytes, name: str) -> Image:
-    """The image in colour, upright as its camera says. Raises StageError when it is none."""
+    """Return the image in RGB, rotated by its EXIF orientation. Raises StageError if it cannot be read."""
     from PIL import Image, ImageOps
 
     try:
         with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
             upright = ImageOps.exif_transpose(image)
             return upright.convert("RGB")
-    # Of a file that is no image, or a part of one; of one that would fill the memory.
+    # Not an image, a truncated one, or one that would fill the memory.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise StageError(
             f"The data {name} is not an image that can be read: {explanation(error)}.", advice="Take it away."
         ) from error
 
 
-# Of a text that does not fit at once: so many tokens are in two windows, so that no answer is cut in both.
+# Overlap, in tokens, of the windows of a text that is too long, so that no answer is cut in both.
 _OVERLAP = 128
-# Tokenizers that know of no limit say 1e30.
+# Tokenizers without a limit report 1e30.
 _LONGEST = 512
 
 
 @dataclass(frozen=True)
 class Words:
-    """Words as a model takes them; ``word_of`` says of each position, which of them it is a part of, if of any."""
+    """Words as model inputs; ``word_of`` has the index of the word for each position, if any."""
 
     arrays: Mapping[str, Array]
     word_of: Sequence[int | None]
@@ -76,8 +76,9 @@ class Words:
 
 @dataclass(frozen=True)
 class Window:
-    """A question, and as much of its text as a model takes at once; ``spans`` says of each position, which characters
-    of the text it is, if any.
+    """A question with as much of its text as fits into the model.
+
+    ``spans`` has the characters of the text for each position, if any.
     """
 
     arrays: Mapping[str, Array]
@@ -86,29 +87,30 @@ class Window:
 
 @dataclass(frozen=True)
 class Processor:
-    """``folder``: files as transformers saves them; None when the model comes without.
+    """``folder``: files as transformers saves them; None if the model has none.
 
-    Nothing in the folder is run: code of its own is refused by transformers, as the model is built without it.
+    Nothing in the folder is executed: transformers is called so that it refuses code of the folder, which the build
+    does not use either.
     """
 
     folder: Path | None
     inputs: Sequence[InputSpec]
 
     def of_text(self, text: str, pair: str | None = None) -> Mapping[str, Array]:
-        """*text* as the model takes it, padded or cut to the length of its inputs when that is fixed.
+        """Return *text* as model inputs, padded or cut if the model's length is fixed.
 
         Raises:
-            StageError: when there is no tokenizer.
+            StageError: there is no tokenizer.
         """
         length = self._length
         encoded = self._tokenizer(text, pair, **self._options, truncation=length is not None, max_length=length)
         return self._wanted(encoded)
 
     def of_words(self, words: Sequence[str]) -> Words:
-        """*words* of one text, padded or cut likewise.
+        """Return *words* of one text as model inputs, padded or cut in the same way.
 
         Raises:
-            StageError: when there is no tokenizer, or it cannot tell words apart.
+            StageError: there is no tokenizer, or it does not report word boundaries.
         """
         length = self._length
         encoded = self._fast_tokenizer(
@@ -117,10 +119,10 @@ class Processor:
         return Words(self._wanted(encoded), encoded.word_ids(0))
 
     def of_question(self, question: str, context: str) -> Sequence[Window]:
-        """*question* with all of *context*, in as many overlapping windows as that takes.
+        """Return *question* with all of *context*, in as many overlapping windows as necessary.
 
         Raises:
-            StageError: when there is no tokenizer, or it cannot tell characters apart, or the question is too long.
+            StageError: there is no tokenizer, it does not report character positions, or the question is too long.
         """
         length = self._length or min(self._fast_tokenizer.model_max_length, _LONGEST)
         left = length - len(self._fast_tokenizer(question, "")["input_ids"])
@@ -151,7 +153,7 @@ class Processor:
 
     @property
     def _length(self) -> int | None:
-        """That of the model's texts, when it is fixed."""
+        """The length of the model's texts, if it is fixed."""
         ids = next((spec for spec in self.inputs if spec.name == "input_ids"), None)
         return ids.shape[-1] if ids is not None and isinstance(ids.shape[-1], int) else None
 
@@ -169,10 +171,10 @@ class Processor:
         return {name: np.asarray(array) for name, array in encoded.items() if name in wanted}
 
     def of_image(self, image: Image) -> Mapping[str, Array]:
-        """*image* as the model takes it: sized, scaled and normalized as its processor says.
+        """Return *image* as model inputs: resized, scaled and normalized by the processor.
 
         Raises:
-            StageError: when there is no image processor.
+            StageError: there is no image processor.
         """
         wanted = {spec.name for spec in self.inputs}
         processed = self._image_processor(images=image, return_tensors="np")
@@ -182,7 +184,7 @@ class Processor:
     def _tokenizer(self) -> Any:
         tokenizer = self._load("AutoTokenizer", "tokenizer", "text")
         if tokenizer.pad_token is None:
-            # Decoders are trained without padding; the attention mask keeps whatever stands there from counting.
+            # Decoders are trained without padding; the attention mask excludes padding whatever the token is.
             tokenizer.pad_token = tokenizer.eos_token
         if tokenizer.pad_token is None:
             raise StageError("The tokenizer has no token to pad with.", advice="Give arrays (.npz).")
@@ -199,8 +201,8 @@ class Processor:
 
     @cached_property
     def _image_processor(self) -> Any:
-        # transformers has two implementations of each, whose results differ a little: always the one that needs pillow
-        # alone, so that having torchvision installed changes nothing. Before version 5 it went by another name.
+        # transformers has two implementations of each, whose results differ slightly. Always use the one that needs
+        # only pillow, so that an installed torchvision changes nothing. Before version 5 the option had another name.
         major = int(str(importlib.import_module("transformers").__version__).partition(".")[0])
         chosen: dict[str, object] = {"backend": "pil"} if major >= 5 else {"use_fast": False}
         return self._load("AutoImageProcessor", "image processor", "images", **chosen)

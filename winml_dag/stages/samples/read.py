@@ -1,4 +1,4 @@
-"""Samples from the files that a stage was given, whatever kind of data they hold."""
+"""Samples from the files of a stage's input, whatever kind of data they hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from winml_dag.stages.samples.processor import Processor, open_image
 from winml_dag.stages.samples.samples import Array, Fed, Feed, Samples, random_samples
 from winml_dag.stages.samples.tables import Row, chosen_rows, read_tables
 
-# Samples from rows of tables: which column becomes which input, directly or through the model's processor.
+# Samples from table rows: maps columns to inputs, directly or through the model's processor.
 
 _MAP = "Set columns_mapping, such as {{text: {0}}}: the model's inputs, text, text_pair or image -> a column."
 
@@ -30,10 +30,10 @@ _MAP = "Set columns_mapping, such as {{text: {0}}}: the model's inputs, text, te
 def dataset_samples(
     files: Sequence[Path], inputs: Sequence[InputSpec], processor: Processor, mapping: Mapping[str, str]
 ) -> Samples:
-    """Each row a sample.
+    """Return a sample for each row.
 
     Raises:
-        StageError: when columns are missing, or do not make what the model takes.
+        StageError: columns are missing, or do not result in the model's inputs.
     """
     table = read_tables(files)
     roles = _roles(table.columns, inputs, mapping)
@@ -54,7 +54,7 @@ def dataset_samples(
 
 
 def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping[str, str]) -> Mapping[str, str]:
-    """Column by what it is for."""
+    """Return the columns by role."""
     known = [*(spec.name for spec in inputs), *TEXT_COLUMNS, IMAGE_COLUMN]
     if unknown := sorted(mapping.keys() - set(known)):
         raise StageError(
@@ -66,7 +66,7 @@ def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping
             f"columns_mapping: the data has no column {missing[0]!r}.",
             advice=f"It has: {', '.join(columns)}.",
         )
-    # A second text is not added to the first because a column happens to have that name.
+    # text_pair must be requested: a second text is not added only because a column has that name.
     names = [name for name in known if name in columns and name != "text_pair"]
     roles = mapping or {name: name for name in names}
     if not roles:
@@ -99,7 +99,7 @@ def _arrays(values: Mapping[str, Any], processor: Processor, number: int) -> Map
 
 
 def _image_bytes(value: Any, number: int) -> bytes:
-    """Images are bytes, or, as `datasets` writes them, bytes beside a path."""
+    """Return an image's bytes; `datasets` writes them together with a path."""
     content = value.get("bytes") if isinstance(value, Mapping) else value
     if not isinstance(content, bytes):
         raise StageError(
@@ -121,10 +121,9 @@ def _array(value: Any, name: str, number: int) -> Array:
 
 @dataclass(frozen=True)
 class Given:
-    """Samples to validate on, and the field of a recipe that they come from.
+    """Samples to validate on, and the recipe field that they come from.
 
-    ``ranges``: where those come from that the model has; None where nobody says, or where it has none, which is
-    ``calibrated``.
+    ``calibrated``: whether the model has ranges. ``ranges``: where those come from; None if unknown or if it has none.
     """
 
     fed: Fed
@@ -138,8 +137,9 @@ class Given:
 
     @property
     def held_out(self) -> bool | None:
-        """Whether calibration has seen none of the samples, by their contents; None where that is not known. It is as
-        soon as they have been read.
+        """Whether calibration has seen none of the samples, by their contents; None if unknown.
+
+        It is determined once the samples have been read.
         """
         if not self.calibrated or self.samples.kind == RANDOM:
             return True
@@ -154,7 +154,7 @@ class Given:
 def samples_of(
     workspace: Workspace, inputs: Sequence[InputSpec], columns: Columns | None, *, slot: str = "data"
 ) -> Samples:
-    """Of the stage's input *slot*, with what its input ``processor`` holds.
+    """Read the samples of the stage's input *slot*, with the processor in its input ``processor``.
 
     Raises:
         StageError: as :func:`read_samples`.
@@ -173,9 +173,11 @@ def samples_to_validate(
     seed: int | None,
     calibrated: bool,
 ) -> Given:
-    """*count* samples: the first ones of the stage's input ``input_data`` (None: all); without it, those that
-    calibration leaves of its input ``data``; without both, random ones from *seed*. *calibrated*: whether the model has
-    ranges, which may be those in the stage's input ``ranges``.
+    """Return *count* samples for validation.
+
+    They are the first ones of the stage's input ``input_data`` (None: all); without it, those of its input ``data``
+    that calibration does not use; without both, random ones from *seed*. *calibrated*: whether the model has ranges,
+    which may be those in the stage's input ``ranges``.
 
     Raises:
         StageError: as :func:`read_samples`.
@@ -197,7 +199,7 @@ def samples_to_validate(
 
 @contextmanager
 def _named(field: str) -> Iterator[None]:
-    """Complaints about data begin with the *field* that it comes from."""
+    """Prefix messages about data with the *field* that it comes from."""
     try:
         yield
     except StageError as error:
@@ -205,7 +207,7 @@ def _named(field: str) -> Iterator[None]:
 
 
 def _reading(samples: Samples) -> Callable[[Sequence[int]], Iterator[Feed]]:
-    """How *samples* are read, which is when they are run."""
+    """Return a reader of *samples* that adds the field to errors, which occur when they are run."""
 
     def read(numbers: Sequence[int]) -> Iterator[Feed]:
         feeds = samples.read(numbers)
@@ -222,17 +224,18 @@ def _reading(samples: Samples) -> Callable[[Sequence[int]], Iterator[Feed]]:
 def read_samples(
     folder: Path, inputs: Sequence[InputSpec], processor: Path | None, mapping: Mapping[str, str] | None = None
 ) -> Samples:
-    """The data in *folder*, which is one of these:
+    """Read the data in *folder*, which is one of these:
 
     - one .npz file: arrays by input name, whose first axis counts the samples;
     - several .npz files, in the order of their names: one sample each;
-    - .npy files: ``<input>.npy``, whose first axis counts the samples, or a folder ``<input>`` with one file a sample;
+    - .npy files: ``<input>.npy``, whose first axis counts the samples, or a folder ``<input>`` with a file for each
+      sample;
     - .txt files: one text a line, for the tokenizer in *processor*;
     - images, for the image processor in *processor*;
-    - tables (parquet, Arrow, JSON, CSV), each row a sample, whose columns *mapping* tells apart.
+    - tables (parquet, Arrow, JSON, CSV), each row a sample, whose columns *mapping* assigns.
 
     Raises:
-        StageError: when there is no data, or it does not fit the model's inputs.
+        StageError: there is no data, or it does not fit the model's inputs.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     kinds = {kind_of(path.name) for path in files}

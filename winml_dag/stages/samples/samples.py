@@ -1,4 +1,4 @@
-"""Samples: data to run a model on, made anew whenever they are asked for, so that memory has to hold one at a time."""
+"""Samples: data to run a model on, generated on each iteration, so that memory holds one at a time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ Feed: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Samples:
-    """``numbers``: which of the samples of one source, ascending; ``read`` makes feeds of as many numbers as it is
-    given, one after the other.
+    """A selection of the samples of one source.
 
-    Of all samples of one source, some at the end are kept back for validation, at most half of them, and calibration
-    takes of the others. So a model is never judged by what its ranges come from, unless there is but one sample.
-
-    ``kind``: npz, npy, text, images, dataset or random.
+    ``numbers``: the indices, ascending; ``read`` yields the feeds of the given numbers. ``kind``: npz, npy, text,
+    images, dataset or random. Some samples at the end of a source are held out for validation, at most half of them,
+    and calibration uses the others. So a model is never validated on what its ranges come from, unless there is only
+    one sample.
     """
 
     kind: str
@@ -48,21 +47,19 @@ class Samples:
         return self.read(self.numbers)
 
     def first(self, count: int | None) -> Samples:
-        """The first *count*; None: all."""
+        """Return the first *count*; None: all."""
         return replace(self, numbers=self.numbers[:count])
 
     def to_calibrate(self, count: int, keep_back: int, seed: int | None = None) -> Samples:
-        """*count* of those that are left when *keep_back* are kept back for validation: the first ones, or with *seed*
-        a choice of them.
-        """
+        """Return *count* samples after *keep_back* are held out for validation: the first, or a selection by *seed*."""
         left = self.numbers[: self.count - self._kept_back(keep_back)]
         if seed is None or count >= len(left):
             return replace(self, numbers=left[:count])
-        # Ascending, since files are read from front to back, and what is found does not depend on the order.
+        # Ascending, because files are read from front to back, and the result does not depend on the order.
         return replace(self, numbers=sorted(random.Random(seed).sample(left, count)))
 
     def held_out(self, keep_back: int) -> Samples:
-        """Those that :meth:`to_calibrate` keeps back; the only sample when there is no other."""
+        """Return the samples that :meth:`to_calibrate` holds out; the only sample if there is no other."""
         return replace(self, numbers=self.numbers[-max(1, self._kept_back(keep_back)) :])
 
     def _kept_back(self, wanted: int) -> int:
@@ -70,10 +67,10 @@ class Samples:
 
 
 def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribution: str, purpose: str = "") -> Samples:
-    """Random values within each input's range; for another *purpose* the same seed gives others.
+    """Return random values within each input's range; another *purpose* results in others for the same seed.
 
     Raises:
-        StageError: for a distribution that is not known.
+        StageError: the distribution is unknown.
     """
     known = get_args(Distribution)
     if distribution not in known:
@@ -84,8 +81,9 @@ def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribut
 
 @contextmanager
 def failures_explained(kind: str, give: str = "validate.input_data or quant.calibration_data") -> Iterator[None]:
-    """Where a model fails on samples of this *kind* and they are random, name that as the likely reason, and *give*,
-    the fields that take real ones.
+    """Explain a model's failure on samples of this *kind*: if they are random, that is the likely reason.
+
+    The advice has *give*, the fields that take real data.
     """
     try:
         yield
@@ -100,9 +98,10 @@ def failures_explained(kind: str, give: str = "validate.input_data or quant.cali
 
 
 class Fed:
-    """*samples* under watch: whoever goes through ``samples`` leaves the ``digest`` of the arrays that came out, which
-    is the same for the same arrays in the same order, whatever files they came from. Over all passes: ``each``, the
-    digests of single samples; and ``seconds``, how long it took to make them.
+    """Observes *samples*: iterating over ``samples`` computes their ``digest`` and the time to create them.
+
+    The ``digest`` is of the arrays of one pass; it is the same for the same arrays in the same order, whatever files
+    they came from. Over all passes: ``each``, the digests of single samples, and ``seconds``, the time to create them.
     """
 
     def __init__(self, samples: Samples) -> None:
@@ -127,7 +126,7 @@ class Fed:
                 digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
                 data = np.ascontiguousarray(array).tobytes()
                 digest.update(data)
-                # Without the shape: a batch axis more makes no other sample.
+                # Without the shape: an additional batch axis does not make it another sample.
                 alone.update(f"{name}\0{array.dtype.str}\0".encode())
                 alone.update(data)
             self.seconds += time.perf_counter() - started

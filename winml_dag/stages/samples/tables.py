@@ -1,7 +1,7 @@
-"""Rows of tables in files: parquet, Arrow, JSON and CSV, read from front to back, so that memory holds a part of them.
+"""Rows of tables in files: parquet, Arrow, JSON and CSV, read from front to back, so memory holds only a part.
 
-What a data set on a hub is made of. Nothing of it is run: these formats hold values, and a data set's own script is not
-among what is read.
+These are the formats of data sets on a hub. Nothing is executed: the formats hold values, and a data set's script is
+not read.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from winml_dag.stages.samples.samples import Feed, Samples
 
 
 def text_samples(files: Sequence[Path], inputs: Sequence[InputSpec], processor: Processor) -> Samples:
-    """Every line that is not blank, files in the order given.
+    """Return a sample for every non-blank line, files in the given order.
 
     Raises:
-        StageError: for what is not text in UTF-8, and when the tokenizer does not make all inputs.
+        StageError: a file is not UTF-8 text, or the tokenizer does not create all inputs.
     """
 
     def read(numbers: Sequence[int]) -> Iterator[Feed]:
@@ -47,7 +47,7 @@ def text_samples(files: Sequence[Path], inputs: Sequence[InputSpec], processor: 
 
 
 def encoded(processor: Processor, inputs: Sequence[InputSpec], text: str) -> Feed:
-    """*text* through the tokenizer. Raises StageError when that does not make all *inputs*."""
+    """Tokenize *text*. Raises StageError if that does not create all *inputs*."""
     arrays = processor.of_text(text)
     if missing := sorted({spec.name for spec in inputs} - arrays.keys()):
         raise StageError(
@@ -66,7 +66,7 @@ def _texts(files: Sequence[Path]) -> Iterator[str]:
             raise StageError(f"The data {file.name} is not text in UTF-8: {explanation(error)}.") from error
 
 
-# Values as the file has them: numbers, texts, lists, and for an image its bytes.
+# Values as in the file: numbers, texts, lists, and bytes for an image.
 Row: TypeAlias = Mapping[str, Any]
 
 _BATCH_ROWS = 64
@@ -74,7 +74,7 @@ _BATCH_ROWS = 64
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one file. ``columns``: their names; ``rows`` yields those from a number on, of some columns only."""
+    """Rows of one file. ``columns``: their names; ``rows`` yields the rows from a number on, with the given columns."""
 
     count: int
     columns: tuple[str, ...]
@@ -82,10 +82,10 @@ class Table:
 
 
 def read_tables(files: Sequence[Path]) -> Table:
-    """The rows of all *files*, one file after the other.
+    """Return the rows of all *files*, one file after the other.
 
     Raises:
-        StageError: when a file cannot be read, or has other columns than the first.
+        StageError: a file cannot be read, or lacks a column of the first.
     """
     tables = [_table(file) for file in files]
     for file, table in zip(files, tables, strict=True):
@@ -103,7 +103,7 @@ def read_tables(files: Sequence[Path]) -> Table:
 
 
 def chosen_rows(table: Table, numbers: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    """The rows of these *numbers*, which ascend, each with its number."""
+    """Yield the rows of these ascending *numbers*, each with its number."""
     if not numbers:
         return
     wanted = iter(numbers)
@@ -145,7 +145,7 @@ def _parquet(file: Path) -> Table:
 
 
 def _arrow(file: Path) -> Table:
-    """What `datasets` saves: a stream of record batches, or the file format with an index behind them."""
+    """Read what `datasets` saves: a stream of record batches, or the file format with an index at its end."""
     import pyarrow
 
     @contextmanager
@@ -171,14 +171,14 @@ def _arrow(file: Path) -> Table:
 
 def _rows_of(batches: Iterator[Any], skip: int) -> Iterator[Row]:
     for batch in batches:
-        # A batch may be as large as its writer liked; only so much of it becomes objects of Python at a time.
+        # A batch may have any size; only this many rows are converted to Python objects at a time.
         for begin in range(min(skip, batch.num_rows), batch.num_rows, _BATCH_ROWS):
             yield from batch.slice(begin, _BATCH_ROWS).to_pylist()
         skip = max(0, skip - batch.num_rows)
 
 
 def _json(file: Path) -> Table:
-    """An object a line, or one list of objects, which is read whole: JSON has no other way."""
+    """Read one object a line, or one list of objects, which has to be read whole."""
 
     def values() -> Iterator[Any]:
         with file.open(encoding="utf-8-sig") as lines:

@@ -15,15 +15,15 @@ from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
 REPORT_FILE = "sensitivity.json"
 PICTURE_FILE = "sensitivity.png"
 
-# How the worst nodes are spared, by the field of the quant section, as people say it.
+# How the worst nodes are treated, by field of the quant section, in messages.
 RELIEF: Mapping[str, str] = {"nodes_to_exclude": "in float", "node_overrides": "in 16 bits"}
 
 
 @dataclass(frozen=True)
 class RankedFields(QuantizeFields):
-    """What quantize reads, so that what is ranked is what is quantized.
+    """What quantize reads, so that the ranking is of what is quantized.
 
-    ``columns_mapping``: what the columns of a ``data`` input are; None where they need no names.
+    ``columns_mapping``: the meaning of the columns of a ``data`` input; None if they need no names.
     """
 
     columns_mapping: Mapping[str, str] | None = None
@@ -31,14 +31,14 @@ class RankedFields(QuantizeFields):
 
 @dataclass(frozen=True)
 class SamplesFields:
-    """The samples that validate has.
+    """The samples of validate.
 
     Attributes:
-        samples: how many inputs to run; of a ``data`` input those that are kept back from calibration. None: all of an
+        samples: how many inputs to run; of a ``data`` input those that are held out from calibration. None: all of an
             ``input_data`` input.
-        seed: of random inputs, which are used when there is neither; None when there is one.
-        classifies: whether the first output has scores of classes, whatever it is called.
-        calibrated: whether the ranges may be found on the samples.
+        seed: of random inputs, which are used if there is neither input; None if there is one.
+        classifies: whether the first output has class scores, whatever its name.
+        calibrated: whether the ranges may come from these samples.
     """
 
     samples: int | None

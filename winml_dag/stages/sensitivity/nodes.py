@@ -1,4 +1,4 @@
-"""The work of the sensitivity stage: the float model with one node quantized at a time, then with all but the worst."""
+"""The work of the sensitivity stage: run the float model with one node quantized, then with all but the worst."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class _Findings:
 
 
 def run(config: SensitivityConfig, workspace: Workspace) -> JsonObject:
-    """Write ``sensitivity.json``, and ``sensitivity.png`` where matplotlib is installed.
+    """Write ``sensitivity.json``, and ``sensitivity.png`` if matplotlib is installed.
 
-    Metrics: ``nodes_ranked``; ``worst_node`` and ``worst_sqnr_db``, of the whole model's worst output when only that
-    node is quantized; ``samples``; ``picture``, whether there is one; ``ranking_time_seconds``.
+    Metrics: ``nodes_ranked``; ``worst_node`` and ``worst_sqnr_db``, that of the model's worst output when only that
+    node is quantized; ``samples``; ``picture``, whether it was drawn; ``ranking_time_seconds``.
 
     Raises:
-        StageError: for a model that is not in float32, data that does not fit it, or when nothing would be quantized.
+        StageError: the model is not in float32, data does not fit it, or nothing would be quantized.
     """
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "ranked by sensitivity")
@@ -103,7 +103,7 @@ def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[Inpu
     base = onnx.load(_MODEL_FILE)
     names = {node.name for node in base.graph.node}
     if ranges is not None:
-        # As quantize did: of the same values, in float, but other ones in between.
+        # Prepared as in quantize: the same outputs in float, but different intermediate values.
         fields = by_default(base.graph, config.quant, config.target.op_types)
         tame_outliers((base.graph,), ranges, fields, mixes_widths=bool(config.target.mixes_widths))
     replacements = with_second_ones(base.graph, _replacements(base.graph, quantized, config), names)
@@ -127,7 +127,7 @@ def _replacements(graph: GraphProto, quantized: Quantized, config: SensitivityCo
         found = from_half(graph, after, {node.name for node in graph.node if identity(node) in stays})
     else:
         found = from_integer_operators(graph, after)
-    # What conversions between types and constants give is quantized for who reads it.
+    # Results of type conversions and constants are quantized for their readers.
     replacements = [one for one in found if graph.node[one.covers[0]].op_type not in NOT_COMPUTING]
     if not replacements:
         raise StageError("No node of the model is quantized, so there is none to rank.")

@@ -1,6 +1,6 @@
-"""The ranking as a picture: the worst nodes as bars, and what it gains to spare them as a curve.
+"""Draw the ranking: the worst nodes as bars, and the gain of excluding them as a curve.
 
-The same numbers give the same bytes with one version of matplotlib: its own fonts, no user's style, no date.
+The same numbers result in the same bytes with one version of matplotlib: bundled fonts, no user style, no date.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# Before the import: what matplotlib finds out about fonts stays in the stage's own folder.
+# Before the import: matplotlib's font cache stays in the stage's own folder.
 os.environ["MPLCONFIGDIR"] = str(Path("matplotlib").absolute())
 
 from matplotlib.axes import Axes
@@ -25,13 +25,13 @@ from winml_dag.stages.sensitivity.ranking import NodeCost, Relief
 
 _MOST_BARS = 25
 _LONGEST_NAME = 68
-# Beyond this ratio nothing is to be seen of the noise; an output without any has no ratio.
+# Noise beyond this ratio is invisible; an output without noise has no ratio.
 _CLEAN_DB = 100.0
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def draw(costs: Sequence[NodeCost], reliefs: Sequence[Relief], how: str, path: Path) -> None:
-    """Write a PNG of the worst of *costs*, and of *reliefs*, in which nodes are spared as *how* says."""
+    """Write a PNG of the worst of *costs*, and of *reliefs*; *how* describes the treatment of the nodes."""
     with mpl.rc_context():
         mpl.rcdefaults()
         worst = costs[:_MOST_BARS]
@@ -99,7 +99,7 @@ def _sqnr(relief: Relief) -> float:
 
 
 def _shortened(name: str) -> str:
-    """The end tells one node from another, the beginning where it is."""
+    """Shorten a name in the middle: the end identifies the node, the beginning its location."""
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[: _LONGEST_NAME // 3]}…{name[-(_LONGEST_NAME - _LONGEST_NAME // 3 - 1) :]}"

@@ -1,7 +1,7 @@
 """A float model cut into pieces, so that a change in one of them costs only what comes after it.
 
-Quantizing one node changes nothing before it. What the pieces before it gave is kept, the piece with the node is made
-anew, and the others are sessions that stay open: on average half a run of the model for each node. Weights are in
+Quantizing one node changes nothing before it. The results of the pieces before it are kept, the piece with the node is
+rebuilt, and the others are sessions that remain open: on average half a run of the model for each node. Weights are in
 memory once, shared by all sessions.
 """
 
@@ -25,17 +25,17 @@ from winml_dag.stages.sensitivity.replacement import Replacement
 Array: TypeAlias = NDArray[np.generic]
 Values: TypeAlias = Mapping[str, Array]
 
-# More pieces make the sessions for single nodes cheaper, but runs of many small sessions dearer: MiniLM (227 nodes)
-# takes as long with 12 as with 24.
+# More pieces make the sessions for single nodes cheaper, but running many small sessions more expensive: MiniLM (227
+# nodes) takes as long with 12 as with 24.
 _PIECES = 16
 _SMALLEST_PIECE = 4
-# Smaller constants are copied into each session: many of them (shapes, axes) must be known when it is made.
+# Smaller constants are copied to each session: many of them (shapes, axes) must be known when it is created.
 _SHARED_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Nodes from ``first`` up to, not including, ``end``; ``made``: what it makes that is needed later."""
+    """Nodes from ``first`` up to ``end``, exclusive; ``made``: the values that it computes for later pieces."""
 
     first: int
     end: int
@@ -43,17 +43,18 @@ class _Piece:
 
 
 class Pieces:
-    """A float model, in float on the CPU with nothing fused, so that every value that Q and DQ meet is there.
+    """A float model on the CPU without fusions, so that every value that Q and DQ apply to exists.
 
-    ``count``: how many pieces; ``outputs``: names of the model's outputs that nodes make.
+    ``count``: how many pieces; ``outputs``: names of the model's outputs that nodes compute.
     """
 
     def __init__(
         self, model: ModelProto, together: Iterable[Sequence[int]], opsets: ModelProto, sample: Values
     ) -> None:
-        """*together*: positions of nodes that may not be in different pieces; *opsets*: a model that has all needed.
+        """Cut *model* into pieces.
 
-        Takes the weights out of *model*, and runs *sample*, from which the types of all values come.
+        Removes the weights from *model*, and runs *sample* to determine the types of all values. *together*: positions
+        of nodes that must be in one piece; *opsets*: a model that has all required opsets.
         """
         self._nodes = list(model.graph.node)
         self._opsets = opsets.opset_import
@@ -72,27 +73,27 @@ class Pieces:
             values = self.after(index, values, run_session(session, values))
 
     def holding(self, position: int) -> int:
-        """The piece with the node at *position*."""
+        """Return the index of the piece with the node at *position*."""
         return next(index for index, piece in enumerate(self._pieces) if position < piece.end)
 
     def run(self, index: int, values: Values) -> dict[str, Array]:
-        """What piece *index* makes of *values*, in which everything is that earlier pieces made and it needs."""
+        """Run piece *index* on *values*, which must have everything from earlier pieces that it needs."""
         return run_session(self._sessions[index], values)
 
     def after(self, index: int, values: Values, made: Values) -> dict[str, Array]:
-        """All values that pieces behind *index* need, when it was given *values* and *made* these."""
+        """Return all values that pieces after *index* need, if its input was *values* and its result *made*."""
         have = {**values, **made}
         return {name: have[name] for name in have if name in self._needed[index]}
 
     def finish(self, index: int, values: Values) -> dict[str, Array]:
-        """The outputs of the model when pieces *index* to the last one run on *values*."""
+        """Return the outputs of the model after running pieces *index* to the last one on *values*."""
         have = dict(values)
         for later in range(index, self.count):
             have.update(self.run(later, have))
         return {name: have[name] for name in self.outputs}
 
     def replaced(self, index: int, replacement: Replacement, values: Values) -> ort.InferenceSession:
-        """A session of piece *index* in which *replacement* stands for its nodes; *values* as in :meth:`run`."""
+        """Return a session of piece *index* with its nodes replaced by *replacement*; *values* as in :meth:`run`."""
         piece = self._pieces[index]
         nodes: list[NodeProto] = []
         for position in range(piece.first, piece.end):
@@ -113,7 +114,7 @@ class Pieces:
         graph = model.graph
         graph.name = "piece"
         graph.node.extend(nodes)
-        # Types only: a shape that the model states wrongly would be an error here.
+        # Types only: a wrong shape in the model would be an error here.
         graph.input.extend(
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(values[name].dtype), None)
             for name in inputs
@@ -122,17 +123,17 @@ class Pieces:
             graph.output.add(name=name)
         graph.initializer.extend(own)
         options = ort.SessionOptions()
-        # Nodes are measured beside each other: a thread for each needs less time than many for one, and gives the same
+        # Nodes are measured in parallel: one thread for each takes less time than many for one, and results in the same
         # numbers on every machine.
         options.intra_op_num_threads = 1
-        # A second copy of all weights otherwise.
+        # Prepacking would make a second copy of all weights.
         options.add_session_config_entry("session.disable_prepacking", "1")
         self._constants.give(graph, options, used.keys() - made)
         return open_session(model.SerializeToString(), "a part of the model", options)
 
 
 def reads(node: NodeProto) -> list[str]:
-    """Everything that *node* reads: its inputs, and what its subgraphs take from around them."""
+    """Return everything that *node* reads: its inputs, and what its subgraphs read from the outer graph."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
         for graph in subgraphs(attribute):
@@ -148,7 +149,7 @@ def _needed_behind(nodes: Sequence[NodeProto], end: int, outputs: Sequence[str])
 
 
 def run_session(session: ort.InferenceSession, values: Values) -> dict[str, Array]:
-    """All outputs of *session* for those of *values* that it takes."""
+    """Return all outputs of *session* for those of *values* that it takes."""
     names = [output.name for output in session.get_outputs()]
     try:
         results = session.run(names, {argument.name: values[argument.name] for argument in session.get_inputs()})
@@ -158,7 +159,7 @@ def run_session(session: ort.InferenceSession, values: Values) -> dict[str, Arra
 
 
 class _Constants:
-    """The initializers of the float model; large ones are held here and lent to sessions."""
+    """The initializers of the float model; large ones are kept here and shared with sessions."""
 
     def __init__(self, graph: GraphProto) -> None:
         self._tensors: dict[str, TensorProto] = {}
@@ -184,7 +185,7 @@ class _Constants:
 
 
 def _elsewhere(tensor: TensorProto, size: int) -> TensorProto:
-    """*tensor* without its data; the file that it names is never looked for, since the session is given the data."""
+    """Return *tensor* without its data; the file that it names is never read, because the session gets the data."""
     lean = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     lean.data_location = TensorProto.EXTERNAL
     for key, value in (("location", "weights"), ("offset", "0"), ("length", str(size))):
@@ -209,7 +210,7 @@ def _cut(graph: GraphProto, outputs: Sequence[str], together: Iterable[Sequence[
 
 
 def _ends(graph: GraphProto, needed_until: Mapping[str, int], together: Iterable[Sequence[int]]) -> list[int]:
-    """Where the pieces end: about evenly apart, and each time where the fewest values are needed further on."""
+    """Return where the pieces end: about evenly spaced, where the fewest values are needed later."""
     count = len(graph.node)
     crossing = _crossing(graph, needed_until)
     for group in together:
@@ -231,7 +232,7 @@ def _ends(graph: GraphProto, needed_until: Mapping[str, int], together: Iterable
 
 
 def _crossing(graph: GraphProto, needed_until: Mapping[str, int]) -> list[int | None]:
-    """For each position how many values nodes before it make and others need; None where one is no known tensor."""
+    """Return for each position how many values cross it; None if one of them is not a tensor of known type."""
     known = {
         value.name for value in (*graph.input, *graph.output, *graph.value_info) if value.type.tensor_type.elem_type
     }

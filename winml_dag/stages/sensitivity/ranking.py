@@ -1,4 +1,4 @@
-"""Measures every node that is quantized: the float model with that node alone quantized, against the float model."""
+"""Measures every quantized node: compares the float model with only that node quantized with the float model."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from winml_dag.stages.ranges import Ranges
 from winml_dag.stages.sensitivity.pieces import Array, Pieces, run_session
 from winml_dag.stages.sensitivity.replacement import Replacement
 
-# What it gains to spare the worst nodes: the whole model, quantized but for them, against the float model.
+# The gain of excluding the worst nodes: compares the otherwise quantized model with the float model.
 #
-# This is not the sum of what they cost alone. A node that stays in float still reads what its neighbours make, and that
-# is quantized; so each number here is of a model that was quantized with the very fields that a user would set.
+# This is not the sum of their individual costs. A node that stays in float still reads the output of its quantized
+# neighbours; so each number here is from a model quantized with the same fields that a user would set.
 
 _TRIAL_FILE = Path("trial.onnx")
-# Each is a model of its own that is quantized and run.
+# Each requires quantizing and running a separate model.
 _WORST = (0, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class Relief:
-    """``figures``: every output when the worst ``nodes`` are spared ``by`` this field of the quant section."""
+    """``figures``: every output when the worst ``nodes`` are treated ``by`` this field of the quant section."""
 
     nodes: int
     by: str
@@ -51,7 +51,7 @@ class Relief:
 def relieve(
     model: Path, ranges: Ranges | None, config: QuantizeConfig, ranked: Sequence[str], reference: Reference, tell: Tell
 ) -> list[Relief]:
-    """The whole *model* when none of the nodes *ranked* is spared, one, two, four ... of the worst."""
+    """Measure the whole *model* with none, two, four ... of the worst of the nodes *ranked* treated."""
     # The samples are in float32.
     config = replace(config, quant=replace(config.quant, fp16_keep_io_types=True))
     by = "node_overrides" if _has_room(config) else "nodes_to_exclude"
@@ -66,7 +66,7 @@ def relieve(
         except StageError as error:
             if not count:
                 raise
-            # Some neighbours cannot have different types; what is known without them is still worth telling.
+            # Some neighbours cannot have different types; the other results are still useful.
             print(f"With the worst {count} nodes spared by quant.{by}: {error.message}")
             continue
         reliefs.append(Relief(count, by, figures))
@@ -75,11 +75,12 @@ def relieve(
 
 
 def _has_room(config: QuantizeConfig) -> bool:
-    """Whether 16 bits are a way out, which they are for providers that mix widths, an NPU's among them.
+    """Return whether 16 bits are an option: for providers that mix widths, including an NPU's.
 
-    They are the better one: beside a node in float, others are quantized in other ways than beside a quantized one. The
-    SQNR of MiniLM in w8a8 goes from 16.5 dB to 18.5 with its worst 16 nodes in 16 bits, and down to 9.3 with the same
-    in float, since sums of residuals are spared their outliers only where all around them is quantized.
+    They are the better option: next to a node in float, others are quantized differently than next to a quantized one.
+    The SQNR of MiniLM in w8a8 rises from 16.5 dB to 18.5 with its worst 16 nodes in 16 bits, and falls to 9.3 with the
+    same nodes in float, because residual sums are protected from their outliers only if everything around them is
+    quantized.
     """
     return (
         config.quant.mode == "static"
@@ -108,10 +109,10 @@ def _try(model: Path, ranges: Ranges | None, config: QuantizeConfig, reference: 
     return reference.compare(found)
 
 
-# Each holds what a piece makes of all samples.
+# Each holds the result of one piece for all samples.
 _MOST_THREADS = 8
 
-# All samples go through one node before the next: these are what is in memory of them.
+# All samples go through one node before the next: these are the values in memory.
 _Samples = list[dict[str, Array]]
 
 
@@ -131,9 +132,9 @@ class NodeCost:
 
 @dataclass(frozen=True)
 class Reference:
-    """The samples, and what the float model makes of them: for each the outputs called ``names``.
+    """The samples and the float model's outputs for them, which are called ``names``.
 
-    ``scores``: outputs that are scores of classes.
+    ``scores``: outputs that are class scores.
     """
 
     names: tuple[str, ...]
@@ -146,7 +147,7 @@ class Reference:
 
 
 def worst_output(figures: Sequence[OutputFigures]) -> OutputFigures:
-    """The output with most noise for its signal."""
+    """Return the output with the lowest SQNR."""
     return min(figures, key=lambda output: _order(output.read))
 
 
@@ -158,7 +159,7 @@ def rank(
     reference: Reference,
     progress: Tell,
 ) -> list[NodeCost]:
-    """The cost of each of *replacements*, highest first. *names*: of the nodes that the user's own model has."""
+    """Return the cost of each of *replacements*, highest first. *names*: the nodes in the user's own model."""
     costs: list[NodeCost] = []
     given: _Samples = [dict(feed) for feed in reference.feeds]
     progress(0, len(replacements), "nodes")
@@ -179,16 +180,16 @@ def _threads() -> int:
 
 
 class _Trials:
-    """Replacements in one piece, each tried on the samples. Threads may try several at once."""
+    """Tries replacements in one piece on the samples. Threads may try several at once."""
 
     def __init__(self, pieces: Pieces, index: int, given: _Samples, reference: Reference, made: _Samples) -> None:
-        """*given* to the piece, which in float *made* this."""
+        """*given*: the input of the piece; *made*: its result in float."""
         self._pieces = pieces
         self._index = index
         self._given = given
         self._reference = reference
         self._lock = Lock()
-        # Nodes that only move data give what the node before them gave: then there is nothing to run again.
+        # Nodes that only move data output what the node before them did; such results are reused.
         self._known: dict[bytes, Future[tuple[OutputFigures, ...]]] = {}
         self._claim(_digest(made))[0].set_result(reference.compare(reference.outputs))
 
@@ -204,7 +205,7 @@ class _Trials:
         return result.result()
 
     def _claim(self, digest: bytes) -> tuple[Future[tuple[OutputFigures, ...]], bool]:
-        """What is known, or soon will be, of a piece that gives this, and whether the caller has to find it out."""
+        """Return the result for this *digest*, possibly pending, and whether the caller has to compute it."""
         with self._lock:
             if digest in self._known:
                 return self._known[digest], False

@@ -1,6 +1,7 @@
-"""What stands in the place of one node of the float model when that node alone is quantized.
+"""Replaces one node of the float model with its quantized form.
 
-It is cut out of the quantized model, so that types, scales and rounded weights are those that the user gets.
+The replacement is cut out of the quantized model, so its types, scales and rounded weights are those that the user
+gets.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from winml_dag.onnxmodel.facts import QDQ
 
-# Nothing of the float model is called so.
+# No name in the float model starts with this.
 _OWN = "quantized alone/"
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """``nodes`` and their ``constants``, for the float nodes at the positions ``covers``, in the order of the graph.
+    """``nodes`` and their ``constants``, for the float nodes at the positions ``covers``, in graph order.
 
-    The first of those is the node itself; the others are activations that its output's lowest integer stands for.
+    The first position is that of the node itself; the others are activations that its output's lowest integer
+    represents.
     """
 
     covers: tuple[int, ...]
@@ -29,12 +31,12 @@ class Replacement:
 
 
 def from_qdq(before: GraphProto, after: GraphProto) -> Iterator[Replacement]:
-    """For each node of *before* that reads or makes a value that went through Q and DQ in *after*."""
+    """Yield a replacement for each node of *before* that reads or computes a value that passes Q and DQ in *after*."""
     quantized = _Graph(after)
     same = {node.name: node for node in after.node if node.op_type not in QDQ}
     values = {name for node in before.node for name in node.output}
     makers = {name: position for position, node in enumerate(before.node) for name in node.output}
-    # The names that values of the float model have in the quantized one, where it makes them.
+    # The names of the float model's values in the quantized model, if it computes them.
     floats = {value.name: value.name for value in before.input}
     for node in before.node:
         if node.name in same:
@@ -53,10 +55,10 @@ def from_qdq(before: GraphProto, after: GraphProto) -> Iterator[Replacement]:
 
 
 def with_second_ones(graph: GraphProto, found: Iterable[Replacement], names: Collection[str]) -> list[Replacement]:
-    """*found*, with what replaces a node and a second one of it together.
+    """Return *found*, with the replacements of a node and of its duplicate combined.
 
-    Equalization may have put a second normalization behind one that others read too. It is not among the *names* of the
-    model's own nodes.
+    Equalization may have added a second normalization after one that others read too. It is not among the *names* of
+    the model's own nodes.
     """
     replacements: list[Replacement] = []
     for one in found:
@@ -68,14 +70,14 @@ def with_second_ones(graph: GraphProto, found: Iterable[Replacement], names: Col
         own = {tensor.name for tensor in last.constants}
         constants = (*last.constants, *(tensor for tensor in one.constants if tensor.name not in own))
         made = {name for node in last.nodes for name in node.output}
-        # Both take the same value through the same Q and DQ.
+        # Both pass the same value through the same Q and DQ.
         nodes = (*last.nodes, *(node for node in one.nodes if node.output[0] not in made))
         replacements[-1] = Replacement((*last.covers, *one.covers), nodes, constants)
     return replacements
 
 
 def from_integer_operators(before: GraphProto, after: GraphProto) -> Iterator[Replacement]:
-    """For each node of *before* whose output other operators make in *after*, as dynamic and rtn leave it."""
+    """Yield a replacement for each node of *before* whose output other operators compute in *after* (dynamic, rtn)."""
     quantized = _Graph(after)
     values = {name for node in before.node for name in node.output} | {value.name for value in before.input}
     for position, node in enumerate(before.node):
@@ -91,10 +93,11 @@ def from_integer_operators(before: GraphProto, after: GraphProto) -> Iterator[Re
 
 
 def from_half(before: GraphProto, after: GraphProto, stays: Collection[str]) -> Iterator[Replacement]:
-    """For each node of *before* that is in float16 in *after*: it gets and gives what float16 can hold.
+    """Yield a replacement for each node of *before* that is in float16 in *after*: it reads and outputs float16 values.
 
-    The nodes called *stays* are in float32 there. It computes in float32 itself, as the CPU does where it has no kernel
-    for float16. onnxruntime takes out what casts it puts in for that, and all rounding with them; not these.
+    The nodes named in *stays* are in float32. The replacement itself computes in float32, as the CPU does without a
+    float16 kernel. onnxruntime removes the casts that it inserts for that, and the rounding with them, but not these
+    casts.
     """
     halves = {tensor.name: tensor for tensor in after.initializer if tensor.data_type == TensorProto.FLOAT16}
     floats = {
@@ -136,7 +139,7 @@ def _cast(name: str, result: str, to: int) -> NodeProto:
 
 
 class _Graph:
-    """A quantized graph by name."""
+    """A quantized graph, indexed by name."""
 
     def __init__(self, graph: GraphProto) -> None:
         self.makers = {name: node for node in graph.node for name in node.output if name}
@@ -147,7 +150,7 @@ class _Graph:
                 self._readers.setdefault(node.input[0], []).append(node)
 
     def behind_qdq(self, name: str, values: Collection[str]) -> str:
-        """Which of *values* the tensor *name* is: itself, or what Q and DQ behind it make, as for outputs."""
+        """Return which of *values* the tensor *name* is: itself, or the result of Q and DQ after it, as for outputs."""
         pending = [name]
         while pending:
             found: str = pending.pop()
@@ -157,14 +160,14 @@ class _Graph:
         return name
 
     def dequantized(self, name: str) -> str:
-        """The tensor *name* as those read it that take it from Q and DQ; itself when it is not quantized."""
+        """Return the tensor that readers of *name* after Q and DQ see; *name* itself if it is not quantized."""
         for quantize in self._readers.get(name, ()):
             for dequantize in self._readers.get(quantize.output[0], ()):
                 return str(dequantize.output[0])
         return name
 
     def leading_to(self, ends: Iterable[str], known: Collection[str]) -> list[NodeProto]:
-        """The nodes that make *ends* out of *known* values and constants, each behind those that it reads from."""
+        """Return the nodes that compute *ends* from *known* values and constants, in topological order."""
         found: list[NodeProto] = []
         seen: set[str] = set()
 
@@ -183,7 +186,7 @@ class _Graph:
 
 
 def _covered(before: GraphProto, position: int, ends: Iterable[str], makers: Mapping[str, int]) -> tuple[int, ...]:
-    """*position*, and the nodes between its outputs and *ends*, which the quantized graph does without."""
+    """Return *position*, and the nodes between its outputs and *ends*, which the quantized graph does not have."""
     own = set(before.node[position].output)
     others = []
     for name in ends:
@@ -196,7 +199,7 @@ def _covered(before: GraphProto, position: int, ends: Iterable[str], makers: Map
 def _replacement(
     quantized: _Graph, covers: tuple[int, ...], found: Sequence[NodeProto], kept: Mapping[str, str]
 ) -> Replacement:
-    """*found* with names of their own, except for those in *kept*, which become the float model's."""
+    """Return *found* with unique names, except for those in *kept*, which get the float model's names."""
 
     def rename(name: str) -> str:
         return kept.get(name) or (f"{_OWN}{name}" if name else "")

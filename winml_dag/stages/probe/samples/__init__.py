@@ -1,1 +1,1 @@
-"""What a provider is tried with: uses of operators, drawn at random with a seed, and ONNX's own node tests varied."""
+"""Samples to try providers with: uses of operators drawn at random with a seed, and variations of ONNX's node tests."""

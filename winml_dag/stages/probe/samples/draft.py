@@ -1,8 +1,7 @@
-"""From random draws to one use of an operator, always the same for one seed.
+"""Random draws of one use of an operator, reproducible from a seed.
 
 A maker draws the numbers, shapes and attributes of one operator: a :class:`Draft`. :func:`settle` then draws its type,
-its opset, what of it is constant and which sizes are left open. What ONNX itself does not allow is refused, since no
-model has it.
+its opset, which inputs are constant, and which sizes are open. Invalid ONNX is rejected, since no model contains it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from winml_dag.stages.probe.onenode import Array, OneNode
 
 T = TypeVar("T")
 
-# What a table is measured with, and other sizes for whoever holds it against the provider.
+# The sizes that tables are measured with, and other sizes to test a table against the provider.
 SIZES = (1, 2, 3, 4, 6, 8, 16)
 OTHER_SIZES = (1, 2, 3, 5, 7, 9, 12, 20)
 
@@ -39,14 +38,14 @@ TYPES: Mapping[str, tuple[tuple[str, float], ...]] = {
 
 @dataclass
 class Draft:
-    """A use of an operator whose type, opset and constants are still to be drawn.
+    """A use of an operator whose type, opset and constants are not drawn yet.
 
     Attributes:
-        inputs: float32 stands for the type that is drawn, unless the input is in ``keeps``.
-        types: a key of ``TYPES``: a group of them, or one.
-        opsets: the least and the most in which it is written so.
-        constants: inputs that are mostly constant; ``weights``: inputs that are so about every other time.
-        quantizes: whether it may stand between conversions.
+        inputs: float32 means the type that is drawn, unless the input is in ``keeps``.
+        types: a key of ``TYPES``: a group of types, or one type.
+        opsets: the first and last opset that has this form.
+        constants: inputs that are usually constant; ``weights``: inputs that are constant about half the time.
+        quantizes: whether it may be placed between conversions.
     """
 
     op_type: str
@@ -63,7 +62,7 @@ class Draft:
 
 
 class Draw:
-    """Draws from *seed*; sizes are of *sizes*."""
+    """Draws from *seed*, with sizes from *sizes*."""
 
     def __init__(self, seed: int, sizes: Sequence[int] = SIZES) -> None:
         self._random = random.Random(seed)
@@ -89,7 +88,7 @@ class Draw:
         return self._random.sample(list(values), len(values))
 
     def some(self, values: Sequence[T], least: int = 1) -> list[T]:
-        """A few of *values*, in their order."""
+        """A random subset of *values*, in order."""
         chosen = self._random.sample(range(len(values)), self._random.randint(min(least, len(values)), len(values)))
         return [values[number] for number in sorted(chosen)]
 
@@ -97,14 +96,14 @@ class Draw:
         return self.choice(self._sizes)
 
     def rank(self, least: int = 1, most: int = 5) -> int:
-        """Mostly 2 to 4, as in real models."""
+        """Usually 2 to 4, as in real models."""
         ranks = range(least, most + 1)
         return self.weighted([(rank, 3.0 if rank in (2, 3, 4) else 1.0) for rank in ranks])
 
     def shape(self, least: int = 1, most: int = 5) -> tuple[int, ...]:
         rank = self.rank(least, most)
         first = 1 if self.chance(0.6) else self.size()
-        # Not too many numbers: it is types and ranks that count.
+        # Keep tensors small: types and ranks matter, not sizes.
         sizes = [self.size() if axis < 4 else self.choice((1, 2, 3)) for axis in range(rank)]
         return (first, *sizes[1:]) if rank > 1 else tuple(sizes)
 
@@ -112,7 +111,7 @@ class Draw:
         return np.asarray(self._numbers.uniform(least, most, tuple(shape)), np.float32)
 
     def integers(self, shape: Sequence[int], least: int, most: int, kind: str = "int64") -> Array:
-        """From *least* to *most*, which is among them."""
+        """From *least* to *most*, inclusive."""
         return np.asarray(self._numbers.integers(least, most + 1, tuple(shape)), kind)
 
     def truths(self, shape: Sequence[int]) -> Array:
@@ -122,7 +121,7 @@ class Draw:
         return self.weighted([("int64", 4.0), ("int32", 1.0)])
 
     def axis(self, rank: int) -> int:
-        """Any axis, often the last, and counted from either end."""
+        """Any axis, often the last, counted from either end."""
         axis = rank - 1 if self.chance(0.4) else self.integer(0, rank - 1)
         return axis - rank if self.chance(0.5) else axis
 
@@ -135,7 +134,7 @@ def indices(*values: int) -> Array:
     return np.asarray(values, np.int64)
 
 
-# Exporters write 17 and 18 mostly, and 21 where integers of 16 bits are wanted.
+# Exporters usually write 17 and 18, and 21 for 16-bit integers.
 _OPSETS = {7: 0.4, 8: 0.2, 9: 0.4, 10: 0.3, 11: 1.0, 12: 1.0, 13: 2.0, 14: 1.5, 15: 1.0, 16: 1.0, 17: 4.0, 18: 3.0,
            19: 1.0, 20: 2.0, 21: 3.0, 22: 1.0, 23: 1.5, 24: 0.7, 25: 0.3}  # fmt: skip
 INTEGERS = (
@@ -153,7 +152,7 @@ INTEGERS = (
     (Quantized("uint16", "int4", True), 0.7),
     (Quantized("int16", "int16"), 0.5),
 )
-# Operators of onnxruntime in the domain of the standard, which has no schema of them.
+# Operators of onnxruntime in the standard domain, which has no schema for them.
 _NO_SCHEMA = frozenset({"SimplifiedLayerNormalization"})
 _MOST_OPEN_AXES = 2
 QUANTIZES_FROM = 10
@@ -161,14 +160,14 @@ _CHANNELS_FROM = 13
 
 
 class InvalidError(Exception):
-    """What was drawn is not a valid ONNX model."""
+    """The sample is not a valid ONNX model."""
 
 
 def settle(draft: Draft, draw: Draw) -> OneNode:
-    """One use of an operator out of *draft*.
+    """Draw the rest of *draft*: its type, opset, constants and open sizes.
 
     Raises:
-        InvalidError: when ONNX does not allow it.
+        InvalidError: ONNX does not allow the result.
     """
     opset = 1
     if not draft.domain:
@@ -199,10 +198,10 @@ def settle(draft: Draft, draw: Draw) -> OneNode:
 
 
 def finish(node: OneNode, draw: Draw, *, quantizes: bool) -> OneNode:
-    """*node* with the types of its outputs, with sizes left open now and then, and often quantized, if it may be.
+    """Return *node* with its output types, sometimes with open sizes, and often quantized if *quantizes*.
 
     Raises:
-        InvalidError: when ONNX does not allow it.
+        InvalidError: ONNX does not allow the result.
     """
     node = with_output_types(node)
     if draw.chance(0.08):
@@ -213,10 +212,10 @@ def finish(node: OneNode, draw: Draw, *, quantizes: bool) -> OneNode:
 
 
 def with_output_types(node: OneNode) -> OneNode:
-    """*node* with what its outputs are; all of the type of the first input where there is no schema.
+    """Return *node* with inferred output types; without a schema, all have the type of the first input.
 
     Raises:
-        InvalidError: when ONNX does not allow it.
+        InvalidError: ONNX does not allow the result.
     """
     first = next((array for array in node.inputs if array is not None), None)
     if node.domain == "com.microsoft" or node.op_type in _NO_SCHEMA:
@@ -231,7 +230,7 @@ def with_output_types(node: OneNode) -> OneNode:
         if not all(found):
             raise InvalidError
         for output in inferred.graph.output:
-            output.type.tensor_type.shape.SetInParent()  # asked for, and unknown where it depends on numbers
+            output.type.tensor_type.shape.SetInParent()  # required; unknown if it depends on numbers
         onnx.checker.check_model(inferred)
     except (shape_inference.InferenceError, onnx.checker.ValidationError, TypeError, ValueError) as error:
         raise InvalidError from error
@@ -239,7 +238,7 @@ def with_output_types(node: OneNode) -> OneNode:
 
 
 def quantized(node: OneNode, types: Quantized) -> OneNode:
-    """*node* between conversions to *types*, as far as it has floats; itself where it has none."""
+    """Put *node* between conversions to *types* where it has floats; unchanged if it has none."""
     floats = [
         number
         for number, array in enumerate(node.inputs)

@@ -1,4 +1,4 @@
-"""Operators that work number by number or along axes: arithmetic, comparisons, reductions, softmax, sorting."""
+"""Operators that work element by element or along axes: arithmetic, comparisons, reductions, softmax, sorting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from winml_dag.stages.probe.onenode import Array
 from winml_dag.stages.probe.samples.draft import Draft, Draw, Maker, indices
 
-# Operators of one input that take floats alone, with the ranges in which they are defined.
+# Unary operators on floats only, with the ranges in which they are defined.
 _UNARY = {
     "Acos": (-0.9, 0.9), "Acosh": (1.1, 3.0), "Asin": (-0.9, 0.9), "Asinh": (-2.0, 2.0), "Atan": (-2.0, 2.0),
     "Atanh": (-0.9, 0.9), "Ceil": (-4.0, 4.0), "Cos": (-2.0, 2.0), "Cosh": (-2.0, 2.0), "Elu": (-2.0, 2.0),
@@ -22,7 +22,7 @@ _UNARY = {
     "Tan": (-1.0, 1.0), "Tanh": (-2.0, 2.0), "ThresholdedRelu": (-2.0, 2.0), "Gelu": (-2.0, 2.0),
     "Swish": (-2.0, 2.0),
 }  # fmt: skip
-# And those that take integers as well.
+# Unary operators that also take integers.
 _UNARY_NUMBERS = ("Abs", "Erf", "IsNaN", "Neg", "Relu", "Sign")
 _SINCE = {"Acosh": 9, "Asinh": 9, "Atanh": 9, "Celu": 12, "Cosh": 9, "Erf": 9, "Gelu": 20, "HardSwish": 14,
           "IsInf": 10, "IsNaN": 9, "Mish": 18, "Round": 11, "Shrink": 9, "Sign": 9, "Sinh": 9, "Swish": 24,
@@ -55,7 +55,7 @@ def _unary(op_type: str, draw: Draw) -> Draft:
 
 
 def stretched(draw: Draw, *, most_rank: int = 5) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two shapes that go together: equal, one of them a scalar, of fewer axes, or with sizes of one."""
+    """Two shapes that broadcast: equal, one a scalar, one with fewer axes, or with sizes of one."""
     whole = draw.shape(0, most_rank)
     kind = draw.weighted([("equal", 3.0), ("scalar", 2.0), ("suffix", 2.0), ("ones", 2.0), ("both", 1.0)])
     other = whole
@@ -140,7 +140,7 @@ def _clip(draw: Draw) -> Draft:
     return Draft("Clip", [draw.floats(shape), *given], types="number", opsets=(11, 99), constants=frozenset({1, 2}))
 
 
-# ONNX's numbers for them.
+# ONNX's numbers of the types.
 _CAST_TYPES = (1, 1, 1, 10, 6, 7, 7, 9, 2, 3, 11)
 
 

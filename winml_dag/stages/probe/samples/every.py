@@ -1,5 +1,7 @@
-"""All samples that tables are measured with, each known by its number and a seed: ONNX's own node tests, what is drawn
-from all operators, from those of most models or cell by cell, and what tables are in doubt about.
+"""All samples that tables are measured with, each identified by its number and a seed.
+
+They are ONNX's own node tests, random draws from all operators, from the operators of most models, or cell by cell, and
+draws on which tables disagree.
 """
 
 from __future__ import annotations
@@ -37,22 +39,22 @@ from winml_dag.stages.probe.samples.draft import (
 
 OPERATORS: dict[str, tuple[Maker, float]] = {**elementwise.OPERATORS, **shaping.OPERATORS, **layers.OPERATORS}
 _MAKERS = [(maker, weight) for maker, weight in OPERATORS.values()]
-# How many of those that are drawn are ONNX's tests, varied.
+# The share of draws that are variations of ONNX's tests.
 _SHARE_OF_TESTS = 0.15
 
 
 @dataclass(frozen=True)
 class Sample:
-    """``expected``: the results that ONNX defines; None where it gives none."""
+    """``expected``: the results that ONNX defines; None if it defines none."""
 
     node: OneNode
     expected: tuple[Array, ...] | None = None
 
 
 def sample(number: int, seed: int, sizes: Sequence[int] = SIZES, *, tests: bool = True) -> Sample | None:
-    """The sample *number* of *seed*: ONNX's tests first, then what is drawn. None where that is no model.
+    """The sample *number* of *seed*: ONNX's tests first, then random draws. None if the draw is not a valid model.
 
-    *tests*: without, ONNX's tests are not given as they are.
+    *tests*: whether ONNX's tests are included as they are.
     """
     if tests:
         known = node_tests()
@@ -63,7 +65,7 @@ def sample(number: int, seed: int, sizes: Sequence[int] = SIZES, *, tests: bool 
 
 
 def drawn(seed: int, sizes: Sequence[int] = SIZES, *, varies_tests: bool = True) -> Sample | None:
-    """What is drawn with *seed*; None where that is no model. Without *varies_tests*, nothing of ONNX's is read."""
+    """A random draw with *seed*; None if it is not a valid model. Without *varies_tests*, ONNX's tests are not read."""
     draw = Draw(seed, sizes)
     try:
         if draw.chance(_SHARE_OF_TESTS) and varies_tests:
@@ -116,10 +118,10 @@ def _is_tensor(value: object) -> bool:
 
 
 def varied(node: OneNode, draw: Draw) -> OneNode:
-    """*node* with another type, another opset, other constants and open sizes, as they are drawn.
+    """Return *node* with another type, opset, constants and open sizes, drawn at random.
 
     Raises:
-        InvalidError: when ONNX does not allow it.
+        InvalidError: ONNX does not allow the result.
     """
     if node.domain:
         raise InvalidError
@@ -141,15 +143,14 @@ def _as(array: Array | None, main: np.dtype[Any], kind: str) -> Array | None:
 
 _ACTIVATIONS = tuple(dict.fromkeys(types.activations for types, _ in INTEGERS))
 _TRIES_OF_CELL = 8
-_ANY_SEED = 0  # the types of an operator are the same in all its drafts, but for the few that draw them
+_ANY_SEED = 0  # the types of an operator are the same in all its drafts, except for the few that draw them
 
 
 @cache
 def cells() -> tuple[tuple[str, str], ...]:
     """Every operator with every type that it may have, or with the integers of its activations.
 
-    A table says nothing of a type that an operator was not measured with, and what is drawn by chance leaves out the
-    rare ones.
+    A table says nothing about types that an operator was not measured with, and random draws miss the rare ones.
     """
     found: list[tuple[str, str]] = []
     for name, (maker, _) in OPERATORS.items():
@@ -160,9 +161,7 @@ def cells() -> tuple[tuple[str, str], ...]:
 
 
 def cell_sample(number: int, seed: int, sizes: Sequence[int] = SIZES) -> Sample | None:
-    """The sample *number* of *seed*: one cell after the other, and then all of them again. None where none of a few
-    drafts is a model.
-    """
+    """The sample *number* of *seed*: the cells in turn, repeatedly. None if several drafts give no valid model."""
     name, kind = cells()[number % len(cells())]
     maker, _ = OPERATORS[name]
     for attempt in range(_TRIES_OF_CELL):
@@ -203,8 +202,10 @@ _CORE_OPSETS = range(13, 22)
 
 
 def core_sample(seed: int, sizes: Sequence[int] = SIZES) -> Sample | None:
-    """What is drawn with *seed* from the operators that nearly every exported model is made of, in the forms that
-    exporters and quantize write; None where that is no model. Drawn apart, so that a table knows much of these.
+    """A draw with *seed* from the operators of nearly all exported models.
+
+    It has a form that exporters and quantize write; None if it is not a valid model. Drawn separately, so that a table
+    covers these operators well.
     """
     draw = Draw(seed, sizes)
     maker, _ = OPERATORS[draw.choice(_CORE)]
@@ -215,7 +216,7 @@ def core_sample(seed: int, sizes: Sequence[int] = SIZES) -> Sample | None:
 def _as_in_models(
     draft: Draft, draw: Draw, opsets: range, integers: Sequence[tuple[Quantized, float]], share: float
 ) -> Sample | None:
-    """*draft* in one of *opsets*, a *share* of them quantized with *integers*; None where that is no model."""
+    """Return *draft* in one of *opsets*, a *share* of them quantized with *integers*; None if it is not valid."""
     try:
         node = settle(replace(draft, quantizes=False), draw)
         if node.opset not in opsets:
@@ -227,9 +228,9 @@ def _as_in_models(
         return None
 
 
-# How many of a thousand nodes: the mean of 39 exports of 19 architectures (BERT, RoBERTa, DistilBERT, ELECTRA, T5,
-# BART, ViT, Swin, ConvNeXt, ResNet, SegFormer, MobileViT, CLIP, SigLIP, BLIP, OWL-ViT, wav2vec 2.0, Whisper, and
-# an encoder and decoder of ViT and GPT-2), without Constant and Identity.
+# Operators per thousand nodes: the mean of 39 exports of 19 architectures (BERT, RoBERTa, DistilBERT, ELECTRA, T5,
+# BART, ViT, Swin, ConvNeXt, ResNet, SegFormer, MobileViT, CLIP, SigLIP, BLIP, OWL-ViT, wav2vec 2.0, Whisper, and an
+# encoder and decoder of ViT and GPT-2), without Constant and Identity.
 _OF_A_THOUSAND = {
     "Add": 175, "MatMul": 140, "Reshape": 100, "Transpose": 96, "Mul": 63, "LayerNormalization": 49, "Cast": 40,
     "Conv": 37, "Unsqueeze": 37, "Gather": 34, "Concat": 26, "Shape": 23, "Relu": 18, "Where": 17, "Softmax": 17,
@@ -251,8 +252,9 @@ _EXPORTED_OPSETS = range(14, 23)
 
 
 def exports_sample(seed: int, sizes: Sequence[int] = SIZES) -> Sample | None:
-    """What is drawn with *seed*, operators as often as exported models have them, half of it quantized where it
-    may be; None where that is no model. This is what users ask a table for, so what it is compared with.
+    """A draw with *seed*, with operators as frequent as in exported models, half of it quantized where possible.
+
+    None if it is not a valid model. Users query a table for such operators, so it is compared with these samples.
     """
     draw = Draw(seed, sizes)
     maker, _ = OPERATORS[draw.weighted(list(_OF_A_THOUSAND.items()))]
@@ -264,12 +266,13 @@ def exports_sample(seed: int, sizes: Sequence[int] = SIZES) -> Sample | None:
 
 
 _TRIES_OF_DOUBTED = 40
-_APART = 10_000_019  # from the seeds of the other samples
+_APART = 10_000_019  # distinct from the seeds of the other samples
 
 
 def doubted(number: int, seed: int, tables: Sequence[SupportTable], folder: Path) -> Sample | None:
-    """Of many samples that are drawn for *number*, the first that *tables* do not agree on or one does not know; the
-    last where there is none. None where that is no model. *folder* is for files in between.
+    """Of many draws for *number*, the first on which *tables* disagree or which one does not know; else the last.
+
+    None if that is not a valid model. *folder* is for temporary files.
     """
     found = None
     for attempt in range(_TRIES_OF_DOUBTED):

@@ -1,4 +1,4 @@
-"""Operators of layers: convolutions, pooling, resizing, products of matrices, normalizations, attention, Q and DQ."""
+"""Operators of layers: convolutions, pooling, resizing, matrix products, normalizations, attention, Q and DQ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from winml_dag.stages.probe.samples.draft import Draft, Draw, Maker
 
 
 def _spatial(draw: Draw) -> int:
-    """How many axes a window has."""
+    """The number of axes of a window."""
     return draw.weighted([(1, 1.0), (2, 4.0), (3, 0.6)])
 
 
@@ -22,7 +22,7 @@ def _batch(draw: Draw) -> int:
 
 
 def _window(draw: Draw, axes: int, *, dilates: bool = True) -> tuple[list[int], dict[str, Any]]:
-    """The sizes of a window, and the attributes that say how it moves."""
+    """The sizes of a window, and the attributes that define how it moves."""
     kernel = [draw.weighted([(1, 2.0), (2, 1.0), (3, 3.0), (5, 0.6)])] * axes
     if draw.chance(0.15):
         kernel = [draw.choice((1, 3)) for _ in range(axes)]
@@ -49,7 +49,7 @@ def _conv(op_type: str, draw: Draw) -> Draft:
     group = draw.weighted([(1, 4.0), (2, 1.0), (4, 0.6)])
     inner, outer = draw.choice((1, 2, 3, 4)), draw.choice((1, 2, 4))
     if draw.chance(0.25):
-        inner = outer = 1  # one filter for each channel
+        inner = outer = 1  # one filter per channel
         group = draw.choice((4, 8))
     if group > 1 or draw.chance(0.3):
         attributes["group"] = group
@@ -339,7 +339,7 @@ def _multi_head(draw: Draw) -> Draft:
 
 
 def _attention(draw: Draw) -> Draft:
-    """ONNX's own, which is made of simpler operators where a provider has none of it."""
+    """The standard's Attention, which is expanded into simpler operators if a provider does not have it."""
     heads, length, other, width = draw.choice((1, 2, 4)), draw.choice((3, 8)), draw.choice((4, 8)), draw.choice((4, 8))
     inputs: list[Array | None] = [draw.floats((1, heads, length, width)), draw.floats((1, heads, other, width)),
                                   draw.floats((1, heads, other, width))]  # fmt: skip

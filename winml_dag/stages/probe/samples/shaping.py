@@ -1,4 +1,4 @@
-"""Operators that move numbers and change shapes."""
+"""Operators that move elements and change shapes."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _gather_elements(op_type: str, draw: Draw) -> Draft:
     data = draw.floats(shape)
     if op_type == "GatherElements":
         return Draft(op_type, [data, chosen], attributes, types="any", opsets=(11, 99), weights=frozenset({1}))
-    # No place twice: which number wins there is open.
+    # No index twice: which element would win is undefined.
     chosen = np.broadcast_to(np.arange(shape[axis]).reshape([-1 if at == axis % len(shape) else 1
                                                             for at in range(len(shape))]), shape)  # fmt: skip
     opsets = (11, 99)
