@@ -11,8 +11,9 @@ from servers.faulty import FaultyServer
 
 @pytest.fixture
 def machine(server: FaultyServer, tmp_path: Path) -> MachineMaker:
-    """Make new machines. ``mode``, ``keys`` and so on become variables of its job, as do ``GITHUB_REF`` and the
-    like.
+    """Make new machines.
+
+    ``mode``, ``keys`` and so on become variables of its job, as do ``GITHUB_REF`` and the like.
     """
 
     def make(mode: str = "read", keys: str = MAIN, url: str = server.url, **variables: str) -> Machine:

@@ -43,8 +43,9 @@ def merged(builds: Sequence[BuildGraph]) -> tuple[Graph, dict[str, Artifact]]:
 
 
 def run_as_one(recipe: Path, precisions: Sequence[str], folder: Path) -> tuple[int, int]:
-    """Build *recipe* in all *precisions* into *folder* from nothing. Return the stages of the merged graph and of
-    separate builds.
+    """Build *recipe* in all *precisions* into *folder* from nothing.
+
+    Return the stages of the merged graph and of separate builds.
     """
     store = Store(folder / "cache")
     builds = [

@@ -1,5 +1,6 @@
-"""Finds the browser for the tests of HTML pages. ``make browser`` uses it as well, so that both agree whether one
-exists.
+"""Finds the browser for the tests of HTML pages.
+
+``make browser`` uses it as well, so that both agree whether one exists.
 
 As a script it prints the path of the browser, and exits with 1 without one. It needs only Python.
 """

@@ -73,8 +73,9 @@ class Machine:
         shutil.copytree(repository, self.work, dirs_exist_ok=True)
 
     def shell(self, script: str, variables: Mapping[str, str], *options: str) -> str:
-        """Run *script* in bash with *options* and return its output. Raises RuntimeError with the output when
-        it fails.
+        """Run *script* in bash with *options* and return its output.
+
+        Raises RuntimeError with the output when it fails.
         """
         home = {"HOME": str(self.folder / "home"), "PATH": self._path, "CI": "true", "LANG": "C.UTF-8"}
         threads = {name: text for name, text in os.environ.items() if name.endswith("_NUM_THREADS")}

@@ -1,5 +1,6 @@
-"""Hostile graphs: values that low precision handles badly. Huge, tiny and infinite ones, masks, and overflowing
-norms.
+"""Hostile graphs: values that low precision handles badly.
+
+Huge, tiny and infinite ones, masks, and overflowing norms.
 """
 
 from __future__ import annotations

@@ -88,8 +88,9 @@ def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
 
 @contextmanager
 def engine(cache: Path, steps: Sequence[Step]) -> Iterator[subprocess.Popen[str]]:
-    """Run the same in a separate process with its own process group, as a shell does. It is killed if still running at
-    the end.
+    """Run the same in a separate process with its own process group, as a shell does.
+
+    It is killed if still running at the end.
     """
     with subprocess.Popen(
         [sys.executable, __file__, str(cache), json.dumps([asdict(step) for step in steps])],

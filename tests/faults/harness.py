@@ -35,8 +35,9 @@ _EPISODE_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Kind:
-    """``per_kill``: number of these faults per requested kill, but at least ``least``. ``at_once``: number per episode.
-    A sweep covers all positions, so it is a single episode.
+    """``per_kill``: number of these faults per requested kill, but at least ``least``.
+
+    ``at_once``: number per episode. A sweep covers all positions, so it is a single episode.
     """
 
     make: Callable[[Lab], Iterator[None]]
@@ -143,8 +144,9 @@ def run_here(episode: Episode) -> Outcome:
 
 
 def report(outcomes: Iterable[Outcome]) -> bool:
-    """Print a table, a row per finished kind, with the failures and how to repeat them. Return whether nothing
-    failed.
+    """Print a table, a row per finished kind, with the failures and how to repeat them.
+
+    Return whether nothing failed.
     """
     print(f"{'kind':<18}{'survived':>10}{'failed':>8}{'seconds':>9}")
     every: list[Outcome] = []

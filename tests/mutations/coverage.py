@@ -1,5 +1,6 @@
-"""Prints the coverage of the corpus as a table: ``python tests/mutations/coverage.py``. Tests fail if it is
-incomplete.
+"""Prints the coverage of the corpus as a table: ``python tests/mutations/coverage.py``.
+
+Tests fail if it is incomplete.
 """
 
 from __future__ import annotations

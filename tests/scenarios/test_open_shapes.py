@@ -223,8 +223,9 @@ def test_a_model_of_the_old_zoo_builds_in_every_precision(shared: Project, preci
 
 
 def listed(path: Path) -> None:
-    """Save a layer between two equal biases, and a product that QNN leaves to the CPU. Every constant is an
-    input too.
+    """Save a layer between two equal biases, and a product that QNN leaves to the CPU.
+
+    Every constant is an input too.
     """
     text = (
         '<ir_version: 8, opset_import: ["": 17]> g (float[1, 4] x) => (float[1, 4] y) '

@@ -1,5 +1,6 @@
-"""Sweeps: edit the recipe, build, and these stages ran in these cells. Failures stay in their cell, nothing
-runs twice.
+"""Sweeps: edit the recipe, build, and these stages ran in these cells.
+
+Failures stay in their cell, nothing runs twice.
 """
 
 from __future__ import annotations

@@ -125,8 +125,7 @@ class QuantizeArguments(FileArguments, total=False):
 
 
 def only_known(function: Callable[P, R]) -> Callable[P, R]:
-    """Make *function* reject keyword arguments that neither its signature nor the ``TypedDict`` of its ``arguments``
-    names.
+    """Make *function* reject keyword arguments that its signature and its ``TypedDict`` do not name.
 
     Raises:
         TypeError: for any other name, as for a function without ``**arguments``.

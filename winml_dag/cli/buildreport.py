@@ -124,9 +124,7 @@ def _failure_json(view: StageView) -> JsonObject:
 def print_result(
     result: BuildResult, output: Output, lines: Callable[[BuildResult], Iterable[str]] = lambda _: ()
 ) -> None:
-    """Print the end of a build: notices, failures with the end of their log, *lines* on what ran, and a summary
-    line.
-    """
+    """Print the end of a build: notices, failures with the end of their log, *lines* on what ran, a summary."""
     ran = any(view.status is Status.RAN for view in result.stages)
     if ran and not output.quiet:
         for notice in result.build.notices:

@@ -113,9 +113,7 @@ def _of_cells(
 
 
 def _last(folder: Path | None) -> dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]]:
-    """Return, per cell of the last run, the failed stage with its reason, and the outcome of each stage that was
-    reached.
-    """
+    """Return, per cell of the last run, the failed stage with its reason, and the outcome of each stage reached."""
     from winml_dag.pipeline.sweep.state import read_sweep
 
     last = None if folder is None else read_sweep(folder)

@@ -40,8 +40,7 @@ def stage_timeout_option(function: F) -> F:
 
 
 def built_model_of(options: Mapping[str, Any], how: How) -> BuiltModel:
-    """Return the model that the :func:`built_model_options` of a call name. A recipe is built first if it is out of
-    date.
+    """Return the model that the :func:`built_model_options` name, after building an outdated recipe.
 
     Raises:
         UsageError: when none is given, or more than one.
@@ -63,8 +62,9 @@ def built_model_of(options: Mapping[str, Any], how: How) -> BuiltModel:
 
 
 def _built(recipe: Path, component: str | None, how: How) -> Path:
-    """Bring the output folder of *recipe* up to date and return it. Nothing is built if it has no one model for
-    *component*.
+    """Bring the output folder of *recipe* up to date and return it.
+
+    Nothing is built if it has no single model for *component*.
     """
     from winml_dag.cli.build import carry_out, look
     from winml_dag.pipeline.assess.builtmodel import refuse_component, request_for

@@ -33,9 +33,7 @@ _SHOWN = 3
 
 
 def _winml_cli_options(function: Any) -> Any:
-    """Add ``--enable-gelu-fusion`` and ``--disable-gelu-fusion``, as winml-cli spells them. The help shows the short
-    form.
-    """
+    """Add winml-cli's ``--enable-gelu-fusion`` and ``--disable-gelu-fusion``; the help shows the short form."""
     for name in CATALOG:
         word = name.replace("_", "-")
         function = click.option(f"--enable-{word}/--disable-{word}", name, default=None, hidden=True)(function)

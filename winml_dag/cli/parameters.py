@@ -11,9 +11,7 @@ CATALOG = "catalog:"
 
 
 class _NotEmpty(click.ParamType[Any]):
-    """Rejects empty values, which come from unset variables in scripts: they mean neither a default nor the current
-    folder.
-    """
+    """Rejects empty values, which come from unset script variables and mean no default and no current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":

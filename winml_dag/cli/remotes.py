@@ -59,9 +59,7 @@ def traffic_json(traffic: Traffic | None) -> JsonObject:
 
 
 def traffic_lines(traffic: Traffic | None) -> Iterator[str]:
-    """Yield ``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if there was
-    traffic.
-    """
+    """Yield ``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if any."""
     if traffic is not None and (text := _text(traffic)):
         yield f"remote: {text}"
 

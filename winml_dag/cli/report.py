@@ -103,9 +103,7 @@ def _reported(folders: tuple[Path, ...], options: dict[str, Any]) -> tuple[Repor
 
 
 def _older(path: Path) -> Report:
-    """Return the report in the file *path*, or that of the folder *path*: collected now, or written by an
-    earlier call.
-    """
+    """Return the report in the file *path*, or that of the folder *path*: collected now, or written earlier."""
     from winml_dag.errors import InputError
     from winml_dag.report.collect import collect
     from winml_dag.report.files import REPORT, read_report

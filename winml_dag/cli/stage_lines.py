@@ -61,8 +61,9 @@ def _normalization(metrics: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unchecked(metrics: Mapping[str, Any]) -> str:
-    """Return a note on a model that was not compared: some do not run on random inputs, so only validate can check
-    them.
+    """Return a note on a model that was not compared, because it does not run on random inputs.
+
+    Only validate can check such a model.
     """
     return "" if metrics["outputs_compared"] else " (not compared: it does not run on random inputs)"
 
@@ -163,9 +164,7 @@ def _short(version: str) -> str:
 
 
 def _kept_on_cpu(done: CompileResult) -> str:
-    """Format ``2 Gather, 1 Cast (/embed/Gather, /pool/Gather, /Cast_1)``. Conversions come last, as they follow from
-    others.
-    """
+    """Format ``2 Gather, 1 Cast (/embed/Gather, /pool/Gather, /Cast_1)``, with conversions last."""
     types = _operators(done.nodes_on_cpu, last=QDQ)
     nodes = sorted(done.cpu_nodes, key=lambda node: node.get("op_type") in QDQ)
     names = [node.get("name", "") for node in nodes[:_MOST_NAMES]]
@@ -175,8 +174,7 @@ def _kept_on_cpu(done: CompileResult) -> str:
 
 
 def validated_lines(result: BuildResult) -> Iterator[str]:
-    """Yield the validation result of a model that this build did not quantize. Quantized models have a line of their
-    own.
+    """Yield the validation result of a model that this build did not quantize; quantized models have another line.
 
     ``validated on QNNExecutionProvider npu: cosine 0.99998, largest error 0.01 (logits), on 3 random samples``
     """

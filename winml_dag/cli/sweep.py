@@ -119,9 +119,7 @@ def build_sweep(
 
 
 def exit_code(done: SweepDone) -> int:
-    """Return 0 if all cells exist and every goal has a winner, the errors' code if only errors of one kind occurred,
-    else 1.
-    """
+    """Return 0 if all cells exist and every goal has a winner, the errors' code if they are of one kind, else 1."""
     from winml_dag.errors import StageError
 
     missing = [cell for cell in done.cells if not cell.is_there and cell.trial_of is None]
@@ -138,9 +136,7 @@ class _Line:
 
 
 def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bool, verbose: bool) -> Iterator[_Line]:
-    """Yield what to print about a sweep: failed and rejected cells with reasons, skipped cells, and the goals'
-    winners.
-    """
+    """Yield what to print about a sweep: failed, rejected and skipped cells with reasons, and the goals' winners."""
     yield from _problems(done.cells, verbose=verbose)
     if not quiet:
         yield from _left_out(left_out)
@@ -209,8 +205,9 @@ def _names(cells: Sequence[Cell | CellResult]) -> str:
 
 
 def _total(done: SweepDone, left_out: int, seconds: float) -> str:
-    """Format ``40 cells in 92 s: 38 built, 1 failed, 1 left out; 163 stages run, 77 shared or found; saved about 5
-    min.``
+    """Format the totals of a sweep.
+
+    ``40 cells in 92 s: 38 built, 1 failed, 1 left out; 163 stages run, 77 shared or found; saved about 5 min.``
     """
     of_sweep = [cell for cell in done.cells if cell.trial_of is None]
     numbers = [(sum(cell.status is status for cell in of_sweep), str(status)) for status in CellStatus]

@@ -55,8 +55,9 @@ def look_at_sweep(sweep: Sweep, cells: Sequence[Cell], request: Request, store: 
 
 
 def requests_of(sweep: Sweep, cells: Sequence[Cell], request: Request) -> Iterator[tuple[str, Request]]:
-    """Yield name and request of each of *cells* that is not skipped. Without a folder, requests are as with
-    ``--use-cache``.
+    """Yield name and request of each of *cells* that is not skipped.
+
+    Without a folder, requests are as with ``--use-cache``.
     """
     folder = request.output_dir or sweep.output_dir
     for cell in cells:

@@ -106,9 +106,7 @@ class _State:
         return self._fail(f"{result.node.id}: {result.error}") if result.status is Status.FAILED else None
 
     def settle(self, name: str, status: CellStatus, why: str) -> str | None:
-        """Record the end of a cell, and return the line to print unless one of its stages reported the failure
-        already.
-        """
+        """Record the end of a cell, and return the line to print unless one of its stages reported the failure."""
         self.done[name] = status
         said = status is CellStatus.FAILED and any(why.endswith(line.partition(": ")[2]) for line in self.failed)
         return None if said or status not in (CellStatus.FAILED, CellStatus.REFUSED) else self._fail(f"{name}: {why}")

@@ -237,8 +237,9 @@ def latency_of(perf: Measured | None, *, is_through: bool = True) -> tuple[Laten
 def accuracy_of(
     found: Measured | None, goals: Iterable[GoalResult] = (), *, is_through: bool = True
 ) -> tuple[Accuracy | None, str]:
-    """Return the accuracy that eval measured, or None and the reason. For a task it is the most significant metric. The
-    bound comes from *goals*.
+    """Return the accuracy that eval measured, or None and the reason.
+
+    For a task it is the most significant metric. The bound comes from *goals*.
     """
     if found is None:
         return None, _not_measured("eval", is_through)

@@ -271,9 +271,7 @@ def _change(
 
 
 def _doubt(measure: str, slower: Latency | None, faster: Latency | None, difference: float, allowed: float) -> str:
-    """Return why a *difference* of two medians above *allowed* may have another cause than the models; empty if
-    none.
-    """
+    """Return why a *difference* of two medians above *allowed* may not be caused by the models; empty if it is."""
     if measure != "latency" or slower is None or faster is None:
         return ""
     # A thread waiting for a processor does nothing: without the wait, an inference would take at most this much less.
@@ -344,9 +342,7 @@ _ORDER: Mapping[Fate, int] = {
 
 
 def _urgency(row: Compared) -> tuple[int, float]:
-    """Return the sort key: regressions first, the worst before all others, then improvements, then the rest in
-    order.
-    """
+    """Return the sort key: regressions first, the worst of them at the top, then improvements, then the rest."""
     if row.fate is Fate.SAME and row.is_regression:
         shares = [abs(one.share or 1.0) for one in row.changes if one.verdict is Verdict.REGRESSION]
         return 1, -max(shares)

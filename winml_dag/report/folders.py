@@ -105,8 +105,9 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Joined:
-    """A complete sweep. ``folders``: those of its shards. ``places``: per cell, the folder that its result
-    comes from.
+    """A complete sweep.
+
+    ``folders``: those of its shards. ``places``: per cell, the folder that its result comes from.
     """
 
     result: SweepResult

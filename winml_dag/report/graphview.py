@@ -60,9 +60,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """The artifact of ``maker`` that ``reader`` reads, both as indices. ``count``: number of edges joined by
-    folding.
-    """
+    """The artifact of ``maker`` that ``reader`` reads, both as indices; ``count``: number of edges folded into one."""
 
     maker: int
     reader: int

@@ -25,7 +25,9 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class PageKind:
-    """``maker``: the program name in its pages. ``folder``: has the body template ``page.html``, the ``styles`` and the
+    """A kind of page.
+
+    ``maker``: the program name in its pages. ``folder``: has the body template ``page.html``, the ``styles`` and the
     ``scripts``, ordered by dependency. All files are ASCII.
     """
 

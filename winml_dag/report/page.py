@@ -261,7 +261,5 @@ def _number(value: float) -> JsonValue:
 
 
 def _well_formed(text: str) -> str:
-    """Return *text* as valid Unicode: file names may contain bytes that decode to no character, which URLs
-    cannot hold.
-    """
+    """Return *text* as valid Unicode: file names may contain undecodable bytes, which URLs cannot hold."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -100,9 +100,7 @@ def _missed(goals: Iterable[GoalResult]) -> Mapping[str, frozenset[str]]:
 
 
 def _subject(row: Row) -> tuple[object, ...]:
-    """Return the identity of the model. One that is loaded or exported differently, e.g. for longer texts, is
-    another.
-    """
+    """Return the identity of the model; one loaded or exported differently, e.g. for longer texts, is another."""
     otherwise = tuple(label for label in row.values.items() if label[0].partition(".")[0] in ("loader", "export"))
     return row.model, row.task, otherwise
 

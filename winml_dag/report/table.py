@@ -45,8 +45,10 @@ class Line:
 
 @dataclass(frozen=True)
 class _Column:
-    """``rank``: columns with a lower rank are shown first if space is short. ``part``: the row part that gives the
-    reason for a missing value.
+    """A column of the table.
+
+    ``rank``: columns with a lower rank are shown first if space is short. ``part``: the row part that gives the reason
+    for a missing value.
     """
 
     heading: str

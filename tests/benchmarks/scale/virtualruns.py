@@ -53,8 +53,9 @@ class Span:
 
 
 class VirtualRuns:
-    """See ``Runs``. *machines* with one slot each start with empty stores and share a remote; the longest idle one is
-    next.
+    """See ``Runs``.
+
+    *machines* with one slot each start with empty stores and share a remote; the longest idle one is next.
 
     Its requests are those of `ClusterRuns` and the workers' runners. *ran*: the recorded run of a node. *overhead*:
     clock seconds that the scheduler takes per run. *stretch* and *grow*: factors on recorded durations and file sizes.

@@ -36,8 +36,9 @@ COPY = "import sys; from pathlib import Path; there = Path(sys.argv[1]); " + (
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two versions of everything, and ``cur``, a link to the first. Everything counts as old, however new it is, as on
-    a file system with a late clock.
+    """Two versions of everything, and ``cur``, a link to the first.
+
+    Everything counts as old, however new it is, as on a file system with a late clock.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))

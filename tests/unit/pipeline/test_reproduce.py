@@ -108,8 +108,9 @@ class Bench:
         return self.store.blobs.path(file.digest)
 
     def state(self) -> dict[str, tuple[bytes, int | None]]:
-        """Return every blob with its stamp and every record, and assert that no scratch folder is left. The time of a
-        record's file is that of its last use, and comparing is a use.
+        """Return every blob with its stamp and every record, and assert that no scratch folder is left.
+
+        The time of a record's file is that of its last use, and comparing is a use.
         """
         files = [path for name in ("blobs", "records") for path in (self.store.folder / name).rglob("*")]
         assert list((self.store.folder / "scratch").iterdir()) == []

@@ -103,8 +103,9 @@ def compile_config(options: Mapping[str, str] | None = None, **fields: object) -
 
 
 def small_network(*, batch: int | str = 1, computed_shape: bool = False) -> onnx.ModelProto:
-    """Return two convolutions and a classifier, float32. *computed_shape*: the graph computes the shape of a
-    reshape.
+    """Return two convolutions and a classifier, float32.
+
+    *computed_shape*: the graph computes the shape of a reshape.
     """
     random = np.random.default_rng(0)
 

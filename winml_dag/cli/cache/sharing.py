@@ -1,6 +1,4 @@
-"""``cache push`` and ``cache pull``: upload cached results to remotes, and download what a build needs, without
-building.
-"""
+"""``cache push`` and ``cache pull``: upload cached results, or download what a build needs, without building."""
 
 from __future__ import annotations
 

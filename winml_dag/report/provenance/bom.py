@@ -244,8 +244,7 @@ def _properties(**values: str) -> list[Property]:
 
 
 def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
-    """Yield name, SHA-256 or nothing, whether it is shipped, and the ``placed`` folder of every file in the bill
-    *text*.
+    """Yield name, SHA-256 or nothing, whether it is shipped, and the ``placed`` folder of every file in *text*.
 
     Raises the same errors as :func:`_read_bom`.
     """

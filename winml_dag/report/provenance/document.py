@@ -33,8 +33,10 @@ _EXTRA = {SLSA: ("in_toto_attestation", "google.protobuf"), CYCLONEDX: ("cyclone
 
 @dataclass(frozen=True)
 class Document:
-    """``build``: the folder of the build it describes, relative to the given one; empty for that folder, and for a bill
-    of all.
+    """The text of a document.
+
+    ``build``: the folder of the build it describes, relative to the given one; empty for that folder, and for a bill of
+    all.
     """
 
     build: str

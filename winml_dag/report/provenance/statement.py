@@ -32,7 +32,7 @@ from winml_dag.report.provenance.facts import (
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "pkg:pypi/winml-dag#docs/buildtypes/build-v1.md"
-# For builds started by a person, on a machine that nobody else can vouch for.
+# For builds started by a person, on a machine that cannot be vouched for.
 LOCAL_BUILDER = "pkg:pypi/winml-dag"
 
 _ORDER = ("_type", "subject", "predicateType", "predicate")
@@ -240,8 +240,7 @@ def _annotations(file: HashedFile) -> dict[str, JsonValue]:
 
 
 def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
-    """Yield name, SHA-256 or nothing, whether it is shipped, and the ``placed`` folder of every file in the statement
-    *text*.
+    """Yield name, SHA-256 or nothing, whether it is shipped, and the ``placed`` folder of every file in *text*.
 
     Raises the same errors as :func:`_parse`.
     """
