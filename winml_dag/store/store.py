@@ -384,7 +384,3 @@ def _mark(marker: Path, function: DigestFunction | None) -> None:
         if not marker.exists():
             raise
         partial.unlink()
-
-
-# Earlier name of the class.
-Store = Store
