@@ -1,4 +1,4 @@
-"""Tables of support as a generator would write them, and how to analyze a model as the engine would."""
+"""Support tables as the generator would write them, and how to analyze a model as the engine would."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ABOUT = About("QNNExecutionProvider", "npu", "2.0", "2.51", "1.31", "1.19", {}, 
 
 
 def table(rows: Iterable[tuple[Case, Outcome]]) -> bytes:
-    """The table that measuring *rows* would give, each in so many cases that a failure counts."""
+    """Return the table that measuring *rows* would give, with enough cases each for a failure to count."""
     by_operator: dict[tuple[str, str], list[tuple[Case, Outcome]]] = {}
     for case, outcome in rows:
         by_operator.setdefault((case.domain, case.op_type), []).extend([(case, outcome)] * 3)
@@ -38,7 +38,7 @@ def table(rows: Iterable[tuple[Case, Outcome]]) -> bytes:
 
 
 def cases_of(model: onnx.ModelProto, scratch: Path) -> list[Case]:
-    """The case of every node of *model*, with the shapes that follow."""
+    """Return the case of every node of *model*, with inferred shapes."""
     onnx.save(onnx.shape_inference.infer_shapes(model), scratch)
     read = read_model(scratch, values=True)
     scope = Dataflow(read)
@@ -46,13 +46,13 @@ def cases_of(model: onnx.ModelProto, scratch: Path) -> list[Case]:
 
 
 def table_of(model: onnx.ModelProto, scratch: Path, outcomes: Mapping[str, Outcome]) -> bytes:
-    """A table in which every operator of *model* is taken but for what *outcomes* says of it."""
+    """Return a table in which every operator of *model* is supported, except where *outcomes* says otherwise."""
     return table((case, outcomes.get(case.op_type, TAKEN)) for case in cases_of(model, scratch))
 
 
 @dataclass(frozen=True)
 class Analyzed:
-    """What came out: the metrics, the result, and the discovered capabilities as bytes."""
+    """The results: the metrics, the report, and the discovered capabilities as bytes."""
 
     metrics: Any
     result: Any
@@ -62,7 +62,7 @@ class Analyzed:
 def analyze(
     folder: Path, model: onnx.ModelProto | Path, config: AnalyzeConfig, *tables: bytes, flags: bytes | None = None
 ) -> Analyzed:
-    """Run the stage in *folder*, as a process of its own would."""
+    """Run the stage in *folder*, as a separate process would."""
     shutil.rmtree(folder, ignore_errors=True)
     inputs, outputs = {"model": Path("model")}, {slot: Path("out") / slot for slot in ("result", "flags")}
     for path in (*inputs.values(), *outputs.values()):

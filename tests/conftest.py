@@ -1,8 +1,8 @@
-"""For all tests: the interrupt from the keyboard is on, and no environment or cache of the user's is named.
+"""Setup of all tests: keyboard interrupts work, and no environment variable or cache of the user is used.
 
-Shells switch it off for what they start in the background, and every process inherits that: builds under test could not
-be interrupted then. Bytecode is written, since every one of the thousands of processes under test would compile our
-modules anew, which doubles what a plan costs.
+Shells ignore SIGINT in background processes, and every child inherits that, so builds under test could not be
+interrupted. Bytecode is written, since otherwise every one of the thousands of processes under test would compile the
+package again, which doubles the time of a plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from servers.faulty import FaultyServer
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says nothing: the first one imports what it needs, on a machine with other work.
+# The duration of an example says nothing: the first one imports modules, and the machine may be busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
@@ -33,7 +33,7 @@ for variable in (
     "WINMLCLI_RULES_DIR",
 ):
     os.environ.pop(variable, None)
-# Where CI runs these tests, builds under test are none of its runs: a pull request may do less with remotes.
+# Builds under test are no CI runs, even if CI runs the tests: a pull request has fewer rights on remotes.
 for variable in ("GITHUB_ACTIONS", "TF_BUILD", "GITLAB_CI"):
     os.environ.pop(variable, None)
 for variable in [name for name in os.environ if name.startswith("WINML_DAG_REMOTE")]:
@@ -42,9 +42,7 @@ os.environ.update(for_all())
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: looking through PyTorch's 350,000 objects at every collection is a quarter of the time
-    of an export.
-    """
+    """Freeze imported objects: scanning PyTorch's 350,000 objects at every collection takes a quarter of an export."""
     gc.freeze()
 
 
@@ -56,6 +54,6 @@ def faulty_server() -> Iterator[FaultyServer]:
 
 @pytest.fixture
 def server(faulty_server: FaultyServer) -> FaultyServer:
-    """One that has nothing, and no fault."""
+    """An empty server without faults."""
     faulty_server.reset()
     return faulty_server

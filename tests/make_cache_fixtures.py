@@ -1,8 +1,8 @@
-"""Makes the recorded stores in ``cache_fixtures/`` anew: ``make cache-fixtures``.
+"""Regenerates the recorded stores in ``cache_fixtures/``: ``make cache-fixtures``.
 
-Each is what a real build of a small model leaves in a cache folder, without what is only of the moment: the index,
-which is filled again from the records, locks and scratch folders. A new format number gets a folder of its own beside
-these; the old ones stay, because caches of that format stay on people's disks.
+Each is what a real build of a small model leaves in a cache folder, without transient files: the index, which is
+refilled from the records, locks and scratch folders. A new format number gets a folder of its own next to these. The
+old ones stay, because users keep caches of that format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_THE_MOMENT = ("index", "locks", "scratch", "quarantine", "failures", "standi
 
 
 def small_model(path: Path) -> None:
-    """y = relu(x W), 8 by 8."""
+    """Save y = relu(x W), 8 by 8."""
     weight = numpy_helper.from_array(np.eye(8, dtype=np.float32), "weight")
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "weight"], ["xw"]), helper.make_node("Relu", ["xw"], ["y"])],
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def damage_all(sound: Path) -> None:
-    """Make the damaged stores beside *sound* anew."""
+    """Regenerate the damaged stores next to *sound*."""
     damage(sound, "flipped-blob", lambda store: flip(largest(store / "blobs")))
     damage(sound, "truncated-blob", lambda store: truncate(largest(store / "blobs")))
     damage(sound, "flipped-record", lambda store: flip(largest(store / "records")))
@@ -64,7 +64,7 @@ def damage_all(sound: Path) -> None:
 
 
 def damage(sound: Path, name: str, harm: Callable[[Path], object]) -> None:
-    """A copy of *sound* to which one thing has been done."""
+    """Copy *sound* and apply *harm* to the copy."""
     target = FIXTURES / f"{sound.name}-{name}"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(sound, target)
@@ -88,7 +88,7 @@ def truncate(path: Path) -> None:
 
 
 def indexed(store: Path) -> Path:
-    """The database of *store*, filled from its records, in one file."""
+    """Return the database of *store* as one file, filled from its records."""
     opened = Store(store)
     for record in opened.records.all():
         opened.remember({f"out\n{record.key_inputs.stage}": record.cache_key})
@@ -107,7 +107,7 @@ def halve(path: Path) -> None:
 
 
 def scramble(path: Path) -> None:
-    """Every 64th byte behind the first page: a database that opens and is wrong everywhere."""
+    """Change every 64th byte after the first page, so that the database opens but is wrong everywhere."""
     data = bytearray(path.read_bytes())
     for place in range(4096, len(data), 64):
         data[place] ^= 0x5A
@@ -115,7 +115,7 @@ def scramble(path: Path) -> None:
 
 
 def put_foreign_files(store: Path) -> None:
-    """What people and other programs leave in a folder."""
+    """Add files that users and other programs leave in a folder."""
     for name in ("blobs/thesis.docx", "blobs/xxh3-128/31/desktop.ini", "records/notes.txt", "readme.md"):
         (store / name).parent.mkdir(exist_ok=True)
         (store / name).write_text("precious\n", encoding="utf-8")

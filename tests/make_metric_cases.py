@@ -1,7 +1,7 @@
-"""Write ``tests/unit/stages/metric_cases.json``: what scikit-learn, scipy and seqeval say of random outcomes.
+"""Writes ``tests/unit/stages/metric_cases.json``: results of scikit-learn, scipy and seqeval on random outcomes.
 
-They are asked once and not in the tests: where they are installed, transformers imports them, and every export of the
-tests would take longer. Run it in an environment of its own: ``pip install scikit-learn scipy seqeval``.
+They are computed once and not in the tests: where these packages are installed, transformers imports them, and every
+export of the tests takes longer. Run it in a separate environment: ``pip install scikit-learn scipy seqeval``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def classes(seed: int) -> dict[str, Any]:
 def correlations(seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     count = int(rng.integers(4, 60))
-    # Whole numbers, of which many are equal, as people's scores are.
+    # Integers with many ties, like human scores.
     first = rng.integers(0, 6, count).astype(float)
     second = np.round(first + rng.normal(scale=float(rng.uniform(0.1, 5)), size=count), int(rng.integers(0, 3)))
     return {

@@ -1,4 +1,4 @@
-"""The executor's in-memory twin, which records calls: the scheduler's tests need no processes with it, and no mocks."""
+"""An in-memory executor that records calls, so that tests of the scheduler need neither processes nor mocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Work: TypeAlias = Callable[[Node, Workspace], JsonObject]
 
 
 class MemoryExecutor:
-    """Calls *work* with each node, in this process and in the thread that asks for it.
+    """Calls *work* with each node, in this process and in the calling thread.
 
     The folders of the workspace are absolute, unlike those of a worker process: threads share one current folder.
 
     Attributes:
-        calls: the ids of the nodes that were run, in the order in which they began.
+        calls: the ids of the nodes that were run, in the order in which they started.
     """
 
     def __init__(self, work: Work) -> None:
@@ -49,7 +49,7 @@ class MemoryExecutor:
         return Outcome(time.monotonic() - started, log, metrics, progress=teller.last)
 
     def stop(self) -> None:
-        """Run nothing more. What runs goes on to its end: a thread cannot be ended from outside."""
+        """Start nothing more. Running nodes continue to their end: a thread cannot be stopped from outside."""
         with self._lock:
             self._stopped = True
 

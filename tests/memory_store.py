@@ -1,4 +1,4 @@
-"""An index in memory, and a store in a folder of its own that notes what it is asked."""
+"""An index in memory, and a store in a temporary folder that records its calls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from winml_dag.store.index import Namespace
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
 
-# Where folders are quickest to make: none of this has to outlive the tests.
+# The fastest file system: nothing needs to outlive the tests.
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: PTH112
 
 
 class MemoryRows:
-    """As much of an index as digests of files need."""
+    """The part of an index that file digests need."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[Namespace, str], JsonValue] = {}
@@ -32,10 +32,10 @@ class MemoryRows:
 
 
 class NotedStore(Store):
-    """A store whose folder goes with it.
+    """A store whose folder is removed with it.
 
     Attributes:
-        calls: each call as (method, what it was about): a key, a name or a stage.
+        calls: each call as (method, subject): a key, a name or a stage.
     """
 
     def __init__(self, *, function: DigestFunction | None = None) -> None:
@@ -76,7 +76,7 @@ class NotedStore(Store):
         self.blobs.path(file.digest).unlink()
 
     def rot(self, file: FileEntry) -> None:
-        """Change its bytes as a disk does, so that no look at size and time tells."""
+        """Change its bytes as a failing disk does, with size and time unchanged."""
         path = self.blobs.path(file.digest)
         status = path.stat()
         path.chmod(0o600)

@@ -1,4 +1,4 @@
-"""A model that says of itself whatever ONNX has a place for, and what a model says."""
+"""A model with every kind of ONNX metadata, and the metadata of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx
 
 
 def describe(model: onnx.ModelProto) -> onnx.ModelProto:
-    """*model*, changed in place, with metadata and descriptions as trainers and labs leave them."""
+    """Add metadata and descriptions to *model*, in place, as trainers and labs leave them."""
     model.producer_name, model.producer_version = "acme-trainer", "7.1"
     model.domain, model.model_version, model.doc_string = "com.acme", 42, "Tells cats from dogs."
     for key, value in (("names", "{0: 'cat', 1: 'dog'}"), ("stride", "32"), ("author", "Zoë")):
@@ -22,7 +22,7 @@ def describe(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def said(model: onnx.ModelProto) -> dict[str, Any]:
-    """What *model* says of itself, but for what compilers add."""
+    """Return the metadata of *model*, except what compilers add."""
     values = {value.name: value for value in (*model.graph.input, *model.graph.output)}
     return {
         "producer": (model.producer_name, model.producer_version),

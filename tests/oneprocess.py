@@ -1,8 +1,8 @@
-"""The command line in one process that goes on: commands in a row, whose stages work in that process too.
+"""The command line in one long-lived process, which runs commands one after the other, including their stages.
 
-What a precision or an architecture comes to does not depend on the process that makes it, and to import onnx,
-onnxruntime and PyTorch anew for every stage is most of what a build of a tiny model costs. What is about processes
-(kills, logs, memory, bytes that must depend on none) starts the command line as users do.
+The result of a precision or an architecture does not depend on the process, and importing onnx, onnxruntime and PyTorch
+again for every stage is most of the cost of building a tiny model. Tests about processes (kills, logs, memory, bytes
+that must not depend on the process) start the command line as users do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CLONE_FS = 0x200
 
 @dataclass(frozen=True)
 class Command:
-    """What the process is told, as a line of JSON."""
+    """The request to the process, as a line of JSON."""
 
     arguments: Sequence[str]
     folder: str
@@ -42,7 +42,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Said:
-    """What it answers, as another."""
+    """The response, as a line of JSON."""
 
     code: int
     out: str
@@ -50,7 +50,7 @@ class Said:
 
 
 class OneProcess:
-    """The process, from the side of who has commands for it."""
+    """The client side of the process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -70,7 +70,7 @@ class OneProcess:
 
 
 class _Streams(io.TextIOBase):
-    """A standard stream that threads which do the work of a stage have for themselves, as a log."""
+    """A standard stream that stage threads redirect to their own log."""
 
     def __init__(self) -> None:
         self.commands: TextIO = io.StringIO()
@@ -82,10 +82,10 @@ class _Streams(io.TextIOBase):
 
 
 class _InThisProcess(LocalExecutor):
-    """Does the work of a stage of ours in a thread with a current folder of its own; the rest as ever.
+    """Runs built-in stages in a thread with a current folder of its own; the others as usual.
 
-    compile has a process of its own here too: it refuses one that has compiled before. So have functions of a recipe:
-    what they import is edited between builds.
+    compile has a process of its own here too, since it refuses one that has compiled before. So have functions of a
+    recipe, whose imports are edited between builds.
     """
 
     _one_at_a_time = threading.Lock()

@@ -1,8 +1,8 @@
-"""All tests once with a remote, by hand: ``WINML_DAG_TEST_REMOTE=off pytest ...`` has all digests made as with one, and
-``WINML_DAG_TEST_REMOTE=own`` gives each project of the scenarios a remote of its own beside its cache.
+"""Runs all tests with a remote, started manually.
 
-It is for finding what depends on a digest function or on blobs being here. Tests that look into blobs or name digests
-of the other function fail with it, and that is no error.
+``WINML_DAG_TEST_REMOTE=off pytest ...`` computes all digests as with a remote, and ``WINML_DAG_TEST_REMOTE=own`` gives
+each project of the scenarios its own remote next to its cache. This finds dependencies on a digest function or on local
+blobs. Tests that read blobs or name digests of the other function fail with it, which is no error.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _VARIABLE = "WINML_DAG_TEST_REMOTE"
 
 
 def for_all() -> dict[str, str]:
-    """What every test has in its environment."""
+    """Return the environment variables of every test."""
     if os.environ.get(_VARIABLE) != "off":
         return {}
     return {"WINML_DAG_REMOTE": "file:///nowhere", "WINML_DAG_REMOTE_MODE": "off"}
 
 
 def beside(cache: Path) -> dict[str, str]:
-    """What commands that use *cache* have in theirs."""
+    """Return the environment variables of commands that use *cache*."""
     if os.environ.get(_VARIABLE) != "own":
         return {}
     return {

@@ -1,6 +1,7 @@
-"""Reports for the page to show: a small one with everything that may be in one, and one of 500 builds.
+"""Reports for the page: a small one with everything a report may contain, and one of 500 builds.
 
-Figures follow from places in the sweep, so that every run has the same ones. Names are as bad as anybody may choose.
+Numbers are derived from positions in the sweep, so that every run has the same ones. Names are as hostile as users may
+choose.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OVERRIDE = "evil\u202ecod"
 MODELS = ("bert-base", "resnet-50", "clip-text", RIGHT_TO_LEFT)
 PRECISIONS = ("fp32", "fp16", "w8a8", "w8a16", "w4a16")
 TARGETS = (("cpu", "cpu"), ("qnn", "npu"))
-# Of fp32: bytes, milliseconds.
+# For fp32: bytes, milliseconds.
 _WHOLE = {
     "bert-base": (438e6, 41.0),
     "resnet-50": (102e6, 18.5),
@@ -41,7 +42,7 @@ _VERSIONS = {"onnx": "1.23.2", "onnxruntime": "1.31.1", "torch": "2.13.0+cpu", "
 
 
 def small_report() -> Report:
-    """40 cells: built, up to date, failed, refused, left out and not reached; winners, missing parts."""
+    """Return 40 cells: built, up to date, failed, rejected, skipped and not reached, with winners and missing parts."""
     rows = [
         _row(model, precision, ep, device, place)
         for place, (model, precision, (ep, device)) in enumerate(
@@ -75,7 +76,7 @@ def small_report() -> Report:
 
 
 def large_report(builds: int = 500) -> Report:
-    """*builds* cells of one sweep, with eight stages each and names as long as they get."""
+    """Return *builds* cells of one sweep, with eight stages each and the longest possible names."""
     targets = ("cpu", "dml", "qnn", "openvino", "vitisai")
     rows = []
     for place in range(builds):
@@ -88,7 +89,9 @@ def large_report(builds: int = 500) -> Report:
 
 
 def hostile_report() -> Report:
-    """Names, reasons and logs that would run, end an element or turn the page around, were they not taken as text."""
+    """Return names, reasons and logs that would run as code, end an element or reverse the page unless treated
+    as text.
+    """
     row = _measured_row(INJECTED, INJECTED, "w8a8", OVERRIDE, "npu", 3)
     failed = _failed(_measured_row("failed" + INJECTED, RIGHT_TO_LEFT, "w8a16", OVERRIDE, "npu", 4), INJECTED)
     odd = _measured_row("100 % \udcff#?&", "long" * 60, "w8a8", "qnn", "npu", 5)
@@ -108,13 +111,15 @@ def hostile_report() -> Report:
 
 
 def bare_report() -> Report:
-    """One plain build of which nothing is known but that it is there."""
+    """Return one plain build with no data except that it exists."""
     row = Row("out", {}, "model.onnx", "fp32", "cpu", "cpu", CellStatus.BUILT, missing={"size": "It has no files."})
     return Report(name="out", subjects=("out",), made_at="2026-11-22T10:46:54+00:00", rows=(row,))
 
 
 def comparison_with(report: Report) -> Comparison:
-    """Against an older report: one build is slower, one smaller, one fails now, one is new, others are as before."""
+    """Compare with an older report: one build is slower, one smaller, one fails now, one is new, the others are the
+    same.
+    """
     there = [row for row in report.rows if row.latency is not None and row.size is not None]
     slower, smaller = there[0], there[1]
     failing = next(row for row in report.rows if row.status is CellStatus.FAILED)
@@ -235,7 +240,7 @@ def _measured_row(name: str, model: str, precision: str, ep: str, device: str, p
 
 
 def _stages(place: int) -> tuple[StageRun, ...]:
-    """The first three are found, the others run one after the other."""
+    """Return the runs: the first three stages are reused, the others run one after the other."""
     runs = []
     started = 40.0 + place * 1.5
     for number, stage in enumerate(_STAGES):

@@ -1,5 +1,6 @@
-"""Commands of the command line in processes that are forked, which saves the 0.2 s of its imports, and what happens in
-the middle of one: at its stages' starts, checks, publications and placings, or at any call into the system.
+"""Runs commands in forked processes, which saves the 0.2 s of their imports, and injects actions during a command.
+
+Actions happen at the start, check, publication or output of its stages, or at any system call.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from winml_dag.store.store import Store
 
 # A command that takes longer hangs.
 _PATIENCE_SECONDS = 120.0
-# Files settle within that time on every file system of Linux; two seconds, as on FAT, no schedule has.
+# Files become settled within this time on every Linux file system. No schedule uses the two seconds of FAT.
 _SETTLED_NS = 20_000_000
 _IN_THE_MIDDLE: Mapping[str, tuple[type, str]] = {
     "prepare": (Preparer, "prepare"),
@@ -44,12 +45,12 @@ AT_STAGES = tuple(f"{when} {name}" for name in [*_IN_THE_MIDDLE][:-1] for when i
 CALL = "call"
 _CALLS = ("os.", "open", "sqlite3.", "fcntl.", "subprocess.")
 
-# What happens, by the point and which of the times that it is reached.
+# The actions, by point and by how often it was reached.
 Happenings = Mapping[tuple[str, int], Sequence[Callable[[], None]]]
 
 
 class Command:
-    """``winml-dag`` with *arguments* in *folder*, at work in a process of its own."""
+    """``winml-dag`` with *arguments* in *folder*, running in a separate process."""
 
     def __init__(
         self, site: Site, folder: Path, arguments: Sequence[str], happens: Happenings, *, settles_soon: bool
@@ -63,7 +64,7 @@ class Command:
             _be_command(site, folder, arguments, self._log, happens, settles_soon=settles_soon)
 
     def wait(self) -> tuple[int, str]:
-        """Its exit code, negative for a signal, and what it has said."""
+        """Return its exit code, negative for a signal, and its output."""
         end = time.monotonic() + _PATIENCE_SECONDS
         while not (ended := os.waitpid(self._pid, os.WNOHANG))[0]:
             if time.monotonic() > end:
@@ -80,7 +81,7 @@ class Command:
 
 
 def warm_up(site: Site, commands: Sequence[Sequence[str]]) -> None:
-    """Import here all that *commands* do, so that none of those that are forked from now on has to."""
+    """Import all modules that *commands* import, so that processes forked from here on do not have to."""
     names = site.root / "names"
     for arguments in commands:
         command = Command(
@@ -97,7 +98,7 @@ def _write_modules(path: Path) -> None:
 
 
 class _Happening:
-    """Lets things happen when their points are reached, whichever thread reaches them, but not in the middle of one."""
+    """Runs actions when their points are reached, in whichever thread, but not during another action."""
 
     def __init__(self, happens: Happenings) -> None:
         self._happens = happens
@@ -136,7 +137,7 @@ class _Happening:
 def _be_command(
     site: Site, folder: Path, arguments: Sequence[str], log: TextIO, happens: Happenings, *, settles_soon: bool
 ) -> NoReturn:
-    # Whatever happens, the child must not go on with the work of its parent.
+    # Whatever happens, the child must not continue with its parent's work.
     code = 99
     try:
         os.setpgid(0, 0)

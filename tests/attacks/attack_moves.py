@@ -1,5 +1,7 @@
-"""What an attacker, or a user at the wrong moment, does to a project. Each move is a function of the site and a number,
-which decides what it is done to and with; what cannot be done just now is not done.
+"""What an attacker, or a user at the wrong moment, does to a project.
+
+Each move is a function of the site and a number, which determines its target and content. A move that is impossible at
+the moment is skipped.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def edit_in_the_past(site: Site, number: int) -> None:
 
 
 def change(site: Site, number: int) -> None:
-    """An edit that :func:`change_back` undoes."""
+    """Edit a file so that :func:`change_back` can undo it."""
     path, text = _file_and_text(site, number)
     if not (saved := _saved(site, path)).exists():
         shutil.copy2(path, saved)
@@ -114,7 +116,7 @@ def link_folder_in_folder(site: Site, number: int) -> None:
 
 
 def link_file(site: Site, number: int) -> None:
-    """A file becomes a link to another, or to nothing that is there yet."""
+    """Replace a file by a link to another one, or to a missing one."""
     relink(
         site.project / "data/late.txt", f"../../versions/{_one(VERSIONS, number)}/{'late' if number % 2 else 'm'}.txt"
     )
@@ -149,7 +151,7 @@ def move_away(site: Site, number: int) -> None:
 
 
 def replace_folder(site: Site, number: int) -> None:
-    """By a copy of itself in which a file is another."""
+    """Replace a folder by a copy of itself with one different file."""
     folder = site.root / _one(_FOLDERS[:3], number)
     moving = site.root / "moving"
     shutil.copytree(folder, moving, symlinks=True)
@@ -200,7 +202,7 @@ def edit_module(site: Site, number: int) -> None:
 
 
 def earlier_module(site: Site, number: int) -> None:
-    """Beside the recipe, in a folder that is searched first, or as a package, which comes before a module."""
+    """Add a module next to the recipe, in a folder that is searched first, or as a package, which takes precedence."""
     names = ("project/steps.py", "modules/early/steps.py", "modules/early/steps/__init__.py", "project/steps/steps.py")
     _toggle(site.root / _one(names, number), module(number // 4 % 3))
 
@@ -218,7 +220,7 @@ def set_variable(site: Site, number: int) -> None:
 
 
 def start_anew(site: Site, number: int) -> None:  # noqa: ARG001
-    """All inputs are what they were at first, and so the outputs must be what the first build gave."""
+    """Reset all inputs to the initial state, so that outputs must equal those of the first build."""
     build, twins = site.root / "kept-build", site.root / "kept-twin"
     for kept, name in ((build, "build"), (twins, "twin")):
         if (site.project / name).exists():
@@ -239,7 +241,7 @@ def lose_bookkeeping(site: Site, number: int) -> None:
     shutil.rmtree(_of_project(site, _one((".winml-dag", ".winml-dag/recipe.yaml"), number)))
 
 
-# What may stop a build: it ends with an error then, and never with something wrong.
+# Moves that may stop a build: it then ends with an error, and never with a wrong result.
 
 
 def edit_output(site: Site, number: int) -> None:
@@ -280,7 +282,7 @@ def foreign_link(site: Site, number: int) -> None:  # noqa: ARG001
 
 
 def journal(site: Site, number: int) -> None:
-    """Of a change that overwrites and deletes what is outside."""
+    """Write the journal of a change that overwrites and deletes files outside."""
     folder = _of_project(site, _one((".winml-dag/recipe.yaml", ".", "build"), number))
     hidden = folder / ".winml-dag-new"
     (hidden / "new/assets").mkdir(parents=True)
@@ -292,7 +294,7 @@ def journal(site: Site, number: int) -> None:
 
 
 def manifest(site: Site, number: int) -> None:
-    """One that says that files outside are its own."""
+    """Write a manifest that claims to own files outside."""
     path = _of_project(site, f".winml-dag/{_one((RECIPE, TWIN), number)}/build_manifest.json")
     told = json.loads(read(path))
     up = os.path.relpath(site.outside, site.project)
@@ -326,7 +328,7 @@ def remove_input(site: Site, number: int) -> None:
     (site.root / _one((*_INPUTS, "project/tools/mark", "path/late/mytool"), number)).unlink()
 
 
-# What is done to the cache, which costs runs and nothing else.
+# Damage to the cache, which causes additional runs and nothing else.
 
 
 def truncate_blob(site: Site, number: int) -> None:
@@ -358,14 +360,14 @@ BLOCKING: tuple[Move, ...] = (
     *(case_twin, forbid_tool, journal, manifest, nested_json, fifo, remove_input),
 )
 ON_CACHE: tuple[Move, ...] = (truncate_blob, truncate_record, lose_index, lose_notes)
-# Known limits: a folder that is renamed away and back during a run is not always noticed; and where manifests are kept
-# is looked at when a build begins, since whoever acts in the middle of one has the rights of the user already. A
-# command that opens a pipe, put in place of its input while it runs, waits for its own time limit, an hour.
+# Known limits: a folder that is renamed away and back during a run is not always detected. The location of manifests is
+# checked when a build starts, since whoever acts during a build already has the user's rights. A command that opens a
+# pipe, put in place of its input while it runs, waits for its own time limit, an hour.
 BETWEEN_BUILDS_ONLY = (move_away, start_anew, bookkeeping_leads_outside, fifo)
 
 
 def _of_project(site: Site, name: str) -> Path:
-    """The path of *name*, unless a link leads outside: no move changes anything there either."""
+    """Return the path of *name*, unless a link leads outside: no move may change anything there either."""
     path = site.project / name
     if path.resolve().is_relative_to(site.outside.resolve()):
         raise FileNotFoundError(name)
@@ -409,7 +411,7 @@ def _toggle(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def _copy(site: Site) -> None:
-    """The project once more, as a clone of its repository has it: without what was built."""
+    """Copy the project without outputs, like a clone of its repository."""
     shutil.rmtree(site.root / "clone", ignore_errors=True)
     left_out = shutil.ignore_patterns("build", "twin", ".winml-dag*", "__pycache__", "fifo")
     shutil.copytree(site.project, site.root / "clone", symlinks=True, ignore=left_out)
@@ -420,7 +422,7 @@ def _entry(name: str, file: Path) -> dict[str, object]:
 
 
 def _with(value: object, folder: str, files: list[dict[str, object]]) -> object:
-    """*value* with another ``folder`` wherever it has one, and *files* added to all lists of files."""
+    """Return *value* with every ``folder`` replaced, and *files* added to all lists of files."""
     if isinstance(value, list):
         return [_with(inner, folder, files) for inner in value]
     if not isinstance(value, dict):

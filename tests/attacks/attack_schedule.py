@@ -1,7 +1,7 @@
-"""Schedules of moves, builds and other commands, drawn by Hypothesis, and what must hold whatever was done.
+"""Schedules of moves, builds and other commands, drawn by Hypothesis, and the invariants after any of them.
 
-A build that nobody has disturbed gives what the oracle says, or ends with an error when something is in its way. One
-that was disturbed may end as it likes; the next must be right, so that whatever the disturbed one has stored is seen.
+An undisturbed build gives what the oracle says, or ends with an error when something blocks it. A disturbed build may
+end in any way. The next one must be correct, which reveals whatever the disturbed one has stored.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 
 _ENDS = {0, 1, 2, 3}
 _ENDS_OF = {"kill": {-signal.SIGKILL}, "interrupt": {130, -signal.SIGINT}}
-# Of one run of all stages there are about so many calls into the system.
+# Approximate number of system calls in one run of all stages.
 _MOST_CALLS = 1500
-# What is the user's and is only read.
+# Files of the user, which are only read.
 _READ = ("src", "data", "tools", "cur", RECIPE, TWIN)
 _SCHEDULES_AT_ONCE = 11
 
@@ -49,14 +49,14 @@ class Do:
         if self.what in _ENDS_OF:
             os.kill(os.getpid(), signal.SIGKILL if self.what == "kill" else signal.SIGINT)
             return
-        # What cannot be done just now is not done; halves of it are a state like any other.
+        # Impossible moves are skipped. A move that stops halfway leaves a state like any other.
         with suppress(OSError, StopIteration, IndexError, ValueError):
             getattr(attack_moves, self.what)(site, self.number)
 
 
 @dataclass(frozen=True)
 class At:
-    """*do* when *point* of a build is reached for the *time*-th time."""
+    """Run *do* when *point* of a build is reached for the *time*-th time."""
 
     point: str
     time: int
@@ -65,8 +65,9 @@ class At:
 
 @dataclass(frozen=True)
 class Build:
-    """*recipe* is built; *beside* is built at the same time in another process. *by* is where from: ``at`` is a link to
-    the project or its clone. With *twice*, once more when nothing has happened.
+    """Build *recipe*, and *beside* at the same time in another process.
+
+    *by*: the path to build from; ``at`` is a link to the project or its clone. *twice*: build again without changes.
     """
 
     recipe: str = RECIPE
@@ -110,7 +111,7 @@ def _moments(what: st.SearchStrategy[Do]) -> st.SearchStrategy[tuple[At, ...]]:
 
 
 def there_and_back(time: int, number: int) -> tuple[At, ...]:
-    """A file is another while one stage runs, and only then."""
+    """Change a file only while one stage runs."""
     return (
         At("before start", time, Do("change", number)),
         At("before check", time, Do("change_back", number)),
@@ -131,7 +132,7 @@ _DISTURBED = st.builds(
     beside=st.sampled_from(["", "", "", RECIPE, TWIN]),
     by=_PLACES,
     jobs=st.sampled_from([1, 1, 3]),
-    # Else most stages are known after a few steps, and nothing is in the middle of running.
+    # Otherwise most stages are cached after a few steps, and nothing is running when actions happen.
     rebuild=st.booleans(),
 )
 _ASK = st.builds(Ask, st.sampled_from(["plan", "why", "verify", "clean"]), _RECIPES)
@@ -145,7 +146,7 @@ _LOSE = {"manifest": {"start_anew", "lose_bookkeeping"}, "blob": {"truncate_blob
 
 @dataclass
 class Siege:
-    """A project under attack, and all that was done to it so far. *settles_soon*: see ``attack_commands``."""
+    """A project under attack, and its history. *settles_soon*: see ``attack_commands``."""
 
     site: Site
     settles_soon: bool = True
@@ -177,7 +178,7 @@ class Siege:
         self._verify(RECIPE, "project")
 
     def build(self, recipe: str, by: str, *options: str) -> None:
-        """A build that nobody disturbs; when something is in its way, once more when nothing is."""
+        """Run an undisturbed build. If something blocks it, remove that and build again."""
         folder = self._folder(by)
         with self._untouched(*(folder / name for name in _READ)):
             code, said = self._run(["build", "-c", f"{by}/{recipe}", *options])
@@ -189,7 +190,7 @@ class Siege:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """With inputs that have been built before, and nothing in the way."""
+        """Restore inputs that have been built before, and remove everything that blocks."""
         self.site.make()
         self.is_blocked = False
         self._vouchers_lost = set()
@@ -197,9 +198,9 @@ class Siege:
             self.build(recipe, "project")
 
     def _expect(self, move: Do) -> None:
-        """Note whether the next build may refuse, now that *move* is made.
+        """Record whether the next build may fail after *move*.
 
-        An output is known as a build's by its manifest or by its blob; when both are gone, it may be anybody's.
+        An output is recognized as owned by its manifest or its blob; without both, it may be foreign.
         """
         self._vouchers_lost |= {voucher for voucher, moves in _LOSE.items() if move.what in moves}
         self.is_blocked |= move.may_block or len(self._vouchers_lost) == len(_LOSE)
@@ -230,7 +231,7 @@ class Siege:
             _check(code in _ENDS | ends, code, said)
 
     def _verify(self, recipe: str, by: str) -> None:
-        """What a build has just found right is so by its manifest too."""
+        """Assert that a correct build also passes its own verification."""
         manifests = Path(by, ".winml-dag", recipe)
         if (self.site.root / manifests).is_dir():
             code, said = self._run(["verify", str(manifests)])
@@ -262,7 +263,7 @@ class Siege:
 
 
 class _Untouched:
-    """All files below these folders are, at the end of the block, what they were: the very same files."""
+    """Asserts that all files below these folders are still the very same at the end of the block."""
 
     def __init__(self, folders: tuple[Path, ...]) -> None:
         self._folders = folders
@@ -311,12 +312,12 @@ def prepare(folder: Path) -> None:
     asks = [[command, "-c", recipes[0]] for command in ("plan", "why", "clean")]
     warm_up(site, [*builds, *builds, ["verify", str(site.project / ".winml-dag" / RECIPE)], *asks])
     shutil.rmtree(site.root)
-    # What is here already is none of the children's to look through, or each of them would copy it.
+    # Keep the garbage collector of each child from scanning the objects here, which would copy their pages.
     gc.freeze()
 
 
 def steps(folder: Path, number: int) -> int:
-    """Play some schedules, of which *number* is the seed, below *folder*; returns how many steps they had."""
+    """Play some schedules with the seed *number* below *folder*, and return the number of steps."""
     played = 0
 
     @seed(number)

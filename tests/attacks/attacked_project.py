@@ -1,7 +1,7 @@
-"""A project of a user's own stages that is attacked, and the oracle: what its outputs must be, read from its files.
+"""A project of user-defined stages to attack, and the oracle that computes its outputs from its files.
 
-The oracle knows nothing of keys, caches or plans. Each stage is a text function that it computes anew from whatever
-lies on the disk.
+The oracle has no notion of keys, caches or plans. Each stage is a text function that it recomputes from the files on
+disk.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import yaml
 
-# The first three have one size.
+# The first three have the same size.
 TEXTS = ("one\n", "two\n", "six\n", "three\nlines\nof text\n")
 WORDS = ("red", "tan", "green")
 VERSIONS = ("one", "two", "three")
-# Outputs of these: in one folder, with recipes of one stem.
+# Their outputs go to one folder, and the recipes share one stem.
 RECIPE, TWIN = "recipe.yaml", "recipe.json"
 
 _LIST = "cd {inputs.data} && grep -R -D skip '' . | LC_ALL=C sort > {outputs.out}"
@@ -33,7 +33,7 @@ _SPLIT = (
 
 @dataclass(frozen=True)
 class Site:
-    """All that an attack may reach: *root* has the project, what it reads from elsewhere, and its cache."""
+    """Everything that an attack may reach: *root* has the project, the external files it reads, and its cache."""
 
     root: Path
 
@@ -47,7 +47,7 @@ class Site:
 
     @property
     def outside(self) -> Path:
-        """Nothing here is the project's, though links lead here: no command may change it."""
+        """Foreign files that links lead to: no command may change them."""
         return self.root / "outside"
 
     def write(self, name: str, text: str, *, executable: bool = False) -> None:
@@ -58,7 +58,7 @@ class Site:
             path.chmod(0o755)
 
     def make(self) -> None:
-        """The project as it is at first, whatever has become of it; the cache stays."""
+        """Restore the initial project in any state. The cache stays."""
         for name in ("project", "versions", "path", "modules", "clone", "saved"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("path/early", "modules/early", "outside/assets", "saved"):
@@ -77,7 +77,7 @@ class Site:
         self.write(f"project/{RECIPE}", recipe_text(0))
         self.write(f"project/{TWIN}", json.dumps(twin(0)))
         relink(self.root / "at", "project")
-        # The last is what a build puts out, byte for byte, and not the project's all the same.
+        # The last file is byte-identical to an output of a build, and still foreign.
         for name, text in (
             ("precious.txt", "precious\n"),
             ("assets/.bashrc", "mine\n"),
@@ -101,7 +101,7 @@ class Site:
 
 
 def relink(link: Path, target: str) -> None:
-    """As ``ln -sfn`` does."""
+    """Replace a link as ``ln -sfn`` does."""
     moving = link.with_name(f"{link.name}.moving")
     moving.unlink(missing_ok=True)
     moving.symlink_to(target)
@@ -109,7 +109,7 @@ def relink(link: Path, target: str) -> None:
 
 
 def tool(number: int) -> str:
-    """A program that puts its version before what it reads; its output is executable."""
+    """Return a program that writes its version before its input. Its output is executable."""
     return f'#!/bin/sh\n# V{number}\n{{ echo V{number}; cat "$1"; }} > "$2"; chmod +x "$2"\n'
 
 
@@ -122,7 +122,7 @@ def module(number: int) -> str:
 
 
 def recipe(number: int) -> dict[str, Any]:
-    """One of twelve: with three words, two paths for the last output, and with or without its variable."""
+    """Return one of twelve recipes: three words, two paths for the last output, with or without its variable."""
     word, last = WORDS[number % 3], "last" if number % 2 else "final"
     return {
         "stages": {
@@ -155,7 +155,7 @@ def recipe_text(number: int) -> str:
 
 
 def twin(number: int) -> dict[str, Any]:
-    """One of three: a function, and work of the other recipe at another place."""
+    """Return one of three recipes with a function, and with a stage of the other recipe that writes to another path."""
     return {
         "stages": {
             "mark": {
@@ -178,10 +178,10 @@ def _command(text: str, inputs: dict[str, str], outputs: dict[str, str], **more:
 
 
 def expected(site: Site, folder: Path, name: str) -> dict[str, bytes]:
-    """What the recipe *name* of *folder* puts out, by path.
+    """Return the outputs of the recipe *name* in *folder*, by path.
 
     Raises:
-        OSError: when something that it needs is not there.
+        OSError: when a required file is missing.
     """
     stages: dict[str, Any] = yaml.safe_load(read(folder / name))["stages"]
     found: dict[str, dict[str, bytes]] = {}
@@ -195,19 +195,19 @@ def expected(site: Site, folder: Path, name: str) -> dict[str, bytes]:
 
 
 def read(path: Path) -> bytes:
-    if not path.is_file():  # opening a named pipe would wait
+    if not path.is_file():  # opening a named pipe would block
         raise FileNotFoundError(str(path))
     return path.read_bytes()
 
 
 def write(path: Path, text: str) -> None:
-    """Raises OSError for a named pipe, where an ordinary write would wait for a reader."""
+    """Write *text*. Raises OSError for a named pipe, where an ordinary write would wait for a reader."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666), "w") as file:
         file.write(text)
 
 
 def _read(folder: Path, text: str) -> dict[str, bytes]:
-    """The files of an input by their path below it, which is empty for a single file."""
+    """Return the files of an input by their path below it, which is empty for a single file."""
     if not text.endswith("/"):
         return {"": read(folder / text)}
     return {

@@ -1,4 +1,4 @@
-"""What an attacker makes: envelopes with any key and any content, spelled out without the code that is attacked."""
+"""An attacker's tools: envelopes with any key and content, built without the code under attack."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MAKER = {"builder": "winml_dag 0.1.0", "run": "", "revision": "", "host": "", "t
 
 
 def place(namespace: str, record: Record) -> str:
-    """Where the server has *record*."""
+    """Return the path of *record* on the server."""
     return f"/{namespace}/ac/{record.cache_key}"
 
 
 def envelope(record: Record, namespace: str, *, key: str) -> bytes:
-    """*record* signed for *namespace* with *key*, ``name:base64``; with none, not signed."""
+    """Return *record* signed for *namespace* with *key*, ``name:base64``; unsigned without a key."""
     return _signed(_told(record), record.cache_key, namespace, key)
 
 
 def forge(record: Record, namespace: str, *, key: str, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """The same after *change* of what the record says."""
+    """Return the same after *change* of the record's content."""
     told = _told(record)
     change(told)
     return _signed(told, record.cache_key, namespace, key)

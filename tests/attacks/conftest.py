@@ -1,4 +1,4 @@
-"""A server between machines, empty for each test."""
+"""Fixtures: machines that share a server, which is empty at the start of each test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from servers.faulty import FaultyServer
 
 @pytest.fixture
 def machine(server: FaultyServer, tmp_path: Path) -> MachineMaker:
-    """A new machine; ``mode``, ``keys`` and so on are variables of its job, ``GITHUB_REF`` and the like too."""
+    """Make new machines.
+
+    ``mode``, ``keys`` and so on become variables of its job, as do ``GITHUB_REF`` and the like.
+    """
 
     def make(mode: str = "read", keys: str = MAIN, url: str = server.url, **variables: str) -> Machine:
         folder = tmp_path / f"machine{len(list(tmp_path.iterdir()))}"

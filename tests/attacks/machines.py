@@ -15,15 +15,15 @@ from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.store import Store
 
-# What each of them knows. HMAC signs and checks with one secret, so who reads what main has made has its key.
+# The keys of each. HMAC signs and verifies with the same secret, so every reader of main's records has main's key.
 MAIN, PULL = (f"{name}:{base64.b64encode(name.encode() * 8).decode()}" for name in ("main", "pull"))
 
 
 class Machine:
-    """One machine with a cache of its own and the variables of its job.
+    """One machine with its own cache and the variables of its job.
 
     Attributes:
-        said: what it was told of remotes.
+        said: messages about remotes that it received.
     """
 
     def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
@@ -33,8 +33,8 @@ class Machine:
 
     @contextmanager
     def store(self) -> Iterator[Store]:
-        """Its store, as a command has it: what was offered has gone when the block ends."""
-        # Nothing of the machine that the tests run on: it may be one of CI.
+        """Yield its store as a command opens it. Uploads are complete when the block ends."""
+        # Hide the environment of the machine that runs the tests, which may be one of CI.
         system = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "TEMP") if name in os.environ}
         home = dict.fromkeys(("HOME", "USERPROFILE", "XDG_CONFIG_HOME", "LOCALAPPDATA"), str(self.folder))
         with mock.patch.dict(os.environ, {**system, **home, **self.variables}, clear=True):
@@ -46,7 +46,7 @@ class Machine:
                 store.close()
 
     def make(self, content: bytes = b"a model", *, name: str = "model.onnx", opset: int = 21) -> Record:
-        """Run a stage, so to speak, that gives *content*."""
+        """Publish *content* as if a stage had produced it."""
         made = KeyInputs("export", 1, {"export": {"opset": opset}}, {}, {})
         with self.store() as store, store.scratch.open() as folder:
             (folder / "out").mkdir()
@@ -55,12 +55,12 @@ class Machine:
             return store.publish(record, {"model": folder / "out"})
 
     def look(self, record: Record) -> Record | None:
-        """What it takes for the result of the same work."""
+        """Return the record that it would reuse for the same work."""
         with self.store() as store:
             return store.record(record.cache_key)
 
     def take(self, record: Record, folder: Path) -> None:
-        """Put the files of *record* into *folder*. Raises StoreError when they cannot be had."""
+        """Write the files of *record* to *folder*. Raises StoreError when they are unavailable."""
         with self.store() as store:
             for artifact in record.outputs.values():
                 store.fetch(artifact, folder)

@@ -1,6 +1,6 @@
-"""What is known to have been done to shared caches, done to this one over a real server, and what each of it meets.
+"""Known attacks on shared caches, run against this one over a real server, and the defence each of them meets.
 
-``docs/how-to/trust.md`` has a row for every test here, and ``test_table.py`` sees to that.
+``docs/how-to/trust.md`` has a row for every test here, which ``test_table.py`` ensures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PUSH_TO_MAIN = {
 
 
 def test_without_an_attacker_one_machine_has_what_another_made(machine: MachineMaker, tmp_path: Path) -> None:
-    """The measure of all the others."""
+    """The baseline for all other tests."""
     record = machine("read-write").make(b"a model")
     reader = machine()
 
@@ -90,7 +90,7 @@ def test_a_swapped_blob(machine: MachineMaker, server: FaultyServer, tmp_path: P
 
 
 def test_a_record_under_another_key(machine: MachineMaker, server: FaultyServer) -> None:
-    """As if an older model, which is signed as it should be, were the result of a newer recipe."""
+    """As if an older, correctly signed model were the result of a newer recipe."""
     builder = machine("read-write")
     old, new = builder.make(b"old", opset=17), builder.make(b"new", opset=21)
     server.content[place("main", new)] = server.content[place("main", old)]
@@ -101,7 +101,7 @@ def test_a_record_under_another_key(machine: MachineMaker, server: FaultyServer)
 
 
 def test_an_older_record_of_the_same_key(machine: MachineMaker, server: FaultyServer) -> None:
-    """It is believed: equal keys mean equal work. Who has signed what is wrong takes back the key that signed it."""
+    """It is accepted: equal keys mean equal work. To revoke wrong results, revoke the key that signed them."""
     record = machine("read-write").make(b"first")
     old = server.content[place("main", record)]
     machine("read-write", keys=f"new:{MAIN.partition(':')[2]}").make(b"second")
@@ -115,7 +115,7 @@ def test_an_older_record_of_the_same_key(machine: MachineMaker, server: FaultySe
 
 @pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped", "C:\\escaped", "NUL", "a/../../escaped"])
 def test_an_output_whose_name_leaves_its_folder(name: str, machine: MachineMaker, server: FaultyServer) -> None:
-    """Signed by a machine that is trusted, and has been taken over."""
+    """Signed by a trusted machine that has been compromised."""
     record = machine("read-write").make()
     server.content[place("main", record)] = forge(
         record, "main", key=MAIN, change=lambda told: told["outputs"]["model"][0].update(name=name)
@@ -128,7 +128,7 @@ def test_an_output_whose_name_leaves_its_folder(name: str, machine: MachineMaker
 
 
 def test_two_outputs_whose_names_differ_by_case_only(machine: MachineMaker, server: FaultyServer) -> None:
-    """On Windows and macOS the second would be written over the first, which was checked."""
+    """On Windows and macOS the second would overwrite the first, which was verified."""
     record = machine("read-write").make()
 
     def add(told: dict) -> None:  # type: ignore[type-arg]
@@ -142,7 +142,7 @@ def test_two_outputs_whose_names_differ_by_case_only(machine: MachineMaker, serv
 
 
 class Payload:
-    """Unpickled, it makes a folder."""
+    """Creates a folder when unpickled."""
 
     def __init__(self, proof: Path) -> None:
         self.proof = proof
@@ -162,7 +162,7 @@ def test_a_pickle_in_place_of_a_record(machine: MachineMaker, server: FaultyServ
 
 
 def test_a_pickle_in_the_index_of_a_cache_folder(machine: MachineMaker, tmp_path: Path) -> None:
-    """A cache folder that CI restores was written by some other job: diskcache would run what its database holds."""
+    """Another job may have written the cache folder that CI restores: diskcache would run code from its database."""
     reader = machine()
     record = machine("read-write").make()
     assert reader.look(record) is not None
@@ -186,7 +186,7 @@ def test_an_endless_answer_to_a_question_for_a_record(
     reader = machine()
     assert reader.look(record) is None
     assert "8 MiB" in reader.said[0]
-    # What a socket holds comes on top of what is read.
+    # Socket buffers add to the bytes that are read.
     assert server.bytes_sent() < 64 << 20
 
 
@@ -205,7 +205,7 @@ def test_an_endless_answer_to_a_question_for_a_blob(
 
 
 def test_an_answer_that_unpacks_to_far_more(machine: MachineMaker, server: FaultyServer) -> None:
-    """Nothing is ever unpacked: there is no bomb of compression."""
+    """Nothing is ever decompressed, so a decompression bomb has no effect."""
     record = machine("read-write").make()
     server.switch_on(Fault.ENCODED, method="GET", below="ac")
 
@@ -227,7 +227,7 @@ def test_a_bomb_of_nesting(accept: str, machine: MachineMaker, server: FaultySer
 def test_a_pull_request_that_is_configured_to_write_what_main_reads(
     machine: MachineMaker, server: FaultyServer
 ) -> None:
-    """The configuration is part of what a pull request changes."""
+    """The configuration is part of what a pull request can change."""
     before = dict(server.content)
     pull = machine("read-write", keys=f"{PULL},{MAIN}", **PULL_REQUEST)
     record = pull.make(b"poison")
@@ -244,7 +244,7 @@ def test_a_pull_request_that_is_configured_to_write_what_main_reads(
 
 
 def test_a_pull_request_that_moves_its_record_to_main(machine: MachineMaker, server: FaultyServer) -> None:
-    """With credentials that may write there after all, and with the key of main, which signs for its namespace only."""
+    """With credentials that may write there, and with main's key, which signs for its own namespace only."""
     record = machine("read-write", keys=MAIN, **PULL_REQUEST).make(b"poison")
     server.content[place("main", record)] = server.content[place("pull/12", record)]
 
@@ -261,7 +261,7 @@ def test_a_pull_request_that_signs_for_main_with_its_own_key(machine: MachineMak
     assert reader.look(record) is None
     assert "the key 'pull', which is not here" in reader.said[0]
 
-    # A developer has both keys, and says which of them main is to be believed with.
+    # A developer has both keys, and configures which of them is trusted for main.
     developer = machine("", keys=f"{MAIN},{PULL}", url="")
     (developer.folder / "winml_dag.toml").write_text(
         f'[[remote]]\nurl = "{server.url}"\nnamespace = "main"\ntrusted = ["main"]\n', encoding="utf-8"
@@ -273,7 +273,9 @@ def test_a_pull_request_that_signs_for_main_with_its_own_key(machine: MachineMak
 def test_a_colleague_who_puts_what_a_pull_request_made_into_main(
     machine: MachineMaker, server: FaultyServer, tmp_path: Path
 ) -> None:
-    """They have looked at its results, keep them in their cache, and push all that they have: signed by themselves."""
+    """They inspect its results, which puts them into their cache, and push everything they have, signed by
+    themselves.
+    """
     record = machine("read-write", keys=f"{PULL},{MAIN}", **PULL_REQUEST).make(b"poison")
     colleague = machine("read", keys=f"{MAIN},{PULL}", WINML_DAG_REMOTE_NAMESPACE="pull/12")
     fetched = colleague.look(record)
@@ -295,7 +297,7 @@ def test_a_colleague_who_puts_what_a_pull_request_made_into_main(
 def test_an_unsigned_record_that_somebody_believes_and_puts_where_all_is_signed(
     machine: MachineMaker, server: FaultyServer, tmp_path: Path
 ) -> None:
-    """They accept what is unsigned in a folder of their own, and push all that they have to their team."""
+    """They accept unsigned records in their own folder, and push everything they have to their team."""
     record = machine("read-write", keys="", WINML_DAG_REMOTE_ACCEPT_UNSIGNED="1").make(b"poison")
     colleague = machine("read", WINML_DAG_REMOTE_ACCEPT_UNSIGNED="1")
     found = colleague.look(record)
@@ -317,7 +319,7 @@ def test_an_unsigned_record_that_somebody_believes_and_puts_where_all_is_signed(
 
 
 def test_a_pull_request_without_any_key(machine: MachineMaker) -> None:
-    """From a fork, which gets no secrets: there is nothing that it could check, so it has to be told what to do."""
+    """From a fork, which gets no secrets: it has no key to verify with, so the user must decide."""
     with pytest.raises(UsageError, match="no key to check the records of"):
         machine("read-write", keys="", **PULL_REQUEST).make()
 
@@ -334,7 +336,7 @@ def test_a_project_that_leads_the_token_to_a_server_of_its_own(machine: MachineM
         return {request.headers.get("Authorization") for request in server.requests}
 
     assert told("") == {None}
-    # What the job itself says of remotes is not the project's word, and the host of the token goes before all.
+    # Remotes in the job's environment are not the project's choice, and the token's host takes precedence over all.
     assert told(server.url) == {"Bearer a secret"}
     assert told("", WINML_DAG_REMOTE_TOKEN_HOST="127.0.0.1") == {"Bearer a secret"}
     assert told(server.url, WINML_DAG_REMOTE_TOKEN_HOST="cache.example.com") == {None}
@@ -342,7 +344,7 @@ def test_a_project_that_leads_the_token_to_a_server_of_its_own(machine: MachineM
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a right there")
 def test_links_in_a_folder_that_is_shared(machine: MachineMaker, tmp_path: Path) -> None:
-    """Who may write into the folder puts a link where a blob, a record or a folder should be."""
+    """Whoever can write to the folder replaces a blob, a record or a folder by a link."""
     shared = tmp_path / "shared"
     url = shared.as_uri()
     builder = machine("read-write", url=url)
@@ -368,7 +370,7 @@ def test_links_in_a_folder_that_is_shared(machine: MachineMaker, tmp_path: Path)
 
 
 def test_a_record_whose_blob_has_a_weak_digest(machine: MachineMaker, server: FaultyServer) -> None:
-    """xxh3, which is quick and which is what a cache without a remote uses: another file with it is easily made."""
+    """xxh3 is fast and used by caches without a remote, but a file with a given digest is easy to construct."""
     record = machine("read-write").make()
     weak = Artifact.of([FileEntry("model.onnx", digest_bytes(b"a model"), 7)])
     server.content[place("main", record)] = forge(

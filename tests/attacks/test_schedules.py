@@ -1,6 +1,6 @@
-"""What plays the schedules of attacks finds what is wrong: with one of the guards of a build taken away, it says so.
+"""The player of attack schedules detects faults: with a safeguard of builds disabled, it fails.
 
-The schedules themselves are played by the harness of ``tests/faults``.
+The harness of ``tests/faults`` plays the schedules themselves.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_a_traceback_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_moves_happen_in_the_middle_of_a_build(siege: Siege) -> None:
-    """Else a schedule would prove nothing of it."""
+    """Otherwise a schedule would not test disturbances."""
     before = (siege.site.project / TWIN).read_text()
     moves = [At("call", 9, Do("set_variable", 7)), At("after place", 1, Do("edit_twin", 7))]
     siege.disturb(Build(during=(*moves, At("before start", 2, Do("edit_in_the_past", 7)))))

@@ -1,4 +1,4 @@
-"""The page on trust tells of every attack that is replayed here, and of none that is not."""
+"""The page on trust lists exactly the attacks that are tested here."""
 
 from __future__ import annotations
 

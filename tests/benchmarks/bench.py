@@ -1,8 +1,9 @@
-"""``make bench``: measures what the documentation claims, side by side with others, and writes ``docs/benchmarks.md``.
+"""``make bench``: measures the claims of the documentation, in comparison with other tools, and writes
+``docs/benchmarks.md``.
 
 ``python bench.py --tools-folder DIR [--folder DIR] [--quick]``: *tools-folder* has the programs of the other build
-tools. Every program is a whole process, every figure a median of several, and every claim a ratio against something
-that was measured in the same minutes. ``--quick`` measures less, to try it out; nothing is written then.
+tools. Each program is a complete process, each number a median of several runs, and each claim a ratio to something
+measured in the same minutes. ``--quick`` measures less, as a trial run, and writes nothing.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from tables import (
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
 _BESIDE = Path(sys.executable).parent
-# With a thousand chains these would take from five minutes to half an hour to build once.
+# With a thousand chains a single build with these takes five minutes to half an hour.
 _FAST = "winml-dag,make,ninja,doit"
 _SLOW = "winml-dag,snakemake,dvc"
 
 
 def seconds_of(command: list[str], runs: int, environment: dict[str, str] | None = None) -> float:
-    """The median of *runs* whole processes."""
+    """Return the median of *runs* complete processes."""
     found = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -58,7 +59,7 @@ def seconds_of(command: list[str], runs: int, environment: dict[str, str] | None
 
 
 def start(folder: Path, runs: int) -> dict[str, float]:
-    """Starting Python, asking for help, and a build of one model that has nothing to do."""
+    """Measure starting Python, printing the help, and an up-to-date build of one model."""
     model = folder / "model.onnx"
     subprocess.run([sys.executable, "-c", _ONE_MODEL, str(model)], check=True)
     environment = {**os.environ, "WINML_DAG_CACHE_DIR": str(folder / "cache")}
@@ -67,7 +68,7 @@ def start(folder: Path, runs: int) -> dict[str, float]:
     build = [program, "build", "--onnx", str(model), "-o", str(folder / "out"), "--precision", "w8a8", "--ep", "cpu"]
     for _ in range(2):
         subprocess.run([*build, "-q"], env=environment, stdout=subprocess.DEVNULL, check=True)
-    # The second build read again what was too young; from here on one stat for each file is enough.
+    # The second build read files again that were too young. From here on one stat per file is enough.
     found = {
         "python": seconds_of([sys.executable, "-c", "pass"], runs, environment),
         "help": seconds_of([program, "--help"], runs, environment),
@@ -87,7 +88,7 @@ onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], 
 
 
 def run_program(name: str, *arguments: str) -> Any:
-    """What one of the programs beside this one prints: a JSON object."""
+    """Run one of the programs in this folder and return its JSON object."""
     command = [sys.executable, str(HERE / name), *arguments]
     print("running", " ".join(command[1:]), file=sys.stderr, flush=True)
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
@@ -101,9 +102,9 @@ def peers(folder: Path, tools_folder: str, chains: int, tools: str, runs: int) -
 
 
 def measure(folder: Path, tools_folder: str, *, quick: bool) -> dict[str, Any]:
-    """Everything, by the name of its table."""
+    """Return all measurements, by the name of the table."""
     runs = 3 if quick else 9
-    # The comparison with other tools first: see there for what removing many files does to whoever comes next.
+    # The comparison with other tools comes first: peers_bench explains how removing many files slows down what follows.
     return {
         "start": start(folder, runs * 3),
         "peers": peers(folder, tools_folder, 50 if quick else 1000, _FAST, runs),
@@ -123,7 +124,7 @@ def measure(folder: Path, tools_folder: str, *, quick: bool) -> dict[str, Any]:
 
 
 def machine(tools_folder: Path) -> dict[str, str]:
-    """What it was measured on, and with what."""
+    """Return the machine and the versions used for the measurements."""
     named = {"system": f"{platform.system()} {platform.release()}, {platform.machine()}"}
     named["processors"] = f"{os.cpu_count()}, {_processor()}"
     named["Python"] = platform.python_version()
@@ -145,7 +146,7 @@ def _processor() -> str:
 
 
 def page(found: dict[str, Any], where: dict[str, str]) -> str:
-    """The text of the page, around its tables."""
+    """Return the text of the page with its tables."""
     return _PAGE.format(
         day=date.today().isoformat(),
         start=start_table(found["start"]),
@@ -290,7 +291,7 @@ def main() -> None:
     if asked.quick:
         print(text)
     else:
-        # What another benchmark has written there stays.
+        # Keep the sections that other benchmarks have written.
         before = PAGE.read_text(encoding="utf-8")
         for heading in (sweep_bench.HEADING, ci_bench.HEADING):
             text = with_section(text, heading, kept_section(before, heading))

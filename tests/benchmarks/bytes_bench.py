@@ -38,8 +38,8 @@ Taken: TypeAlias = dict[str, list[float]]
 MIB = 1 << 20
 SMALL_BYTES = 4096
 
-# Stores and restores the file that it is given, and prints by how many bytes its peak memory grew. Where the system
-# tells it, the peak of this very program: that of ``getrusage`` starts with what the parent had when it started us.
+# Stores and restores the given file, and prints by how many bytes its peak memory grew. Where the system reports it,
+# this is the peak of the program itself: that of ``getrusage`` starts with the parent's usage at the start.
 MEMORY_OF = """
 import sys
 from pathlib import Path
@@ -74,7 +74,7 @@ def main() -> None:
         with open(big, "wb") as file:
             for _ in range(arguments.size_mib):
                 file.write(os.urandom(MIB))
-            # Or the disk is busy with it all the time.
+            # Otherwise the disk stays busy writing it.
             file.flush()
             os.fsync(file.fileno())
         figures = {
@@ -89,7 +89,9 @@ def main() -> None:
 
 
 def hashing(big: Path, rounds: int) -> dict[str, float]:
-    """GB/s of ours, and its ratio to the two simple loops that xxhash's users write; above 1 is faster."""
+    """Return GB/s of this implementation, and its ratio to two simple loops as xxhash's users write them; above 1 is
+    faster.
+    """
     taken = in_turns({"ours": lambda: digest_file(big), "read": lambda: read(big), "map": lambda: mapped(big)}, rounds)
     speeds = {name: round(big.stat().st_size / statistics.median(each) / 1e9, 2) for name, each in taken.items()}
     return {
@@ -114,7 +116,9 @@ def mapped(big: Path) -> None:
 
 
 def storing(big: Path, folder: Path, rounds: int) -> dict[str, float]:
-    """Seconds to store and to restore, the ratio of restoring to ``cp`` (below 1 is faster), milliseconds to link."""
+    """Return seconds to store and to restore, the ratio of restoring to ``cp`` (below 1 is faster), milliseconds to
+    link.
+    """
     output = folder / "output"
     output.mkdir()
     big.replace(output / "big")
@@ -135,7 +139,7 @@ def storing(big: Path, folder: Path, rounds: int) -> dict[str, float]:
         for number in range(rounds + 1):
             for name, way in ways.items():
                 seconds = into_new_folder(way, folder / "target")
-                if number:  # the first round finds memory that nobody has used yet
+                if number:  # the first round gets memory that was never used before
                     taken[name].append(seconds)
         blob.replace(big)
     medians = {name: round(statistics.median(each), 4) for name, each in taken.items()}
@@ -157,7 +161,7 @@ def opened_store(folder: Path) -> Iterator[Store]:
 
 
 def link(store: Store, artifact: Artifact, target: Path) -> None:
-    """The whole change of an output folder, as a build makes it."""
+    """Make the complete change of an output folder, as a build does."""
     done = OutputFolder(target, (), store, store.fingerprints, store.changes).materialise(artifact.files, {}, link=True)
     assert not done.not_linked
 
@@ -176,7 +180,7 @@ def copy_range(source: Path, target: Path) -> None:
 
 
 def peak_memory_mib(big: Path, folder: Path) -> float | None:
-    """By how much storing and restoring the big file raises the peak memory of a process; None where none tells."""
+    """Return by how much storing and restoring the big file raises a process's peak memory; None if unavailable."""
     if sys.platform == "win32":
         return None
     command = [sys.executable, "-c", MEMORY_OF, str(big), str(folder / "memory")]
@@ -185,7 +189,7 @@ def peak_memory_mib(big: Path, folder: Path) -> float | None:
 
 
 def small_files(folder: Path, number: int, rounds: int) -> dict[str, float]:
-    """Microseconds a file: written and renamed by hand, stored, restored."""
+    """Return microseconds per file: written and renamed manually, stored, restored."""
     taken: dict[str, list[float]] = {"plain_write_rename": [], "adopt": [], "fetch": []}
     for index in range(rounds):
         work = folder / f"small{index}"
@@ -216,7 +220,7 @@ def write_and_rename(work: Path, datas: Sequence[bytes]) -> None:
 
 
 def in_turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> Taken:
-    """The seconds of each way in each round, after one round that is not counted."""
+    """Return the seconds of each way in each round, after a warm-up round."""
     taken: Taken = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -227,7 +231,7 @@ def in_turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> Taken:
 
 
 def into_new_folder(way: Callable[[Path], object], target: Path) -> float:
-    """The seconds of *way* alone; what it put there is removed."""
+    """Return the seconds of *way* alone, and remove its output."""
     target.mkdir()
     seconds = timed(lambda: way(target))
     shutil.rmtree(target)
@@ -235,7 +239,7 @@ def into_new_folder(way: Callable[[Path], object], target: Path) -> float:
 
 
 def ratio(taken: Taken, name: str, other: str) -> float:
-    """How much longer *name* takes than *other*: by rounds, since both then found the machine in the same mood."""
+    """Return the median ratio of *name* to *other*, computed per round, in which both run under similar conditions."""
     return round(statistics.median(one / two for one, two in zip(taken[name], taken[other], strict=True)), 2)
 
 

@@ -1,9 +1,9 @@
-"""How much memory calibrate takes: a model of 1 GiB, by method and number of samples.
+"""Memory use of calibrate: a model of 1 GiB, by method and number of samples.
 
     python tests/benchmarks/calibration_memory.py FOLDER
 
-Each line is the stage in a process of its own, as a build runs it; the samples come from one .npz file. What counts is
-that 16 times the samples take no more memory.
+Each line is the stage in a separate process, as in a build. The samples come from one .npz file. The point is that 16
+times the samples take no more memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, sec
 
 
 def make(folder: Path) -> None:
-    """Matrices of 64 MiB one after the other, in one file beside the model, and samples of 512 KiB."""
+    """Create a chain of matrices of 64 MiB, in one file next to the model, and samples of 512 KiB."""
     (folder / "model").mkdir(parents=True)
     (folder / "data").mkdir()
     generator = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Projects for the comparison with other build tools: chains of four stages, written for each tool in its own language.
+"""Projects for the comparison with other build tools: chains of four stages, in each tool's own language.
 
 Every stage copies its input of 4 KiB and appends a line: ``in/c7.txt -> out/c7.1 -> out/c7.2 -> out/c7.3 -> out/c7.4``.
 """
@@ -15,7 +15,7 @@ _LINES = 64
 
 
 def make_project(folder: Path, tool: str, chains: int) -> None:
-    """An empty *folder* with the inputs of *chains* chains and the build description for *tool*."""
+    """Fill an empty *folder* with the inputs of *chains* chains and the build description for *tool*."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "in").mkdir(parents=True)
     (folder / "out").mkdir()
@@ -33,7 +33,7 @@ def edit_input(folder: Path, chain: int) -> None:
 
 
 def outputs_of(folder: Path, chains: int) -> Iterator[tuple[Path, bytes]]:
-    """The last output of each chain, and what has to be in it."""
+    """Yield the last output of each chain, and its expected content."""
     for chain in range(chains):
         text = (folder / "in" / f"c{chain}.txt").read_bytes()
         tail = "".join(f"stage{stage}\n" for stage in range(1, LENGTH + 1))
@@ -41,7 +41,7 @@ def outputs_of(folder: Path, chains: int) -> Iterator[tuple[Path, bytes]]:
 
 
 def _steps(chains: int) -> Iterator[tuple[int, int, str, str]]:
-    """Chain, stage, input and output of every stage."""
+    """Yield chain, stage, input and output of every stage."""
     for chain in range(chains):
         for stage in range(1, LENGTH + 1):
             read = f"in/c{chain}.txt" if stage == 1 else f"out/c{chain}.{stage - 1}"
@@ -112,7 +112,7 @@ def _dvc(chains: int) -> str:
     return f"stages:\n{stages}"
 
 
-# File name and text of the description for each tool.
+# File name and text of the description per tool.
 DESCRIPTIONS: dict[str, tuple[str, Callable[[int], str]]] = {
     "winml-dag": ("chains.yaml", _winml_dag),
     "make": ("Makefile", _make),

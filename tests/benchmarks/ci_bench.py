@@ -1,16 +1,17 @@
-"""``make bench-ci``: what a fresh machine of CI does for a sweep, with and without what others have built.
+"""``make bench-ci``: the work of a fresh CI machine for a sweep, with and without the results of others.
 
-``python ci_bench.py [--recipe FILE] [--keep CHOICE]... [--folder DIR] [--write]``. Every row is a machine with an
-empty cache, a process of its own for each command, and nginx beside it as the remote, as the documentation shows it:
+``python ci_bench.py [--recipe FILE] [--keep CHOICE]... [--folder DIR] [--write]``. Each row is a machine with an empty
+cache, a separate process per command, and nginx as the remote, as in the documentation:
 
-- *cold*: nothing is anywhere; all stages run, and what they make is put into the remote;
-- *warm, all blobs*: ``cache pull --all-blobs`` and a build: everything that the cold machine had, intermediates too;
-- *warm, the folders*: a build; of intermediates come those that lie in output folders;
-- *warm, minimal*: a build with ``--final-only``: records and final outputs, nothing else. That is asserted, against
-  what lies in the folders;
-- *no remote*: a cold machine without one, so that its price can be seen.
+- *cold*: nothing is cached; all stages run and upload their results to the remote;
+- *warm, all blobs*: ``cache pull --all-blobs`` and a build: everything that the cold machine had, including
+  intermediates;
+- *warm, the folders*: a build; it fetches only the intermediates in output folders;
+- *warm, minimal*: a build with ``--final-only``: records and final outputs, nothing else. This is asserted against the
+  contents of the folders;
+- *no remote*: a cold machine without a remote, which shows the cost of one.
 
-Bytes, requests and processor time are what to read. nginx is on the same machine: a network without a limit.
+Bytes, requests and processor time are the relevant columns. nginx is on the same machine: a network without limits.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 HEADING = "## A fresh machine of CI\n"
 _RECIPE = ROOT / "recipes" / "sweeps" / "small.yaml"
 _PROGRAM = str(Path(sys.executable).parent / "winml-dag")
-# What a build writes itself, and no stage has made.
+# Files that a build writes itself, not a stage.
 _OWN = ("build_manifest.json", "winml_build_config.json", "sweep.json")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one machine did: stages that it ran, wall and processor seconds, and what went between it and the remote."""
+    """The work of one machine: number of stages run, wall and processor seconds, and traffic with the remote."""
 
     stages: int
     wall: float
@@ -57,12 +58,12 @@ class Found:
 
 
 def _name(value: Any) -> str:
-    """Of a value of an axis."""
+    """Return the name of a value of an axis."""
     return str(value["name"] if isinstance(value, dict) else value)
 
 
 class Bench:
-    """A folder with a sweep that only builds, and machines in it."""
+    """A folder with a sweep that only builds, and the machines in it."""
 
     def __init__(self, recipe: Path, choices: Sequence[str], folder: Path, url: str) -> None:
         self._folder, self._url = folder, url
@@ -76,7 +77,7 @@ class Bench:
         self._sweep.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
 
     def measure(self) -> dict[str, Found]:
-        """By the name of the row."""
+        """Return the measurements by name of the row."""
         found = {"no remote": self._build("alone", url=""), "cold": self._build("cold")}
         found["warm, all blobs"] = self._pull_and_build("blobs")
         found["warm, the folders"] = self._build("folders")
@@ -85,7 +86,7 @@ class Bench:
         return found
 
     def _assert_minimal(self, found: Found) -> None:
-        """Raises AssertionError unless the machine got what lies in its folders, records, and nothing else."""
+        """Assert that the machine received exactly the files in its folders and records."""
         files = [path for path in (self._folder / "minimal" / "out").rglob("*.*") if path.name not in _OWN]
         outputs = {hashlib.sha256(path.read_bytes()).digest(): path.stat().st_size for path in files}
         traffic = found.traffic
@@ -129,7 +130,7 @@ class Bench:
 
 
 def section(found: Mapping[str, Found], recipe: Path, choices: Sequence[str]) -> str:
-    """What the page of benchmarks says of *found*, with its heading."""
+    """Return the section of the benchmark page on *found*, with its heading."""
     named = recipe.relative_to(ROOT) if recipe.is_relative_to(ROOT) else recipe
     measured = (
         f"Written by `make bench-ci` (`tests/benchmarks/ci_bench.py`) on {date.today().isoformat()}, on "

@@ -1,9 +1,9 @@
-"""What compiling for QNN costs and gives: parts, what stays on the CPU, time, size, loading, quality, equal bytes.
+"""Costs and results of compiling for QNN: partitions, CPU nodes, time, size, loading, quality, reproducible bytes.
 
 ``python compile_bench.py --folder DIR [--models minilm,resnet50] [--quick]`` prints one JSON object. Every model is
-built in w8a16; its quantized model is then compiled again in fresh processes, each in a folder of its own and with
-another hash seed, at each level of optimization, and for two lengths of text into one binary. Loading is timed in fresh
-processes, the quantized model (which QNN compiles while it loads) and the compiled one in turns.
+built in w8a16. Its quantized model is then compiled again in fresh processes, each in a separate folder and with
+another hash seed, at each optimization level, and for two text lengths into one binary. Load times are measured in
+fresh processes, alternating between the quantized model (which QNN compiles while loading) and the compiled one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from precisions_bench import build, recipes
 _LEVELS = (0, 1, 2, 3)
 _LENGTHS = (64, 128)
 
-# Loads a model for QNN once, with what the compile of the same model was told, and prints the seconds of that alone.
+# Loads a model for QNN once, with the options of its compilation, and prints the seconds of that alone.
 _LOAD = """
 import sys, time
 from pathlib import Path
@@ -53,7 +53,7 @@ def load_seconds(model: Path, ep: str = "qnn") -> float:
 
 
 def loading(output: Path, runs: int) -> dict[str, float]:
-    """Medians, taken in turns."""
+    """Return median load times, measured alternately."""
     quantized, compiled = output / "quantized.onnx", output / "model.onnx"
     found: dict[str, list[float]] = {"quantized": [], "compiled": []}
     for _ in range(runs):
@@ -64,7 +64,7 @@ def loading(output: Path, runs: int) -> dict[str, float]:
 
 
 def compiled(models: Sequence[Path], folder: Path, *options: str, seed: int = 0) -> dict[str, Any]:
-    """The metrics of a compile in a process of its own, with nothing cached, and the digests of its files."""
+    """Return the metrics of a compilation in a separate process without cache, and the digests of its files."""
     folder.mkdir(parents=True)
     named = [argument for model in models for argument in ("-m", str(model.resolve()))]
     where = ["--output-dir", "out"] if len(models) > 1 else ["-o", "out/model.onnx"]
@@ -87,7 +87,7 @@ def compiled(models: Sequence[Path], folder: Path, *options: str, seed: int = 0)
 
 
 def levels(model: Path, folder: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds, the median of *rounds* in turns, and bytes at each level of optimization."""
+    """Return bytes and seconds at each optimization level, the median of *rounds* alternating runs."""
     found: dict[int, list[dict[str, Any]]] = {level: [] for level in _LEVELS}
     for _ in range(rounds):
         for level, runs in found.items():
@@ -128,7 +128,7 @@ def one_model(name: str, recipe: dict[str, Any], folder: Path, *, runs: int) -> 
 
 
 def shared(recipe: dict[str, Any], folder: Path, *, runs: int) -> dict[str, Any]:
-    """One model of texts in two lengths, compiled one by one and into one binary."""
+    """Compile one text model in two lengths, separately and into one binary."""
     models = []
     for length in _LENGTHS:
         names = ("input_ids", "attention_mask", "token_type_ids")

@@ -1,10 +1,10 @@
-"""How much memory export takes: a BERT with 1 GiB of weights, by exporter.
+"""Memory use of export: a BERT with 1 GiB of weights, by exporter.
 
     python tests/benchmarks/export_memory.py --folder FOLDER [--quick]
 
-Each figure is of the stage in a process of its own, as a build runs it. Pages of the mapped checkpoint count as
-resident, though the system can take them back at any time; so what is not of a file (``RssAnon``, Linux only) is told
-as well, in looks 20 ms apart. ``--quick`` takes a small model. Prints one JSON object.
+Each number is for the stage in a separate process, as in a build. Pages of the mapped checkpoint count as resident,
+though the system can reclaim them at any time, so memory not backed by files (``RssAnon``, Linux only) is reported as
+well, sampled every 20 ms. ``--quick`` uses a small model. Prints one JSON object.
 """
 
 from __future__ import annotations

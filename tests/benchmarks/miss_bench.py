@@ -1,9 +1,9 @@
-"""What a build that has everything to do costs over a script that makes the same library calls.
+"""The overhead of a build with nothing cached over a script that makes the same library calls.
 
 ``python miss_bench.py --folder DIR [--runs N] [--size SMALL|FULL]`` prints one JSON object. ResNet-50 with random
-weights at 224 x 224, w8a8, compiled for QNN, is built with an empty cache; beside it, in turns, a plain script calls
-the functions of the same stages with the same settings, each in a process of its own, on plain folders: no keys, no
-digests, no store, nothing that could be found again.
+weights at 224 x 224, w8a8, compiled for QNN, is built with an empty cache. In alternation, a plain script calls the
+functions of the same stages with the same settings, each in a separate process, on plain folders: no keys, no digests,
+no store, nothing reusable.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ os._exit(0)
 
 
 def script_steps(project: Path, recipe: Path) -> list[list[Any]]:
-    """What the script calls: function, config class, config, folder by input slot, folder by output slot."""
+    """Return the script's calls: function, config class, config, folder by input slot, folder by output slot."""
     store = Store(project / "plan-cache")
     graph = plan_request(Request(recipe, Overrides(), project / "unused"), store, download=False).graph
     folders: dict[str, str] = {}
@@ -78,7 +78,7 @@ def script_steps(project: Path, recipe: Path) -> list[list[Any]]:
 
 
 def run_script(folder: Path, steps: list[list[Any]]) -> float:
-    """Seconds that the script takes in the empty *folder*."""
+    """Return the seconds that the script takes in the empty *folder*."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment = {**inherited, "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false"}
     began = time.perf_counter()
@@ -97,7 +97,7 @@ def run_script(folder: Path, steps: list[list[Any]]) -> float:
 
 
 def run_build(folder: Path, recipe: Path) -> tuple[float, dict[str, float]]:
-    """Seconds that ``winml-dag build`` takes with an empty cache, and those of each stage."""
+    """Return the seconds that ``winml-dag build`` takes with an empty cache, and those of each stage."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     arguments = ["build", "-c", str(recipe), "-o", str(folder / "out"), "--cache-dir", str(folder / "cache"), "-j", "1"]
     began = time.perf_counter()
@@ -126,7 +126,7 @@ def main() -> None:
     steps = script_steps(project, recipe)
     script, build, stages = [], [], {}
     for number in range(asked.runs):
-        # In turns, and each first in every other round: a machine that gets slower is slower for both.
+        # Alternate, and let each go first in every other round, so that a machine that slows down affects both.
         for kind in ("script", "build") if number % 2 == 0 else ("build", "script"):
             folder = project / f"{kind}-{number}"
             if kind == "script":

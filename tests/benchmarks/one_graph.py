@@ -1,4 +1,4 @@
-"""Several builds as one graph: what they have in common is one node."""
+"""Merges several builds into one graph, in which common stages are one node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from winml_dag.store.store import Store
 
 
 def merged(builds: Sequence[BuildGraph]) -> tuple[Graph, dict[str, Artifact]]:
-    """One graph of all nodes of *builds*; those that read the same and do the same are one."""
+    """Return one graph of all nodes of *builds*. Nodes with equal inputs and work become one."""
     nodes: dict[str, Node] = {}
     sources: dict[str, Source] = {}
     digests: dict[str, Artifact] = {}
@@ -43,7 +43,10 @@ def merged(builds: Sequence[BuildGraph]) -> tuple[Graph, dict[str, Artifact]]:
 
 
 def run_as_one(recipe: Path, precisions: Sequence[str], folder: Path) -> tuple[int, int]:
-    """Build *recipe* in all *precisions* into *folder*, from nothing; how many stages that is, and how many apart."""
+    """Build *recipe* in all *precisions* into *folder* from nothing.
+
+    Return the stages of the merged graph and of separate builds.
+    """
     store = Store(folder / "cache")
     builds = [
         plan_request(

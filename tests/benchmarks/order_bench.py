@@ -47,14 +47,14 @@ SHARES = {"part by part": float("inf"), "longest chain first": 0.0, "winml-dag":
 
 @dataclass(frozen=True)
 class Played:
-    """Seconds until all has ended, and until a model is done, as a mean over all of them."""
+    """Seconds until everything has ended, and the mean time until a model is done."""
 
     whole: float
     mean: float
 
 
 def the_sweep(folder: Path) -> Merged:
-    """The one graph of all configurations; parts are labelled ``<model>/<ep>/<precision>``."""
+    """Return the merged graph of all configurations; parts are labelled ``<model>/<ep>/<precision>``."""
     store = Store(folder / "cache")
     parts = []
     for number in range(len(SIZES)):
@@ -69,7 +69,7 @@ def the_sweep(folder: Path) -> Merged:
 def played(
     merged: Merged, expected: Mapping[str, float], seconds: Mapping[str, float], places: int, share: float
 ) -> Played:
-    """The whole graph in so many places; what takes no time ends at once."""
+    """Simulate the whole graph with *places* slots. Nodes without duration end at once."""
     admission = Admission(Capacity(places))
     resources._SHARE = share
     ready: ReadyQueue[str] = ReadyQueue(admission, merged.order, chains(merged.graph, expected))

@@ -1,4 +1,4 @@
-"""The page of benchmarks, of which each program writes its own part and keeps the others."""
+"""The benchmark page: each program writes its own section and keeps the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _BEFORE = "## Where it was measured\n"
 
 
 def kept_section(page: str, heading: str) -> str:
-    """What *page* says under *heading*, with it; empty for one that says nothing."""
+    """Return the section of *page* under *heading*, with its heading; empty if missing."""
     begin = page.find(heading)
     if begin < 0:
         return ""
@@ -15,6 +15,6 @@ def kept_section(page: str, heading: str) -> str:
 
 
 def with_section(page: str, heading: str, text: str) -> str:
-    """*page* with *text* in place of what it said under *heading*, or before the words on where it was measured."""
+    """Replace the section under *heading* by *text*, or insert it before the description of the machine."""
     old = kept_section(page, heading)
     return page.replace(old, text) if old else page.replace(_BEFORE, f"{text}{_BEFORE}")

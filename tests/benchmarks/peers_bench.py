@@ -1,8 +1,8 @@
-"""winml-dag beside other build tools: chains of four small stages, built from nothing, again, and after an edit.
+"""Compares winml-dag with other build tools: chains of four small stages, built from nothing, again, and after an edit.
 
 ``python peers_bench.py --folder DIR [--chains N] [--tools winml-dag,make,...] [--runs N]`` prints one JSON object. All
-are whole processes, started the way a user starts them, two jobs where the tool has jobs. What they built is compared
-with what it should be.
+are complete processes, started as a user starts them, with two jobs where the tool has jobs. Outputs are compared with
+the expected content.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from chains import edit_input, make_project, outputs_of
 
-# Where programs that are installed beside this Python are.
+# The folder of programs installed with this Python.
 _BESIDE = Path(sys.executable).parent
 
 
@@ -42,8 +42,8 @@ def _command(tool: str, tools_folder: Path) -> list[str]:
 
 
 def _environment(folder: Path, tools_folder: Path) -> dict[str, str]:
-    # Compiled modules are kept, as they are for every user: without them Python compiles ours anew for each process,
-    # and those of the other tools, which pip compiled, it does not.
+    # Keep compiled modules, as for every user. Otherwise Python compiles this package again for each process, but not
+    # the other tools, which pip has compiled.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
         **inherited,
@@ -74,14 +74,14 @@ def _several(runs: int, measure: Callable[[int], float]) -> dict[str, float]:
 
 
 def bench(tool: str, chains: int, runs: int, folder: Path, tools_folder: Path) -> dict[str, object]:
-    """Seconds of a full build, of one that has nothing to do, and of one after an edit of one input."""
+    """Return the seconds of a full build, of one with nothing to do, and of one after an edit of one input."""
     command, environment = _command(tool, tools_folder), _environment(folder, tools_folder)
     make_project(folder, tool, chains)
     if tool == "dvc":
         subprocess.run([str(tools_folder / "dvc"), "init", "--no-scm", "-q"], cwd=folder, env=environment, check=True)
     full = _seconds(command, folder, environment)
     wrong = [path.name for path, text in outputs_of(folder, chains) if path.read_bytes() != text]
-    # Not timed: the run that reads again what was written so shortly before that its times cannot tell.
+    # Untimed: this run reads files again that were written too recently for their times to be reliable.
     _seconds(command, folder, environment)
 
     def edited(number: int) -> float:
@@ -102,8 +102,8 @@ def main() -> None:
     parser.add_argument("--tools", default="winml-dag,make")
     parser.add_argument("--tools-folder", type=Path, default=_BESIDE)
     asked = parser.parse_args()
-    # Removed when all have been measured: for minutes after thousands of files were removed, ext4 takes many times as
-    # long to make new ones (it looks for inodes that were not deleted recently).
+    # Removed after all measurements: for minutes after the removal of thousands of files, ext4 takes many times as long
+    # to create new ones (it looks for inodes that were not deleted recently).
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         result = {
             tool: bench(tool, asked.chains, asked.runs, Path(name) / tool, asked.tools_folder)

@@ -1,4 +1,4 @@
-"""How close a sentence encoder's embeddings are to those of the float model, on sentences that it was not made with."""
+"""Compares the embeddings of a sentence encoder with those of the float model, on sentences not used to build it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ UNSEEN = (
 
 
 def pooled_cosines(reference: Path, candidate: Path, ep: str) -> dict[str, float]:
-    """Mean and least cosine of the mean-pooled embeddings of 12 sentences: *candidate* on *ep* to *reference*."""
+    """Return mean and minimum cosine of the mean-pooled embeddings of 12 sentences: *candidate* on *ep* and
+    *reference*.
+    """
     folder = candidate.parent / "unseen"
     folder.mkdir(exist_ok=True)
     (folder / "unseen.txt").write_text("\n".join(UNSEEN), encoding="utf-8")

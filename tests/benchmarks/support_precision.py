@@ -1,9 +1,10 @@
-"""How often a table of support says what the provider really does, on uses of operators that it was not made with.
+"""How often a support table agrees with the provider's actual behaviour, on operator uses it was not made from.
 
     python tests/benchmarks/support_precision.py --ep qnn --device npu --of exports
 
-Drawn with another seed and other sizes than a table is made with, and compared by verdict. ``unknown`` counts as wrong.
-``--of all`` draws all operators alike; ``exports`` draws as many of each as exported models have.
+Cases are drawn with another seed and other sizes than those of the table, and compared by verdict. ``unknown`` counts
+as wrong. ``--of all`` draws all operators equally often; ``exports`` draws them as often as they occur in exported
+models.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from winml_dag.ep.support.table import read_table, table_files
 from winml_dag.stages.probe.measure import Measurements, measure, read_rows
 
 SEED = 5
-# What exported models are made of. The others are the types that no exporter writes floats in, and integers that
-# nothing here quantizes activations to.
+# Types in exported models. The others are types that no exporter uses for floats, and integers that nothing here
+# quantizes activations to.
 COMMON_TYPES = {"float32", "float16", "int64", "int32", "bool", "uint8", ""}
 COMMON_ACTIVATIONS = {"uint8", "uint16"}
 
 
 def is_common(case: Case) -> bool:
-    """Whether *case* has types, and an opset, that exported and quantized models have."""
+    """Return whether *case* has types and an opset that occur in exported and quantized models."""
     types = {operand.dtype for operand in case.inputs if operand is not None}
     integers = case.quantized is None or case.quantized.activations in COMMON_ACTIVATIONS
     return types <= COMMON_TYPES and integers and (bool(case.domain) or 11 <= case.opset <= 23)

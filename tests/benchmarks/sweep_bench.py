@@ -1,15 +1,15 @@
-"""``make bench-sweep``: a sweep as one graph, against its cells built one by one and against caching whole builds.
+"""``make bench-sweep``: a sweep as one graph, compared with separate builds of its cells and with caching whole builds.
 
-``python sweep_bench.py [--recipe FILE] [--filter CHOICE]... [--folder DIR] [--write]``. Every build is a process of its
-own that begins with an empty cache, and all of them use the same code, so that what differs is what is shared:
+``python sweep_bench.py [--recipe FILE] [--filter CHOICE]... [--folder DIR] [--write]``. Every build is a separate
+process that starts with an empty cache. All use the same code, so that only the sharing differs:
 
 - *one graph*: one call for all cells, with one cache;
-- *one by one*: a call for each cell, each with a cache of its own;
-- *whole builds*: what a cache with one key for each build over its whole config does. At first all cells are built
-  alone, with nothing changed none, and after an edit every cell whose config is another one, wholly and from nothing.
+- *one by one*: a call per cell, each with its own cache;
+- *whole builds*: what a cache with one key per build over its whole config does. First all cells are built separately;
+  with nothing changed none; after an edit every cell whose config changed is built completely.
 
-Measured are a first run, a second with nothing changed, and one after ``quant.samples`` of one precision was edited.
-Wall time is of a machine that may be busy with other things; processor time and counts are not.
+It measures a first run, a second one with nothing changed, and one after an edit of ``quant.samples`` in one precision.
+Wall time depends on other load of the machine; processor time and counts do not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PROGRAM = str(Path(sys.executable).parent / "winml-dag")
 
 @dataclass(frozen=True)
 class Cost:
-    """What building took: wall and processor seconds, how many stages ran, by their name too, and the bytes on disk."""
+    """The cost of building: wall and processor seconds, stages run, in total and by name, and bytes on disk."""
 
     wall: float = 0.0
     processor: float = 0.0
@@ -58,7 +58,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Found:
-    """What each way of building cost: first, with nothing changed, and after the edit."""
+    """The cost of each way of building: first, with nothing changed, and after the edit."""
 
     cells: int
     edited: int
@@ -68,7 +68,7 @@ class Found:
 
 
 class Bench:
-    """A folder with a sweep that only builds, and the same with one field edited."""
+    """A folder with a sweep that only builds, and the same sweep with one field edited."""
 
     def __init__(self, recipe: Path, filters: Sequence[str], folder: Path) -> None:
         self._folder = folder
@@ -111,7 +111,7 @@ class Bench:
         return [build["name"] for build in told["builds"] if build.get("stages")]
 
     def _build(self, place: str, recipe: Path, names: Sequence[str]) -> Cost:
-        """Build *recipe*, or of it only the cells with *names*, with the cache and into the folder at *place*."""
+        """Build *recipe*, or only its cells with *names*, with the cache and output folder at *place*."""
         chosen = [word for name in names for word in ("--filter", name)] or self._filters
         began, spent = time.perf_counter(), processor_seconds()
         told = self._run(place, ["build", "-c", str(recipe), "-o", str(self._folder / place / "out"), *chosen])
@@ -130,7 +130,7 @@ class Bench:
         return json.loads(done.stdout)
 
     def _stored(self, place: str) -> int:
-        """Bytes that the cache at *place* keeps of results."""
+        """Return the bytes of results in the cache at *place*."""
         blobs = self._folder / place / "cache" / "blobs"
         return sum(file.stat().st_size for file in blobs.rglob("*") if file.is_file())
 
@@ -144,13 +144,13 @@ def _with_stored(cost: Cost, stored: int) -> Cost:
 
 
 def processor_seconds() -> float:
-    """Of all children that have ended, theirs among them."""
+    """Return the processor seconds of all ended children and their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def section(found: Found, recipe: Path, filters: Sequence[str]) -> str:
-    """What the page of benchmarks says of *found*, with its heading."""
+    """Return the section of the benchmark page on *found*, with its heading."""
     named = recipe.relative_to(ROOT) if recipe.is_relative_to(ROOT) else recipe
     return _SECTION.format(
         heading=HEADING,
@@ -202,7 +202,7 @@ def _table(found: Found, run: int) -> str:
 
 
 def _cells(name: str, cost: Cost, ours: Cost) -> tuple[str, ...]:
-    # That a key was found again was not timed.
+    # Finding a key again was not timed.
     times = (f"{cost.wall:.1f}", f"{cost.processor:.1f}", _ratio(cost.processor, ours.processor))
     return (
         name,

@@ -1,4 +1,4 @@
-"""The tables of the benchmark page, from what the programs beside this one measured."""
+"""The tables of the benchmark page, from the measurements of the programs in this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _OURS = "winml-dag"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown; the first column is text, the others are numbers."""
+    """Return a Markdown table. The first column is text, the others are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
@@ -25,7 +25,7 @@ def start_table(found: Mapping[str, float]) -> str:
 
 
 def peers_table(found: Mapping[str, Any]) -> str:
-    """*found* by tool; ratios are to ours, so that 2 means: takes twice as long as winml-dag."""
+    """Format *found* by tool. Ratios are relative to winml-dag: 2 means twice as long as winml-dag."""
     head = ["tool", "full", "null (min-max)", "edit (min-max)", "full, ratio", "null, ratio", "edit, ratio"]
     ours = found[_OURS]
     rows = [
@@ -101,7 +101,7 @@ def _spread(found: Mapping[str, float]) -> str:
 
 
 def precisions_table(found: Mapping[str, Any]) -> str:
-    """One model in every precision on every provider: a row each."""
+    """Format one model in every precision on every provider, a row each."""
     head = ["built for", "MB", "cosine", "SQNR dB", "pooled mean", "pooled min", "partitions", "nodes left", "seconds"]
     return table(head, [_precision_row(name, one) for name, one in found.items()])
 
@@ -124,7 +124,7 @@ def _precision_row(name: str, one: Mapping[str, Any]) -> Sequence[object]:
 
 
 def compile_table(found: Mapping[str, Any]) -> str:
-    """What a compile gave, by model."""
+    """Format the compile results by model."""
     head = ["model", "partitions", "nodes on the CPU", "compile, s", "binary, MB", "load raw, s", "load compiled, s"]
     head += ["ratio", "cosine", "processes", "different outputs"]
     rows = [
@@ -147,7 +147,7 @@ def compile_table(found: Mapping[str, Any]) -> str:
 
 
 def levels_table(found: Mapping[str, Any]) -> str:
-    """What each level of optimization costs, by model."""
+    """Format the cost of each optimization level by model."""
     head = ["model", "level", "compile, s", "to level 3", "binary, MB"]
     rows = [
         (name, level, cost["seconds"], _ratio(cost["seconds"], last["seconds"]), round(cost["bytes"] / 1e6, 2))
@@ -174,7 +174,7 @@ def _shown(value: object) -> object:
 
 
 def five_table(found: Mapping[str, Any]) -> str:
-    """Five precisions at once and one by one, by model."""
+    """Format five precisions at once and separately, by model."""
     head = ["model", "one graph, s", "one by one, s", "ratio", "stages in one graph", "stages one by one"]
     rows = [
         (

@@ -1,7 +1,8 @@
-"""The browser that the tests of HTML pages run in. ``make browser`` asks here, as the tests do, so that it cannot say
-that there is one which they would not find, and be skipped for it.
+"""Finds the browser for the tests of HTML pages.
 
-Run as a script, it prints where the browser is, and ends with 1 when there is none. It needs nothing but Python.
+``make browser`` uses it as well, so that both agree whether one exists.
+
+As a script it prints the path of the browser, and exits with 1 without one. It needs only Python.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 
 
 def chromium() -> str | None:
-    """Where a browser of that family is, as the environment or ``PATH`` says; None when there is none."""
+    """Return the path of a Chromium-based browser from the environment or ``PATH``; None without one."""
     named = os.environ.get("WINML_DAG_TEST_BROWSER")
     return shutil.which(named) if named else next(filter(None, map(shutil.which, _NAMES)), None)
 

@@ -1,6 +1,6 @@
-"""Chromium without a window, one for each module, and the report's pages opened in it from a disk.
+"""Headless Chromium, one per module, with the report's pages opened from disk.
 
-A page that writes an error to the console, throws, or asks for anything but its own file fails its test.
+A test fails if its page logs an error to the console, throws, or requests anything but its own file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from winml_dag.report.page import html_of
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-# Nothing of the browser's own business, and no sandbox, which a container does not allow.
+# No background activity of the browser, and no sandbox, which containers do not allow.
 _FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -35,7 +35,7 @@ Open = Callable[..., "Page"]
 
 @dataclass(frozen=True)
 class Pages:
-    """The files that are opened, by name; ``small`` is a report with everything that may be in one."""
+    """The files to open, by name; ``small`` is a report with everything it may contain."""
 
     folder: Path
 
@@ -75,7 +75,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def window(browser: Browser) -> Iterator[Page]:
-    """One for all tests of a module: making another costs as much as a test."""
+    """One window for all tests of a module: creating another costs as much as a test."""
     page = browser.new_page()
     yield page
     page.close()
@@ -83,7 +83,7 @@ def window(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture
 def opened(window: Page, pages: Pages) -> Iterator[Open]:
-    """Opens a page by name, at an address within it, in a window of a width and in light or dark."""
+    """Opens a page by name, at a fragment, with a window width and light or dark theme."""
     wrong: list[str] = []
     allowed = ["about:blank"]
     listeners: dict[str, Callable[[Any], object]] = {

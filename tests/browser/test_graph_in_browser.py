@@ -1,4 +1,4 @@
-"""The page of a graph as its reader uses it: look, point, search, zoom, unfold, with a pointer and without."""
+"""The graph page as readers use it: look, point, search, zoom, unfold, with and without a pointer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVIL = "</script><img src=x onerror=alert(1)>"
 
 
 def sweep_view(models: int, precisions: int) -> GraphView:
-    """A sweep in which a model has one export, and each of its precisions a quantize, a validate and a finalize."""
+    """Return a sweep with one export per model, and a quantize, a validate and a finalize per precision."""
     cells = tuple(f"model{model}/w{precision}" for model in range(models) for precision in range(precisions))
     boxes = [Box(SOURCE, "tables", SOURCE, tuple(range(len(cells))))]
     lines = []
@@ -100,11 +100,11 @@ def test_searching_a_build_lights_up_its_stages_and_searching_a_stage_its_path(o
     page = opened("small")
     page.fill("#search", "model1/w0")
     assert page.inner_text("#found") == "4 stages in 1 build"
-    assert page.locator(".box.on").count() == 5  # with the source
+    assert page.locator(".box.on").count() == 5  # including the source
     page.fill("#search", "quantize model1")
     assert page.inner_text("#found") == "2 stages in 2 builds"
     assert page.locator(".box.found").count() == 2
-    assert page.locator(".box.on").count() == 7  # and the export before, two stages behind each
+    assert page.locator(".box.on").count() == 7  # and the export before, two stages after each
     page.fill("#search", "nothing like it")
     assert page.inner_text("#found") == "nothing"
     page.locator("#search").press("Escape")
@@ -117,7 +117,7 @@ def test_a_click_lights_up_the_path_and_one_beside_puts_it_out(opened) -> None:
     box(page, "validate", "model0/w1").click()
     assert page.locator(".box.on").count() == 5
     box(page, "export", "model2").hover()
-    assert "validate" in page.inner_text("#details h2")  # what was picked stays
+    assert "validate" in page.inner_text("#details h2")  # the picked box stays
     page.locator("#drawing").click(position={"x": 5, "y": 5})
     assert page.locator(".box.on").count() == 0
 

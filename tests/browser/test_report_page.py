@@ -1,4 +1,4 @@
-"""The page of a report as its reader uses it: look, sort, filter, follow, go back, with a pointer and without."""
+"""The report page as readers use it: look, sort, filter, follow links, go back, with and without a pointer."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_goals_tell_the_winner_and_what_ruled_out_the_others(opened) -> None:
     assert "none: no build meets cosine >=0.99" in text
     assert "meets the bounds, but its latency is no less than the winner's" in text
     assert "best/resnet-50-npu\nmeasured on an emulator, which says nothing about a real device" in text
-    # Of a search that was not begun there is nothing but why.
+    # For a search that did not start, only the reason is shown.
     assert "no cell misses only a bound on quality" in text
     assert text.count("Began with") == 1
     assert "0 \u2717, 4 \u2717, 5 \u2717, 6 \u2713, 8 \u2713 of 74 in 16 bits" in text
@@ -323,7 +323,7 @@ def test_a_report_of_which_nothing_is_known_is_shown_too(opened) -> None:
 
 
 def test_five_hundred_builds_are_sorted_and_filtered_without_making_them_anew(opened) -> None:
-    """What costs time is making elements; both only move or hide those that are there, and no more than they must."""
+    """Creating elements is expensive; both only move or hide the existing ones that need it."""
     page = opened("large")
     assert len(names(page)) == 500
     page.evaluate("""() => {

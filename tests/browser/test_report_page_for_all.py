@@ -1,10 +1,10 @@
-"""The page for everybody, and against some: whatever the eyes, the hands, the window or the names in it are."""
+"""Accessibility and robustness of the report page: any eyesight, input device, window size and names."""
 
 from __future__ import annotations
 
 import pytest
 
-# All pairs of ink and ground on the page that have less contrast than 4.5; of a hatched ground the worse colour counts.
+# All pairs of text and background with a contrast below 4.5; of a hatched background the worse colour counts.
 _TOO_WEAK = """() => {
     const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     const rgb = (colour) => {

@@ -1,6 +1,6 @@
-"""A pipeline of Azure, run here: as much of its language as the file in ``docs/how-to/ci`` speaks.
+"""Runs an Azure pipeline locally: the subset of the language that the file in ``docs/how-to/ci`` uses.
 
-What it does not know it refuses, so that the file cannot say what nobody has tried.
+Anything else is rejected, so that the file contains nothing untested.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KNOWN_CONDITIONS = {None, "not(canceled())"}
 
 
 def play(run: Run, secrets: Mapping[str, Mapping[str, str]], file: Path = FILE) -> None:
-    """Carry out all jobs of *file*. *secrets*: those of each group of variables."""
+    """Run all jobs of *file*. *secrets*: those of each variable group."""
     pipeline = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert pipeline.keys() == {"trigger", "pr", "pool", "variables", "jobs"}
     assert pipeline["trigger"] == pipeline["pr"] == {"branches": {"include": ["main"]}}
@@ -38,7 +38,7 @@ def play(run: Run, secrets: Mapping[str, Mapping[str, str]], file: Path = FILE) 
         assert job.keys() <= {"job", "dependsOn", "strategy", "variables", "steps", "condition"}
         assert job.get("condition") in _KNOWN_CONDITIONS
         groups = _groups(job.get("variables", []), known)
-        # Whoever opens a pull request from a fork must not get at them.
+        # Pull requests from forks must not get secrets.
         secret = {} if run.event.is_fork else {name: text for group in groups for name, text in secrets[group].items()}
         for place, values in enumerate(_matrix(job, outputs), 1):
             here = {**known, **secret, **values, "System.JobPositionInPhase": str(place)}
@@ -77,9 +77,9 @@ def _groups(variables: list[dict[str, Any]], known: Mapping[str, str]) -> list[s
 def _play_steps(
     steps: list[dict[str, Any]], run: Run, machine: Machine, known: Mapping[str, str], secret: Any
 ) -> dict[str, str]:
-    """What they have set for other jobs, by step and name."""
+    """Return the variables that the steps set for other jobs, by step and name."""
     told: dict[str, str] = {}
-    # Secrets get to a script only where its env names them.
+    # A script sees secrets only if its env names them.
     plain = {name.replace(".", "_").upper(): text for name, text in known.items() if name not in secret}
     for step in steps:
         assert step.get("condition") in _KNOWN_CONDITIONS
@@ -91,19 +91,19 @@ def _play_steps(
             machine.upload(step["publish"], run.artifacts / _with_macros(step["artifact"], known))
         elif not step["bash"].startswith(INSTALLS):
             given = {name: _with_macros(text, known) for name, text in step.get("env", {}).items()}
-            # Azure's bash goes on after a line that fails: the last one tells how the step ended.
+            # Azure's bash continues after a failing line: the last one decides the result of the step.
             said = machine.shell(_with_macros(step["bash"], known), {**plain, **given})
             told |= {f"{step.get('name')}.{name}": text for name, text in _SET.findall(said)}
     return told
 
 
 def _with_macros(text: str, known: Mapping[str, str]) -> str:
-    """A macro of which nothing is known stays as it is, as it does there."""
+    """Replace macros; unknown ones stay, as in Azure."""
     return _MACRO.sub(lambda found: known.get(found[1], found[0]), text)
 
 
 def _variables(event: Event) -> dict[str, str]:
-    """What Azure sets for every step."""
+    """Return the variables that Azure sets for every step."""
     told = {
         "TF_BUILD": "True",
         "Agent.OS": "Linux",

@@ -1,4 +1,4 @@
-"""What both systems of CI have: an event that begins a run, and fresh machines on which the steps of its jobs run."""
+"""Shared by both CI systems: an event that starts a run, and fresh machines that run the steps of its jobs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Steps that fetch packages: here everything is installed already.
+# Steps that fetch packages: everything is installed already.
 INSTALLS = "pip install "
 
 
 @dataclass(frozen=True)
 class Event:
-    """What begins a run. *pull*: the number of a pull request, None for a push to main."""
+    """The trigger of a run. *pull*: the number of a pull request, None for a push to main."""
 
     commit: str
     pull: int | None = None
@@ -28,10 +28,10 @@ class Event:
 
 @dataclass
 class Run:
-    """One run of all jobs: *repository* is what is checked out, *tools* has what is installed on the machines.
+    """One run of all jobs: *repository* is checked out, *tools* has the programs installed on the machines.
 
     Attributes:
-        artifacts: what jobs have put there, a folder for each name.
+        artifacts: files uploaded by jobs, a folder per name.
     """
 
     event: Event
@@ -48,18 +48,18 @@ class Run:
         return self.folder / "artifacts"
 
     def machine(self, job: str) -> Machine:
-        """A new one, on which nothing has ever been done."""
+        """Return a new, unused machine."""
         machine = Machine(self.folder / f"{len(self.machines)}-{job}", self.tools)
         self.machines.append(machine)
         return machine
 
 
 class Machine:
-    """A folder for a home, and one for a checkout.
+    """A home folder and a checkout.
 
     Attributes:
         work: the current folder of steps.
-        said: what they have printed.
+        said: their output.
     """
 
     def __init__(self, folder: Path, tools: Path) -> None:
@@ -73,7 +73,10 @@ class Machine:
         shutil.copytree(repository, self.work, dirs_exist_ok=True)
 
     def shell(self, script: str, variables: Mapping[str, str], *options: str) -> str:
-        """What *script* prints, run by bash with *options*. Raises RuntimeError with all of it when it fails."""
+        """Run *script* in bash with *options* and return its output.
+
+        Raises RuntimeError with the output when it fails.
+        """
         home = {"HOME": str(self.folder / "home"), "PATH": self._path, "CI": "true", "LANG": "C.UTF-8"}
         threads = {name: text for name, text in os.environ.items() if name.endswith("_NUM_THREADS")}
         done = subprocess.run(
@@ -90,7 +93,7 @@ class Machine:
         return done.stdout
 
     def upload(self, path: str, to: Path) -> None:
-        """Put what *path*, which may be a pattern, leads to into the new folder *to*."""
+        """Copy everything that *path*, possibly a pattern, matches to the new folder *to*."""
         to.mkdir()
         for found in sorted(self.work.glob(path)):
             if found.is_dir():

@@ -1,4 +1,4 @@
-"""The models of scenarios are those of these tests too."""
+"""These tests share the models of the scenarios."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A workflow of GitHub Actions, run here: as much of its language as the file in ``docs/how-to/ci`` speaks.
+"""Runs a GitHub Actions workflow locally: the subset of the language that the file in ``docs/how-to/ci`` uses.
 
-What it does not know it refuses, so that the file cannot say what nobody has tried.
+Anything else is rejected, so that the file contains nothing untested.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _KNOWN_JOBS = {"runs-on", "needs", "if", "environment", "outputs", "strategy", "
 
 
 def play(run: Run, secrets: Mapping[str, Mapping[str, str]], file: Path = FILE) -> None:
-    """Carry out all jobs of *file*. *secrets*: those of each environment of the repository."""
-    # "on" is a truth value to YAML 1.1.
+    """Run all jobs of *file*. *secrets*: those of each environment of the repository."""
+    # YAML 1.1 parses "on" as a boolean.
     workflow = {str(name): value for name, value in yaml.safe_load(file.read_text(encoding="utf-8")).items()}
     assert workflow.keys() == {"name", "True", "permissions", "jobs"}
     assert workflow["True"].keys() == {"push", "pull_request"}
@@ -40,7 +40,7 @@ def play(run: Run, secrets: Mapping[str, Mapping[str, str]], file: Path = FILE) 
         for place, values in enumerate(matrix["include"]):
             here = {**contexts, "matrix": values, "strategy": {"job-index": place}, "steps": {}}
             environment = _value(job.get("environment", ""), here)
-            # Whoever opens a pull request from a fork must not get at them.
+            # Pull requests from forks must not get secrets.
             here["secrets"] = {} if run.event.is_fork else secrets.get(environment, {})
             _play_steps(job["steps"], run, run.machine(name), here)
             outputs[name] = {each: _value(text, here) for each, text in job.get("outputs", {}).items()}
@@ -63,7 +63,7 @@ def _play_steps(steps: list[dict[str, Any]], run: Run, machine: Machine, context
             told.write_text("")
             variables = {name: _text(_value(text, contexts)) for name, text in step.get("env", {}).items()}
             given = {**_variables(run.event), "GITHUB_OUTPUT": str(told), **variables}
-            # As GitHub runs bash where nobody says how: a line that fails ends the step, a part of a pipe does not.
+            # GitHub's default for bash: a failing line ends the step, a failing part of a pipe does not.
             machine.shell(_value(step["run"], contexts), given, "-e")
             lines = (line.partition("=") for line in told.read_text(encoding="utf-8").splitlines())
             contexts["steps"][step.get("id")] = {"outputs": {name: value for name, _, value in lines}}
@@ -95,7 +95,7 @@ def _github(event: Event) -> dict[str, Any]:
 
 
 def _variables(event: Event) -> dict[str, str]:
-    """What GitHub sets for every step."""
+    """Return the variables that GitHub sets for every step."""
     return {
         "GITHUB_ACTIONS": "true",
         "GITHUB_EVENT_NAME": "push" if event.pull is None else "pull_request",
@@ -109,7 +109,7 @@ def _variables(event: Event) -> dict[str, str]:
 
 
 def _value(text: Any, contexts: Mapping[str, Any]) -> Any:
-    """*text* with its expressions; what is one expression as a whole has the value of that."""
+    """Evaluate the expressions in *text*; a text that is a single expression gets its value."""
     if not isinstance(text, str):
         return text
     if (whole := _EXPRESSION.fullmatch(text.strip())) and "${{" not in whole[1]:
@@ -118,7 +118,7 @@ def _value(text: Any, contexts: Mapping[str, Any]) -> Any:
 
 
 def _evaluated(expression: str, contexts: Mapping[str, Any]) -> Any:
-    """``&&`` and ``||`` give one of their operands, as Python's words do."""
+    """Evaluate an expression; ``&&`` and ``||`` return one of their operands, as in Python."""
 
     def python(word: re.Match[str]) -> str:
         return _OPERATORS.get(word[0]) or (word[0] if word[0].startswith("'") else f"at({word[0]!r})")
@@ -133,7 +133,7 @@ def _evaluated(expression: str, contexts: Mapping[str, Any]) -> Any:
 
 
 def _at(path: str, contexts: Mapping[str, Any]) -> Any:
-    """What a path leads to, null where it leads to nothing; the first step of it must be a context that there is."""
+    """Return the value at a path, null if missing; its first part must be an existing context."""
     first, *rest = path.split(".")
     value = contexts[first]
     for name in rest:

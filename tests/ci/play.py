@@ -1,9 +1,9 @@
-"""Two fresh machines of main and a pull request, one after the other, by the files in ``docs/how-to/ci``.
+"""Simulates two fresh machines of main and a pull request, in sequence, from the files in ``docs/how-to/ci``.
 
     python tests/ci/play.py github
 
-plays them with nginx as ``docs/how-to/share-a-cache.md`` has it, and prints what ran and what moved. Every job has a
-machine of its own, on which nothing is but what is installed.
+runs them with nginx as in ``docs/how-to/share-a-cache.md``, and prints what ran and was transferred. Every job has its
+own machine, with only the installed programs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MAIN, _PULL = (f"{name}:{base64.b64encode(name.encode() * 8).decode()}" for nam
 
 @dataclass(frozen=True)
 class Played:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         ran: the stages that ran, as ``cell stage``, each once.
         reused: those that did not.
-        moved: what the machines have said of remotes.
+        moved: messages of the machines about remotes.
         put: paths that are new on the server.
         files: the digest of each finished model, by its cell.
     """
@@ -53,10 +53,10 @@ class Played:
 
 
 class Team:
-    """A repository, a server, and a system of CI.
+    """A repository, a server, and a CI system.
 
     Args:
-        system: the module that carries out its file.
+        system: the module that runs its file.
         tools: a folder with ``winml-dag``.
     """
 
@@ -70,7 +70,7 @@ class Team:
         self.edit(calibrated_on=4)
 
     def edit(self, *, calibrated_on: int) -> None:
-        """Commit another number of samples: what is quantized has to be made anew, and nothing else."""
+        """Commit another number of samples, which only changes quantized models."""
         recipe = {
             "model": "model.onnx",
             "ep": "cpu",
@@ -80,12 +80,12 @@ class Team:
         (self.repository / "models.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
 
     def break_the_recipe(self) -> None:
-        """Commit one that says what no recipe can say."""
+        """Commit an invalid recipe."""
         with (self.repository / "models.yaml").open("a", encoding="utf-8") as file:
             file.write("modle: model.onnx\n")
 
     def push(self) -> Played:
-        """To main."""
+        """Push to main."""
         return self._play(Event("4f1c2a9"))
 
     def pull_request(self, number: int, *, is_fork: bool = False) -> Played:
@@ -93,7 +93,7 @@ class Team:
 
     @property
     def on_server(self) -> dict[str, bytes]:
-        """All that is there, such as ``main/ac/…``."""
+        """Return all files on the server, such as ``main/ac/…``."""
         folder = self._server.folder
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -126,7 +126,7 @@ def _played(run: Run, moved: tuple[str, ...], put: frozenset[str]) -> Played:
 
 
 def main(system: str) -> None:
-    """Play it with real processes, and print a line or two for each run."""
+    """Run it with real processes, and print a line or two per run."""
     tools = Path(sys.executable).parent
     with tempfile.TemporaryDirectory() as name, nginx_server(Path(name) / "nginx") as server:
         team = Team(Path(name), SYSTEMS[system], server, tools)

@@ -1,4 +1,4 @@
-"""The files for CI, carried out: main writes, the next machine runs nothing, pull requests keep to themselves."""
+"""The CI files in action: main writes, the next machine runs nothing, pull requests affect nobody else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oneprocess import OneProcess
 from play import SYSTEMS, Played, Team
 from servers.nginx import Nginx, nginx_server
 
-# What stands for winml-dag on the machines: it has the command carried out in one process that goes on.
+# The replacement of winml-dag on the machines: it runs commands in one long-lived process.
 _TOOL = """#!{python} -IS
 import json, os, socket, sys
 with socket.create_connection(("127.0.0.1", {port})) as connection, connection.makefile("rw") as stream:
@@ -36,7 +36,7 @@ RUNS = {
 
 
 def made_by(team: Team, played: Played) -> set[tuple[str, str]]:
-    """With which key the records that a run has put are signed, and which run they name."""
+    """Return the signing keys of the records that a run has uploaded, with the runs they name."""
     texts = [data.split(b"\n") for path, data in team.on_server.items() if path in played.put and "/ac/" in path]
     return {(json.loads(head)["signed_by"], json.loads(body)["maker"]["run"]) for head, body, _ in texts}
 
@@ -62,7 +62,7 @@ class _Server(socketserver.ThreadingTCPServer):
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if sys.platform != "linux":
-        yield Path(sys.executable).parent  # the real one: a current folder for each thread is Linux's
+        yield Path(sys.executable).parent  # the real one: only Linux has a current folder per thread
         return
     folder = tmp_path_factory.mktemp("tools")
     with _Server() as server:

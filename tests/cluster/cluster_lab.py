@@ -1,8 +1,7 @@
-"""A cluster in processes of its own: a scheduler, workers with environments of their own, builds that use them.
+"""A cluster in separate processes: a scheduler, workers with their own environments, and builds that use them.
 
-An environment is a virtual one whose packages are links to those of the tests, without some, or with another version
-told. A stage can be made to hang where a test wants to look at it: it says so through a named pipe, and that it has
-ended shows at the other end of the pipe.
+An environment is a virtual one with links to the packages of the tests, without some, or with another reported version.
+A stage can be made to hang for inspection: it reports that through a named pipe, which closes when the stage ends.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
-# In every process of a worker that has the variable. The import is the first thing that the work of the stage does,
-# when its process watches its worker already.
+# For every process of a worker that has the variable. The import is the first action of the stage's work, when its
+# process already watches its worker.
 _HOOK = """
 import os, sys
 
@@ -44,7 +43,9 @@ if "HANG_IN" in os.environ:
 
 
 def environment(folder: Path, *, without: str = "", telling: tuple[str, str] = ("", "")) -> Path:
-    """The Python of a new environment in *folder* with all packages but *without*; of one, another version is told."""
+    """Return the Python of a new environment in *folder* with all packages but *without*, and one with another reported
+    version.
+    """
     venv.create(folder, symlinks=True, with_pip=False)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     site = folder / "lib" / version / "site-packages"
@@ -60,7 +61,7 @@ def environment(folder: Path, *, without: str = "", telling: tuple[str, str] = (
 
 @dataclass
 class Hanging:
-    """A stage that hangs: the process of the worker that runs it, and a pipe that closes with it."""
+    """A hanging stage: the process of its worker, and a pipe that closes when the stage ends."""
 
     worker: int
     pipe: int
@@ -74,7 +75,7 @@ class Hanging:
 
 @dataclass
 class Lab:
-    """Everything lies in *folder*; *python* is that of the builds."""
+    """Everything is in *folder*; *python* runs the builds."""
 
     folder: Path
     python: Path
@@ -93,11 +94,11 @@ class Lab:
         self.processes.append(process)
         assert process.stderr is not None
         self.address = next(found[1] for line in process.stderr if (found := re.search(r"(tcp://\S+:\d+)", line)))
-        # Read on: a pipe that is full would stop it.
+        # Keep reading: a full pipe would block it.
         threading.Thread(target=process.stderr.read, daemon=True).start()
 
     def start_worker(self, name: str, python: Path, *more: str, hangs: bool = False) -> None:
-        """Begin to start one; :meth:`await_workers` waits for all."""
+        """Start a worker without waiting; :meth:`await_workers` waits for all."""
         environment = {"HANG_IN": str(self.folder)} if hangs else {}
         process = subprocess.Popen(
             [str(python), "-m", "winml_dag", "worker", self.address, "--places", "1", *more],
@@ -109,7 +110,7 @@ class Lab:
         self.processes.append(process)
 
     def await_workers(self) -> None:
-        """Each says a line when it works."""
+        """Wait for all workers, each of which prints a line when ready."""
         for process in self.processes[1:]:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -118,7 +119,7 @@ class Lab:
     def start_build(
         self, out: str, cache: str, *arguments: str, python: Path | None = None, hangs: bool = False
     ) -> subprocess.Popen[str]:
-        """*hangs*: its own workers can."""
+        """Start a build. *hangs*: its local workers can hang."""
         command = [str(python or self.python), "-m", "winml_dag", "build", "-o", out, *arguments]
         return subprocess.Popen(
             command,
@@ -136,12 +137,12 @@ class Lab:
 
     @property
     def there(self) -> Sequence[str]:
-        """The options of a build on this cluster."""
+        """Return the options of a build on this cluster."""
         remote = ("--remote", (self.folder / "remote").as_uri(), "--remote-mode", "read-write")
         return ("--executor", "dask", "--scheduler", self.address, *remote)
 
     def want_hanging(self) -> None:
-        """The next optimize on a worker that can hang does."""
+        """Make the next optimize hang, on a worker that can."""
         (self.folder / "taken").unlink(missing_ok=True)
         (self.folder / "pipe").unlink(missing_ok=True)
         os.mkfifo(self.folder / "pipe")
@@ -156,7 +157,7 @@ class Lab:
         return Hanging(int(told), pipe)
 
     def _end_waiting(self, building: subprocess.Popen[str]) -> None:
-        """A build that ends without a stage that hangs would leave us waiting for the other end of the pipe."""
+        """Unblock the waiting reader if the build ends without a hanging stage."""
         building.wait()
         os.close(os.open(self.folder / "pipe", os.O_RDWR))
 

@@ -1,4 +1,4 @@
-"""One cluster for all tests: three workers, of which one has QNN, and builds in an environment without it."""
+"""One cluster for all tests: three workers, one of them with QNN, and builds in an environment without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds on a cluster of real processes: what they make, what becomes of them when a machine dies or somebody stops."""
+"""Builds on a cluster of real processes: their results, and what happens when a machine dies or a build is stopped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def models(lab: Lab) -> Lab:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """All files of the models; a manifest has times and keys in it."""
+    """Return all files of the models; manifests are excluded, as they contain times and keys."""
     found = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json"]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
@@ -134,7 +134,7 @@ def test_a_build_can_bring_workers_of_its_own(models: Lab) -> None:
         "own", "cache-own", "--onnx", "two.onnx", *FEW, "--executor", "dask", "--workers", "1", *remote
     )
     assert code == 0, said
-    # Of two stages, the model, and what a search for optimizations begins with.
+    # For two stages, the model, and the start of an optimization search.
     assert len([path for path in (shared / "ac").rglob("*") if path.is_file()]) == 4
     assert "1 worker, " in said
     assert "2 ran" in said

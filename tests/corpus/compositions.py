@@ -1,4 +1,4 @@
-"""Random small networks, of layers as anybody writes them and forms that only some exporters use, for hypothesis."""
+"""Hypothesis strategies for random small networks of common layers, and of forms that only some exporters use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _attended(g: Graph, x: str) -> str:
     return str(g.add("Add", x, g.add("MatMul", g.add("Softmax", scores, axis=-1), v)))
 
 
-# Each takes and gives [rows, 8].
+# Each maps [rows, 8] to the same shape.
 ROWS: Mapping[str, Layer] = {
     "dense": lambda g, x: g.dense(x, _WIDTH, _WIDTH),
     "relu": lambda g, x: str(g.add("Relu", g.dense(x, _WIDTH, _WIDTH))),
@@ -61,7 +61,7 @@ ROWS: Mapping[str, Layer] = {
     "clip": lambda g, x: str(g.add("Clip", g.dense(x, _WIDTH, _WIDTH), g.const(0.0), g.const(6.0))),
     "identity": lambda g, x: str(g.add("Identity", g.add("Dropout", x))),
 }
-# Each takes and gives [1, 8, 6, 6].
+# Each maps [1, 8, 6, 6] to the same shape.
 IMAGES: Mapping[str, Layer] = {
     "conv": lambda g, x: g.conv(x, _WIDTH, _WIDTH),
     "conv-relu": lambda g, x: str(g.add("Relu", g.conv(x, _WIDTH, _WIDTH))),
@@ -97,7 +97,7 @@ def _describe(model: ModelProto) -> None:
 
 
 def _share_biases(model: ModelProto) -> None:
-    """All initializers of one content become one, as exporters do that save space."""
+    """Merge initializers with equal contents, as space-saving exporters do."""
     first: dict[bytes, str] = {}
     names = {
         tensor.name: first.setdefault(tensor.SerializeToString().replace(tensor.name.encode(), b""), tensor.name)
@@ -110,7 +110,7 @@ def _share_biases(model: ModelProto) -> None:
     model.graph.initializer.extend(kept)
 
 
-# What is done to the finished model.
+# Changes to the finished model.
 FORMS: Mapping[str, Callable[[ModelProto], object]] = {
     "initializers-are-inputs": _list_initializers,
     "nodes-unnamed": _unname,
@@ -122,7 +122,7 @@ FORMS: Mapping[str, Callable[[ModelProto], object]] = {
 
 @dataclass(frozen=True)
 class Composition:
-    """What a random network is made of; ``middle``: after which layer its value is an output as well."""
+    """The parts of a random network; ``middle``: the layer whose value is an output as well."""
 
     images: bool
     layers: tuple[str, ...]

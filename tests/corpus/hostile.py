@@ -1,4 +1,4 @@
-"""All hostile graphs: small ones, each with one thing that somebody else's exporter does and ours does not."""
+"""All hostile graphs: small ones, each with one feature that other exporters produce and this package's does not."""
 
 from __future__ import annotations
 

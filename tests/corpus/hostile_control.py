@@ -1,4 +1,4 @@
-"""Hostile graphs: control flow with weights inside, recurrent layers, functions, types that are no float tensors."""
+"""Hostile graphs: control flow with inner weights, recurrent layers, functions, types other than float tensors."""
 
 from __future__ import annotations
 

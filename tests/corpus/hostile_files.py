@@ -1,4 +1,4 @@
-"""Hostile graphs: what is written around the layers. Open dimensions, names, metadata, and ways to store weights."""
+"""Hostile graphs: everything around the layers. Open dimensions, names, metadata, and ways to store weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _convnet(g: Graph, x: str) -> str:
     return g.conv(g.add("Relu", g.conv(x, 3, 8)), 8, 4)
 
 
-# Open dimensions. The samples have a batch of 1, and for the CPU one of 3 besides.
+# Open dimensions. The samples have a batch of 1, and for the CPU additionally one of 3.
 
 DIMS.each(
     {
@@ -118,7 +118,7 @@ def _(g: Graph) -> None:
 
 
 def _rename(model: ModelProto, name: object) -> None:
-    """Give every value but the graph's own the name that *name* makes of its number, and nodes likewise."""
+    """Rename every value but the graph's own to *name* of its number, and nodes likewise."""
     kept = {value.name for value in (*model.graph.input, *model.graph.output)}
     names: dict[str, str] = {}
 
@@ -190,7 +190,7 @@ def _(g: Graph) -> None:
     g.edits.append(lambda model: setattr(model.graph, "name", "y"))
 
 
-# What a file has besides its graph, and how it stores weights.
+# Metadata of a file, and storage of its weights.
 
 
 @STORAGE.case("metadata")

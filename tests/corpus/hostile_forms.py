@@ -1,6 +1,4 @@
-"""Hostile graphs: the forms that other exporters give to ordinary layers. Biases, shared weights, outputs in the midst
-of a graph, and odd wiring.
-"""
+"""Hostile graphs: unusual forms of common layers. Biases, shared weights, intermediate outputs, and unusual wiring."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ BIAS, SHARED, OUTPUTS, WIRING = (Registry(name) for name in ("bias", "shared", "
 CASES = (BIAS, SHARED, OUTPUTS, WIRING)
 
 
-# Biases of Gemm that are not [N], written so and made by the fusion of MatMul and Add.
+# Gemm biases that are not [N], written that way and created by the fusion of MatMul and Add.
 
 
 def _gemm(g: Graph, bias: tuple[int, ...] | None, **attributes: object) -> None:
@@ -104,7 +102,7 @@ def _(g: Graph) -> None:
     g.output(g.add("Conv", x, g.weight(4, 3, 3, 3), g.const(np.zeros(4)), pads=[1, 1, 1, 1]))
 
 
-# Initializers that several nodes read.
+# Initializers with several readers.
 
 
 @SHARED.case("conv-bias")
@@ -192,7 +190,7 @@ def _(g: Graph) -> None:
     g.output(x)
 
 
-# Outputs in the midst of a graph.
+# Intermediate outputs of a graph.
 
 
 def _then(g: Graph, op: str, *more: str) -> None:
@@ -318,7 +316,7 @@ def _(g: Graph) -> None:
     g.output(g.dense(x, 16, 8))
 
 
-# Wiring that exporters seldom make.
+# Wiring that exporters rarely produce.
 
 
 @WIRING.case("same-twice")

@@ -1,4 +1,4 @@
-"""Hostile graphs: old files. IR 3, where initializers are among the inputs, opsets from 7 on, and what they changed."""
+"""Hostile graphs: old files. IR 3, where initializers are also inputs, opsets from 7 on, and their changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _list_initializers(model: ModelProto) -> None:
 
 
 def _classifier(g: Graph) -> None:
-    """Conv, BatchNormalization, Relu, pooling, Reshape, Gemm, Softmax: the old zoo."""
+    """Conv, BatchNormalization, Relu, pooling, Reshape, Gemm, Softmax: the old model zoo."""
     x = g.add("Conv", g.input("data_0", (1, 3, 16, 16)), g.weight(8, 3, 3, 3), pads=[1, 1, 1, 1])
     x = g.add("Relu", norm(g, x, 8))
     x = g.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
@@ -29,7 +29,7 @@ def _classifier(g: Graph) -> None:
 
 
 def norm(g: Graph, x: str, channels: int) -> str:
-    """BatchNormalization with what training leaves in it."""
+    """BatchNormalization with trained statistics."""
     scale, variance = (g.const(g.random.uniform(0.5, 1.5, channels)) for _ in range(2))
     shift, mean = (g.weight(channels, scale=0.1) for _ in range(2))
     return str(g.add("BatchNormalization", x, scale, shift, mean, variance))

@@ -1,4 +1,4 @@
-"""Hostile graphs: each operator that models out in the world use, between two layers that get quantized."""
+"""Hostile graphs: each operator used in real models, between two layers that are quantized."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONV, UNARY, SHAPES, PICKING, CONTRIB = (
 CASES = (CONV, UNARY, SHAPES, PICKING, CONTRIB)
 _MICROSOFT = "com.microsoft"
 
-# What onnxruntime's own ModelCompiler makes of plain onnxruntime's models: none, or one that does not load.
+# Results of onnxruntime's own ModelCompiler for plain onnxruntime's models: none, or one that does not load.
 _REPLACED = "onnxruntime cannot write a compiled model in which an operator is replaced by others"
 _NOT_LOADED = "onnxruntime moves a QuantizeLinear up to a compiled part when it loads that, and gives the value no type"
 _REFUSALS = {
@@ -26,7 +26,7 @@ _REFUSALS = {
 
 
 def _between(g: Graph, op: str, *more: str, **attributes: Any) -> None:
-    """*op* after a Conv of [1, 4, 8, 8], with a Conv of one kernel after it where its result has 4 channels."""
+    """*op* after a Conv of [1, 4, 8, 8], followed by a Conv with one kernel if its result has 4 channels."""
     x = g.add(op, g.conv(g.input(shape=(1, 4, 8, 8)), 4, 4), *more, **attributes)
     g.output(g.add("Relu", x))
     g.may_refuse = dict(_REFUSALS.get(op, {}))
@@ -253,7 +253,7 @@ def _(g: Graph) -> None:
     g.output(g.add("Max", product, a, g.const(-0.5)))
 
 
-# Operators that pick, count and place.
+# Operators that select, count and scatter.
 
 
 def _scores(g: Graph) -> str:
@@ -377,7 +377,7 @@ def _(g: Graph) -> None:
     g.output(g.dense(g.add("Gather", g.weight(10, 16, scale=1.0), ids), 16, 8))
 
 
-# Other domains, and models that hold integers already.
+# Other domains, and models that contain integers already.
 
 CONTRIB.each(
     {
@@ -470,7 +470,7 @@ def _(g: Graph) -> None:
 
 @_quantized("weights-only")
 def _(g: Graph) -> None:
-    """Weights in 8 bits for each channel, activations in float: a model that was only made small."""
+    """Per-channel 8-bit weights, float activations: a model that was only compressed."""
     x = g.input(shape=(4, 16))
     for inner, outer in ((16, 32), (32, 8)):
         integers = g.const(g.random.integers(-127, 127, (inner, outer)), np.int8)

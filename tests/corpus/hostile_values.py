@@ -1,5 +1,6 @@
-"""Hostile graphs: numbers that low precision does not forgive. Huge, tiny and infinite ones, masks, and normalizations
-that overflow.
+"""Hostile graphs: values that low precision handles badly.
+
+Huge, tiny and infinite ones, masks, and overflowing norms.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ CASES = (VALUES, NORMS)
 
 
 def _attention(g: Graph, x: str, masked: object) -> str:
-    """One head over 6 tokens of 16 numbers; *masked* does to the scores what a mask does."""
+    """One head over 6 tokens of 16 numbers; *masked* is applied to the scores like a mask."""
     q, k, v = (g.dense(x, 16, 16) for _ in range(3))
     scores = g.add("Mul", g.add("MatMul", q, g.add("Transpose", k, perm=[0, 2, 1])), g.const(0.25))
     return g.dense(g.add("MatMul", g.add("Softmax", masked(scores), axis=-1), v), 16, 8)  # type: ignore[operator]
@@ -215,11 +216,11 @@ def _(g: Graph) -> None:
     g.may_refuse = dict.fromkeys(in_floats, "an infinite output is a failure, of the float model too")
 
 
-# Normalizations written out, and what stands between them.
+# Decomposed normalizations, and values between their parts.
 
 
 def _layer_norm(g: Graph, x: str, how: str, size: int = 16, axis: int = -1) -> str:
-    """LayerNorm of the last axis, written out in one of the ways of converters."""
+    """LayerNorm over the last axis, decomposed in one of the ways of converters."""
     part, one = g.const(1 / size), g.const(1.0)
     if how == "reduce-sum":
         mean = g.add("Mul", g.add("ReduceSum", x, g.ints(axis), keepdims=1), part)

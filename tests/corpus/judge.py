@@ -1,6 +1,6 @@
-"""What a built model is worth, by numpy and onnxruntime alone: its outputs beside those of the model that the user had.
+"""The quality of a built model, by numpy and onnxruntime only: its outputs compared with those of the original.
 
-Ours are judged here and not by our own validate, which would find its own mistakes right.
+winml_dag's results are judged here and not by its own validate, which would not find its own mistakes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import onnx
 import onnxruntime
 from netgraphs import Array, Feed
 
-# Beyond this a difference is one of rounding, and no one's concern.
+# Above this value a difference is only rounding.
 CEILING_DB = 60.0
-# By precision: the least cosine of an output, and how far its scale may be off, of a model that can be meant seriously.
-# Small graphs with 8 samples lose more than networks do, so these tell the broken from the coarse and nothing finer.
+# By precision: the minimum cosine of an output, and the maximum deviation of its scale, of an acceptable model. Small
+# graphs with 8 samples lose more than networks do, so these separate broken from coarse and nothing finer.
 RIGHT: Mapping[str, tuple[float, float]] = {
     "fp32": (0.9999, 0.001),
     "fp16": (0.999, 0.02),
@@ -32,7 +32,7 @@ RIGHT: Mapping[str, tuple[float, float]] = {
 }
 
 
-# Operators that compute with integers, which tell whether anything was quantized.
+# Operators that compute with integers, which show whether anything was quantized.
 _QUANTIZED = {
     *("DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeLSTM", "MatMulNBits", "GatherBlockQuantized"),
     *("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"),
@@ -41,13 +41,13 @@ _QUANTIZED = {
 
 @dataclass(frozen=True)
 class Figures:
-    """How near a model's outputs come to the reference, over all samples.
+    """How close a model's outputs are to the reference, over all samples.
 
     Attributes:
         cosine: the lowest of all float outputs; 1 without one.
-        scale: of the same kind: the factor that is farthest from 1.
+        scale: likewise: the factor farthest from 1.
         sqnr_db: the mean of all float outputs, each at most CEILING_DB; None without one.
-        agreement: the lowest part of equal values of all other outputs.
+        agreement: the lowest share of equal values of all other outputs.
         strays: outputs that are not finite where the reference is, or no mask where that is infinite.
     """
 
@@ -62,7 +62,7 @@ class Figures:
 
 
 def wrong(found: Mapping[str, Any], precision: str) -> str:
-    """Why a model with these figures is wrong in *precision*; empty when it is not."""
+    """Return why a model with these metrics is wrong in *precision*; empty if it is not."""
     least, off = RIGHT[precision]
     if found["strays"]:
         return f"{', '.join(found['strays'])}: infinite or NaN where the original is not"
@@ -83,7 +83,7 @@ def open_on_cpu(model: Path, *, optimized: bool = True) -> onnxruntime.Inference
     return onnxruntime.InferenceSession(str(model), options, ["CPUExecutionProvider"])
 
 
-# As winml_dag sets QNN up unless it is told otherwise, so that plain onnxruntime's models and ours are for one chip.
+# winml_dag's default options for QNN, so that plain onnxruntime's models are for the same chip.
 QNN_OPTIONS = {
     "enable_htp_fp16_precision": "1",
     "htp_arch": "73",
@@ -102,15 +102,15 @@ def _qnn() -> Any:
     return device, plugin.get_qnn_htp_path()
 
 
-# What only brings values from one form into another.
+# Operators that only convert values from one form to another.
 _CONVERSIONS = {"Cast", "DequantizeLinear", "QuantizeLinear", "Transpose"}
 
 
 def open_on_qnn(model: Path) -> onnxruntime.InferenceSession:
-    """A session of which QNN computes a part; its emulator, where there is no NPU.
+    """Open a session of which QNN computes a part, on its emulator if there is no NPU.
 
     Raises:
-        RuntimeError: when all that computes would run on the CPU.
+        RuntimeError: when everything that computes would run on the CPU.
     """
     device, backend = _qnn()
     options = onnxruntime.SessionOptions()
@@ -127,7 +127,7 @@ def open_on_qnn(model: Path) -> onnxruntime.InferenceSession:
 
 
 def outputs(session: onnxruntime.InferenceSession, feeds: Sequence[Feed]) -> list[list[Any]]:
-    """By sample, the outputs; a sequence counts as its items in a row."""
+    """Return the outputs by sample; a sequence counts as its items in a row."""
     return [[_flat(value) for value in session.run(None, feed)] for feed in feeds]
 
 
@@ -138,7 +138,7 @@ def _flat(value: Any) -> Array:
 
 
 def compare(reference: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]], names: Sequence[str]) -> Figures:
-    """Figures of all outputs.
+    """Return the metrics of all outputs.
 
     Raises:
         ValueError: when an output has another shape.
@@ -152,7 +152,7 @@ def compare(reference: Sequence[Sequence[Array]], found: Sequence[Sequence[Array
         if not same_shapes:
             if a.dtype.kind == "f":
                 raise ValueError(f"output {name} has the shape {ours[0].shape} instead of {theirs[0].shape}")
-            agreement = 0.0  # how many boxes or places there are follows from values
+            agreement = 0.0  # the number of boxes or positions depends on values
             continue
         if not a.size:
             continue
@@ -171,19 +171,21 @@ def compare(reference: Sequence[Sequence[Array]], found: Sequence[Sequence[Array
 
 
 def _masks(a: Array, b: Array) -> bool:
-    """Whether *b* is at its end wherever *a* is infinite: no integer stands for infinity, and a mask still masks."""
+    """Return whether *b* is at its limit wherever *a* is infinite: no integer represents infinity, and a mask still
+    masks.
+    """
     low, high, nan = (b[place] for place in (a == -np.inf, a == np.inf, np.isnan(a)))
     ends = (np.nanmin(b, initial=np.inf), np.nanmax(b, initial=-np.inf))
     return bool((low <= ends[0]).all() and (high >= ends[1]).all() and np.isnan(nan).all())
 
 
 def _figures(a: Array, b: Array) -> tuple[float, float, float]:
-    """Cosine, scale and SQNR of *b*, where *a* is right."""
+    """Return cosine, scale and SQNR of *b*, with *a* as reference."""
     signal, noise = float(np.sum(a * a)), float(np.sum((a - b) ** 2))
     if noise <= signal * 1e-12 or signal + noise == 0:
         return 1.0, 1.0, CEILING_DB
     size = math.sqrt(signal / a.size)
-    if size < 1e-6:  # an output of zeros has no direction: what counts is how far it is from them
+    if size < 1e-6:  # an output of zeros has no direction: its distance from them counts
         return (1.0, 1.0, CEILING_DB) if math.sqrt(noise / a.size) < 1e-3 else (0.0, 1.0, 0.0)
     product, other = float(np.sum(a * b)), float(np.sum(b * b))
     cosine = product / math.sqrt(signal * other) if other else 0.0
@@ -191,7 +193,7 @@ def _figures(a: Array, b: Array) -> tuple[float, float, float]:
 
 
 def integers(model: Path) -> int:
-    """How many nodes of *model* compute with integers that stand for floats, those of subgraphs included."""
+    """Return how many nodes of *model*, including subgraphs, compute with integers that represent floats."""
     return _integers(onnx.load(model, load_external_data=False).graph)
 
 
@@ -204,7 +206,7 @@ def _integers(graph: onnx.GraphProto) -> int:
 
 
 def halves(model: Path) -> bool:
-    """Whether *model* computes in half precision somewhere, subgraphs included. A Cast computes nothing."""
+    """Return whether *model* computes in half precision anywhere, including subgraphs. A Cast computes nothing."""
     return _halves(onnx.load(model, load_external_data=False).graph)
 
 
@@ -220,8 +222,9 @@ def _halves(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> bool
 
 
 def stored(model: Path) -> int:
-    """How many elements of weights *model* stores as integers: a tool may quantize those that Constant nodes hold like
-    activations, in their width, and store them in float.
+    """Return how many weight elements *model* stores as integers.
+
+    A tool may quantize weights in Constant nodes like activations, in their width, and store them in float.
     """
     graph = onnx.load(model, load_external_data=False).graph
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer if len(tensor.dims) > 1}
@@ -230,7 +233,7 @@ def stored(model: Path) -> int:
 
 
 def granularity(model: Path) -> str:
-    """``channel`` where a weight of a QDQ model has several scales, else ``tensor``."""
+    """Return ``channel`` if a weight of a QDQ model has several scales, otherwise ``tensor``."""
     graph = onnx.load(model, load_external_data=False).graph
     dims = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for node in graph.node:
@@ -240,7 +243,7 @@ def granularity(model: Path) -> str:
 
 
 def changes(original: Path, built: Path, *, fixed: bool) -> list[str]:
-    """What of a model's interface and of its user's words *built* has lost; *fixed*: it may have fixed dimensions."""
+    """Return what *built* has lost of a model's interface and metadata; *fixed*: it may have fixed dimensions."""
     before, after = (onnx.load(path, load_external_data=False) for path in (original, built))
     found = []
     for kind, theirs, ours in (
@@ -267,7 +270,7 @@ def changes(original: Path, built: Path, *, fixed: bool) -> list[str]:
 
 
 def _needed(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """The inputs that a caller has to give: IR 3 lists initializers among them."""
+    """Return the inputs that a caller must provide: IR 3 lists initializers among them."""
     initializers = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in initializers]
 

@@ -1,6 +1,6 @@
-"""A process that makes and judges models, for :mod:`runner`: a line of JSON for each thing to do, and one as answer.
+"""A process that makes and judges models, for :mod:`runner`: a line of JSON per request, and one as response.
 
-It is a process of its own because plain onnxruntime, and QNN with it, now and then ends the process that calls it.
+It is a separate process because plain onnxruntime, also with QNN, occasionally crashes the process that calls it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _feeds(folder: str, file: str) -> list[Feed]:
 
 
 def _held_out(folder: str, cell: Cell) -> list[Feed]:
-    """QNN's models have the batch size that they were calibrated with."""
+    """Return the evaluation samples. QNN's models have the batch size that they were calibrated with."""
     return [*_feeds(folder, "held.npz"), *(_feeds(folder, "wide.npz") if cell.ep == "cpu" else [])]
 
 
@@ -49,8 +49,9 @@ def _measure(folder: str, cell: Cell, model: Path) -> dict[str, Any]:
 
 
 def measure_ours(folder: str, cell: Cell, model: Path) -> dict[str, Any]:
-    """Figures of what we built; without the graph optimizations too, which may hide an invalid model. The noise is what
-    a user gets, and is compared with plain onnxruntime's: with them.
+    """Return the metrics of winml_dag's result, also without graph optimizations, which may hide an invalid model.
+
+    The noise is measured with them, as users get it, and compared with plain onnxruntime's.
     """
     found = _measure(folder, cell, model)
     if cell.ep == "cpu":
@@ -74,7 +75,9 @@ _work: dict[str, tempfile.TemporaryDirectory[str]] = {}
 
 
 def measure_plain(folder: str, cell: Cell, way: str, count: int) -> dict[str, Any]:
-    """Figures of what onnxruntime's own tools make in *way* with *count* samples; ways share what was prepared."""
+    """Return the metrics of what onnxruntime's own tools make in *way* with *count* samples; ways share
+    preparations.
+    """
     key = f"{folder} {cell.ep}"
     if key not in _work:
         _work.clear()

@@ -1,4 +1,4 @@
-"""A graph under construction, and a case: a named model with the samples that it is calibrated and judged on.
+"""A graph under construction, and a case: a named model with its calibration and evaluation samples.
 
 Everything is a function of the case's name: its weights, its samples, its bytes.
 """
@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 Array = npt.NDArray[Any]
 Feed = dict[str, Any]
 Dim = int | str | None
-# A sampler makes one sample of an input; the number is the batch size, which only inputs with an open batch heed.
+# A sampler makes one sample of an input. Only inputs with an open batch use the batch size.
 Sampler = Callable[[np.random.Generator, int], Any]
 
 FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
@@ -42,13 +42,13 @@ class Graph:
         self.outputs: list[Any] = []
         self.samplers: dict[str, Sampler] = {}
         self.domains: dict[str, int] = {}
-        # What is done to the finished model, in order: metadata, IR versions, forms that no helper makes.
+        # Changes to the finished model, in order: metadata, IR versions, forms that no helper makes.
         self.edits: list[Callable[[ModelProto], object]] = []
-        # A recipe's `export` section for targets that take fixed shapes only: what a user says of open dimensions.
+        # The `export` section of a recipe for targets with fixed shapes only: what a user states on open dimensions.
         self.export: dict[str, Any] = {}
-        # Targets or cells that may refuse it, with a reason: nobody said how large its dimensions are, for example.
+        # Targets or cells that may reject it, with a reason, for example missing sizes of its dimensions.
         self.may_refuse: dict[str, str] = {}
-        # How many of the samples are calibrated with: winml_dag keeps some of those that it is given to validate on.
+        # Number of samples for calibration: winml_dag keeps some of the given ones for validation.
         self.calibration = 64
         self.batched = False
         self.external = False
@@ -66,7 +66,7 @@ class Graph:
         high: float | None = None,
         sample: Sampler | None = None,
     ) -> str:
-        """An input; *real* is the shape of its samples where *shape* is open, *low* and *high* bound their values."""
+        """Add an input; *real* is the shape of its samples if *shape* is open, *low* and *high* bound their values."""
         self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
         sizes = list(real) if real is not None else [n for n in shape or () if isinstance(n, int)]
         is_open = bool(shape) and not (isinstance(shape[0], int) and shape[0] > 0)
@@ -76,7 +76,7 @@ class Graph:
         def random_sample(random: np.random.Generator, batch: int) -> Array:
             now = [batch, *sizes[1:]] if is_open and sizes else sizes
             if dtype.kind == "f":
-                # Bounded: ranges that calibration finds then hold for what is judged, and luck counts for nothing.
+                # Bounded, so that calibrated ranges also hold for the evaluation samples, without luck.
                 return np.asarray(random.uniform(-2 if low is None else low, 2 if high is None else high, now), dtype)
             if dtype.kind == "b":
                 return np.asarray(random.integers(0, 2, now)).astype(dtype)
@@ -90,7 +90,7 @@ class Graph:
         return f"{self._prefix}{stem}_{self._count}"
 
     def const(self, value: object, dtype: object = np.float32, name: str | None = None) -> str:
-        """An initializer with *value*."""
+        """Add an initializer with *value*."""
         name = name or self.fresh("const")
         self.initializers.append(numpy_helper.from_array(np.asarray(value, dtype=dtype), name))  # type: ignore[call-overload]
         return name
@@ -99,13 +99,13 @@ class Graph:
         return self.const(values, np.int64)
 
     def weight(self, *shape: int, scale: float | None = None, name: str | None = None) -> str:
-        """Random weights, scaled so that values keep their size on the way through layers."""
+        """Add random weights, scaled so that values keep their magnitude through layers."""
         fan = int(np.prod(shape[1:])) if len(shape) > 2 else shape[0]
         factor = 1 / np.sqrt(fan) if scale is None else scale
         return self.const(self.random.standard_normal(shape) * factor, name=name or self.fresh("weight"))
 
     def add(self, op: str, *inputs: str, outputs: int | Sequence[str] = 1, domain: str = "", **attributes: Any) -> Any:
-        """A node; its output, or a list of them where there are several."""
+        """Add a node and return its output, or a list of several."""
         names = [self.fresh(op.lower()) for _ in range(outputs)] if isinstance(outputs, int) else list(outputs)
         named = attributes.pop("named", self.fresh(op))
         self.nodes.append(helper.make_node(op, inputs, names, named, domain=domain, **attributes))
@@ -117,7 +117,7 @@ class Graph:
         self.outputs.append(helper.make_tensor_value_info(value, kind, shape))
 
     def inner(self) -> Graph:
-        """A subgraph, for a node of control flow; its names are unique in the whole model."""
+        """Return a subgraph for a control flow node; its names are unique in the whole model."""
         inner = Graph(self.random, self.opset)
         inner._prefix = self.fresh("inner") + "_"
         inner.domains = self.domains
@@ -134,24 +134,24 @@ class Graph:
             edit(model)
         return model
 
-    # Layers, which most cases are made of.
+    # Layers, which most cases consist of.
 
     def dense(self, x: str, inner: int, outer: int) -> str:
-        """MatMul with weights of [inner, outer], and a bias."""
+        """Add a MatMul with weights of [inner, outer], and a bias."""
         return str(self.add("Add", self.add("MatMul", x, self.weight(inner, outer)), self.weight(outer, scale=0.1)))
 
     def conv(self, x: str, inner: int, outer: int, kernel: int = 3, **attributes: Any) -> str:
-        """A 2-D convolution that keeps height and width, with a bias."""
+        """Add a 2-D convolution that keeps height and width, with a bias."""
         weight = self.weight(outer, inner // attributes.get("group", 1), kernel, kernel)
         attributes.setdefault("pads", [kernel // 2] * 4)
         return str(self.add("Conv", x, weight, self.weight(outer, scale=0.1), **attributes))
 
 
 def _shape_outputs(model: ModelProto) -> None:
-    """Outputs without a shape get the one that follows from the inputs, where onnx finds it."""
+    """Give outputs without a shape the inferred one, where onnx can infer it."""
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-    except Exception:  # operators that onnx does not know: exporters leave the shape out as well
+    except Exception:  # operators unknown to onnx: exporters omit the shape as well
         return
     for output, found in zip(model.graph.output, inferred.graph.output, strict=True):
         if found.type.tensor_type.HasField("shape") and not output.type.tensor_type.HasField("shape"):
@@ -163,9 +163,9 @@ class Case:
     """A model of the corpus.
 
     Attributes:
-        name: unique, and good for a folder.
-        family: the row of the table that it counts in.
-        make: lets an empty graph grow.
+        name: unique, and usable as a folder name.
+        family: its row in the table.
+        make: fills an empty graph.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Case:
         return graph
 
     def write(self, folder: Path, *, held_out: int = 8) -> Graph:
-        """model.onnx, samples.npz, held.npz, and wide.npz with another batch size, into *folder*."""
+        """Write model.onnx, samples.npz, held.npz, and wide.npz with another batch size, to *folder*."""
         graph = self.graph()
         folder.mkdir(parents=True, exist_ok=True)
         save = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0} if graph.external else {}
@@ -189,7 +189,7 @@ class Case:
 
 
 def write_samples(folder: Path, samplers: Mapping[str, Sampler], count: int, held_out: int, *, batched: bool) -> None:
-    """samples.npz and held.npz with samples of batch size 1, and wide.npz with some of 3 where the batch is open."""
+    """Write samples.npz and held.npz with samples of batch size 1, and wide.npz with some of 3 if the batch is open."""
     random = np.random.default_rng(7)
     files = [("samples", count, 1), ("held", held_out, 1), *([("wide", 2, 3)] if batched else [])]
     for file, count, batch in files:
@@ -198,7 +198,7 @@ def write_samples(folder: Path, samplers: Mapping[str, Sampler], count: int, hel
             archive.comment = str(count).encode()
             for name in samplers:
                 values = [feed[name] for feed in feeds]
-                if isinstance(values[0], list):  # a sequence, which no array can hold: its items stand apart
+                if isinstance(values[0], list):  # a sequence, which is no array: its items are stored separately
                     for at, items in enumerate(values):
                         for number, item in enumerate(items):
                             _write(archive, f"{_ITEM}{at}:{number}:{name}", item)
@@ -213,7 +213,7 @@ def _write(archive: ZipFile, name: str, array: Array) -> None:
 
 
 def read_feeds(path: Path) -> list[Feed]:
-    """The samples in a file of :func:`write_samples`."""
+    """Read the samples in a file of :func:`write_samples`."""
     with ZipFile(path) as archive:
         feeds: list[Feed] = [{} for _ in range(int(archive.comment))]
         for member in archive.namelist():

@@ -1,7 +1,7 @@
-"""Every operator case of the onnx package through the optimize stage: the outputs must stay onnxruntime's own.
+"""Runs every operator case of the onnx package through the optimize stage: outputs must equal onnxruntime's own.
 
 ``python tests/corpus/node_cases.py [NAME ...]`` runs all cases, or those named, prints counts and deviations, and exits
-with 1 when one went wrong. Cases of an opset that onnxruntime does not know yet run as the newest one that it does.
+with 1 on any error. Cases of an opset newer than onnxruntime supports run in the newest supported one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from winml_dag.stages.optimize.apply import run
 
 RIGHT = "right"
 WRONG = "wrong"
-# The outcomes that say nothing about optimize.
+# Outcomes that say nothing about optimize.
 NOT_LOADED = "onnxruntime does not load it"
 NOT_RUN = "onnxruntime loads it and fails to run it"
 QUANTIZED = "quantized already, which a build does not optimize"
@@ -40,7 +40,7 @@ SETTINGS: Mapping[str, Mapping[str, bool]] = {
     "all off": {"ort_graph_optimization": False, "constant_folding": False},
 }
 NEWEST_IR, NEWEST_OPSET = 13, 26
-# Random operators draw the same numbers in every session.
+# Makes random operators draw the same numbers in every session.
 _SEED = 7
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5
 _OF_NUMPY = frozenset(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(letter)) for letter in "efdFDbhiqBHIQ?")
@@ -48,7 +48,7 @@ _OF_NUMPY = frozenset(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(letter)) for
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the case *name*; ``detail`` tells where it deviated."""
+    """The outcome of the case *name*; ``detail`` describes a deviation."""
 
     name: str
     outcome: str
@@ -56,8 +56,8 @@ class Verdict:
 
 
 def cases() -> list[Any]:
-    """All operator cases of the onnx package: each has ``name``, ``model`` and ``data_sets``. Takes 4 s."""
-    # numpy warns of what some cases overflow on purpose.
+    """Return all operator cases of the onnx package, each with ``name``, ``model`` and ``data_sets``. Takes 4 s."""
+    # numpy warns about intentional overflows in some cases.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnx.backend.test.case.node import collect_testcases
@@ -66,7 +66,7 @@ def cases() -> list[Any]:
 
 
 def check(case: Any, folder: Path) -> Verdict:
-    """Optimize the *case* in the empty *folder*, and compare what it computes before and after."""
+    """Optimize the *case* in the empty *folder*, and compare its outputs before and after."""
     source = folder / "in" / "model.onnx"
     source.parent.mkdir()
     onnx.save(case.model, source)
@@ -98,7 +98,7 @@ def check(case: Any, folder: Path) -> Verdict:
 
 
 def check_all(names: Sequence[str] = ()) -> Iterator[Verdict]:
-    """The verdicts of all cases, or of those with *names*."""
+    """Yield the verdicts of all cases, or of those with *names*."""
     onnxruntime.set_default_logger_severity(4)
     for case in cases():
         if not names or case.name in names:
@@ -107,7 +107,7 @@ def check_all(names: Sequence[str] = ()) -> Iterator[Verdict]:
 
 
 def _lowered(model: onnx.ModelProto) -> bool:
-    """Whether *model* was of a newer opset than onnxruntime knows; now it is of the newest known one."""
+    """Lower *model* to the newest opset that onnxruntime supports, and return whether that was needed."""
     newer = [entry for entry in model.opset_import if not entry.domain and entry.version > NEWEST_OPSET]
     for entry in newer:
         entry.version = NEWEST_OPSET
@@ -116,7 +116,7 @@ def _lowered(model: onnx.ModelProto) -> bool:
 
 
 def _refused(folder: Path) -> tuple[str, str]:
-    """A model that onnxruntime does not load has to be refused in a sentence."""
+    """Check that a model which onnxruntime does not load is rejected in a sentence."""
     try:
         _optimized(folder, "as usual", {})
     except StageError:
@@ -159,7 +159,7 @@ def _computed(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
 
 
 def _needs_ort_value(value: Any) -> bool:
-    """Whether *value* is of a type that numpy itself does not have."""
+    """Return whether *value* is of a type that numpy itself does not have."""
     return isinstance(value, TensorProto) or (isinstance(value, np.ndarray) and not value.dtype.isbuiltin)
 
 
@@ -177,7 +177,7 @@ def _ort_value(value: Any) -> onnxruntime.OrtValue:
 
 
 def _comparable(value: Any) -> Any:
-    """*value* as numpy has it, or for types that numpy does not have, its type, shape and bytes."""
+    """Return *value* as a numpy value, or for types without one, its type, shape and bytes."""
     if isinstance(value, onnxruntime.OrtValue):
         if not value.is_tensor() or value.data_type() == "tensor(string)":
             return value.numpy() if value.is_tensor() else value

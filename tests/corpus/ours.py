@@ -1,7 +1,7 @@
-"""What winml_dag builds of the corpus: many models and all their cells as one sweep, by the command line.
+"""Builds the corpus with winml_dag: many models and all their cells as one sweep, by the command line.
 
-The sweep runs in one process with all its stages, which is ten times as fast. A model that ends that process is built
-once more by itself, with a process for every stage, as it is for users.
+The sweep runs in one process with all its stages, which is ten times as fast. A model that crashes that process is
+built again separately, with a process per stage, as for users.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 from cells import Cell
 from oneprocess import OneProcess, Said
 
-# A sweep whose process says nothing for so long hangs.
+# A sweep without output for this long hangs.
 _SWEEP_SECONDS = 900.0
 
 
@@ -30,9 +30,9 @@ class Subject:
     """A model of the corpus in its folder.
 
     Attributes:
-        export: what recipes for fixed shapes say of its dimensions.
-        may_refuse: by target or cell, why a refusal is right.
-        calibration: how many of its samples are calibrated with.
+        export: its dimensions in recipes for fixed shapes.
+        may_refuse: by target or cell, why a rejection is correct.
+        calibration: number of its samples used for calibration.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Built:
-    """What became of one cell: its model, or what the user is told."""
+    """The outcome of one cell: its model, or the message to the user."""
 
     model: Path | None
     told: str
@@ -65,7 +65,7 @@ class Builder:
             self._process.close()
 
     def build(self, subjects: Sequence[Subject]) -> dict[tuple[str, str], Built]:
-        """By subject and cell, what became of it."""
+        """Return the outcome by subject and cell."""
         found = self._sweep([replace(subject, cells=_cells_of(subject, sized=False)) for subject in subjects])
         for subject in subjects:
             if cells := _cells_of(subject, sized=True):
@@ -89,7 +89,7 @@ class Builder:
         return self._folder / "built" / f"{subjects[0].name}-{subjects[0].cells[0].ep}"
 
     def _together(self, subjects: Sequence[Subject]) -> Said | None:
-        """None when the process ended, which on Windows and macOS is not tried."""
+        """Build all in one process. None if the process crashed; not tried on Windows and macOS."""
         if sys.platform != "linux":
             return None
         if self._process is None:
@@ -99,7 +99,7 @@ class Builder:
         watch.start()
         try:
             return process.run(self._arguments(subjects), self._folder, self._environment())
-        except (ValueError, OSError):  # no answer: a native crash, or it was ended for taking too long
+        except (ValueError, OSError):  # no answer: a native crash, or it was stopped by the timeout
             with contextlib.suppress(OSError):
                 process.close()
             self._process = None
@@ -116,7 +116,7 @@ class Builder:
         found = _cells(said, self._out([subject]))
         if found is not None:
             return found
-        # Nothing was begun: what is wrong with the model is wrong in all its cells.
+        # Nothing was started: a fault in the model applies to all its cells.
         told = Built(None, said.messages.strip() or f"exit code {said.code}, and no word", 0.0)
         return {(subject.name, cell.name): told for cell in subject.cells}
 
@@ -131,7 +131,7 @@ class Builder:
 
 
 def _cells_of(subject: Subject, *, sized: bool) -> list[Cell]:
-    """The cells whose recipe says how large dimensions are, or the others."""
+    """Return the cells whose recipe sets sizes of dimensions, or the others."""
     return [cell for cell in subject.cells if (bool(subject.export) and cell.ep != "cpu") == sized]
 
 
@@ -159,7 +159,7 @@ def _label(cell: Cell) -> str:
 
 
 def _is_data(path: Path) -> bool:
-    """Whether *path* has arrays and no sequences, of which calibration data knows nothing."""
+    """Return whether *path* has only arrays and no sequences, which calibration data does not support."""
     from zipfile import ZipFile
 
     with ZipFile(path) as archive:
@@ -168,7 +168,7 @@ def _is_data(path: Path) -> bool:
 
 
 def _cells(said: Said, out: Path) -> dict[tuple[str, str], Built] | None:
-    """None when *said* tells of no cells."""
+    """Return the cells in *said*; None without any."""
     try:
         told = json.loads(said.out)["cells"]
     except (ValueError, KeyError):

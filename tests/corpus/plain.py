@@ -1,6 +1,6 @@
-"""What one gets without winml_dag: ``onnxruntime.quantization`` and its kin on the same model, types and samples.
+"""The result without winml_dag: ``onnxruntime.quantization`` and related tools on the same model, types and samples.
 
-Each function is what a person would write after the documentation; nothing of ours is imported.
+Each function is what a user would write from the documentation; it imports nothing of winml_dag.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config,
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-# How a static model can be made; a way ends in its granularity.
+# The ways to make a static model; the last word of a way is its granularity.
 _STATIC_ON_CPU = ("raw tensor", "raw channel", "prepared tensor", "prepared channel")
 
 
 def ways(cell: Cell, *, few: bool = False) -> Sequence[str]:
-    """The ways to make *cell*; *few*: only those that are compared with ours first of all."""
+    """Return the ways to make *cell*; *few*: only those compared with winml_dag's result first."""
     if not cell.is_static:
         return ("plain",)
     if cell.ep == "qnn":
@@ -48,10 +48,10 @@ class _Reader(CalibrationDataReader):  # type: ignore[misc]
 
 
 def make(cell: Cell, way: str, model: Path, feeds: Sequence[Feed], work: Path) -> Path:
-    """The model of *cell*, made in *way*, in the folder *work*; raises whatever the library raises.
+    """Make the model of *cell* in *way*, in the folder *work*; raises whatever the library raises.
 
     Raises:
-        LookupError: when the library found nothing to convert, and the model is what it was.
+        LookupError: when the library found nothing to convert, and the model is unchanged.
     """
     made = _for_qnn(cell, way, model, feeds, work) if cell.ep == "qnn" else _for_cpu(cell, way, model, feeds, work)
     done = halves if cell.precision == "fp16" else integers
@@ -89,7 +89,7 @@ def _for_cpu(cell: Cell, way: str, model: Path, feeds: Sequence[Feed], work: Pat
             per_channel=granularity == "channel",
             weight_type=weights,
             activation_type=activations,
-            # The ranges depend on the model and the samples alone; types and granularities share them.
+            # The ranges depend only on the model and the samples; types and granularities share them.
             calibration_cache_path=ranges,
         )
     return made
@@ -98,7 +98,7 @@ def _for_cpu(cell: Cell, way: str, model: Path, feeds: Sequence[Feed], work: Pat
 def _prepare(model: Path, prepared: Path) -> None:
     try:
         quant_pre_process(str(model), str(prepared), auto_merge=True)
-    except Exception:  # symbolic shapes fail on many models, and leaving them out is what the message says to do
+    except Exception:  # symbolic shapes fail on many models, and the message advises to omit them
         quant_pre_process(str(model), str(prepared), skip_symbolic_shape=True)
 
 
@@ -121,9 +121,9 @@ def _for_qnn(cell: Cell, way: str, model: Path, feeds: Sequence[Feed], work: Pat
 
 
 def _with_shapes(model: onnx.ModelProto, feeds: Sequence[Feed]) -> onnx.ModelProto:
-    """*model* with the shapes of the samples instead of open dimensions.
+    """Return *model* with the shapes of the samples instead of open dimensions.
 
-    Set by hand: ``onnxruntime.tools`` stumbles over models that call several dimensions "?".
+    Set manually: ``onnxruntime.tools`` fails on models that call several dimensions "?".
     """
     initializers = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in initializers]

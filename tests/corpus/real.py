@@ -1,7 +1,7 @@
-"""Real models, from packages that ship them: those in the onnx wheel, PaddleOCR's of ``rapidocr-onnxruntime`` and the
-detector of ``nudenet``; some converted to other opsets, or with an open batch.
+"""Real models from packages: the onnx wheel, PaddleOCR's in ``rapidocr-onnxruntime`` and the detector of ``nudenet``.
 
-Packages are installed into a folder of their own, without what they depend on: only the files are wanted.
+Some are converted to other opsets, or to an open batch. Packages are installed into a separate folder, without
+dependencies: only the files are needed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from PIL import Image, ImageDraw, ImageFont
 OPSETS = (9, 11, 13, 17, 21)
 _FEW = tuple(map(cell_of, ("cpu/fp16", "cpu/w8a8", "qnn/w8a8")))
 _SMALL = tuple(map(cell_of, ("cpu/fp32", "cpu/fp16", "cpu/w8a8", "cpu/dynamic", "qnn/w8a8")))
-# Too much arithmetic for every cell: the fully connected layers of these have up to 100 million weights.
+# Too slow for every cell: the fully connected layers of these have up to 100 million weights.
 _HEAVY = tuple(map(cell_of, ("cpu/fp32", "cpu/w8a8")))
 _ON_QNN_ONCE = tuple(cell for cell in CELLS if cell.ep == "cpu" or cell.precision == "w8a8")
-# How much a layer of random weights enlarges values, and how large they may become.
+# Factors by which a layer of random weights scales values, and their maximum.
 _GAINS, _LARGEST = (2.0, 1.4, 1.0, 0.7, 0.5), 1000.0
 Edit = Callable[[ModelProto], ModelProto]
 
 
 class NoSuchVersion(Exception):
-    """onnx has no way to the opset that was asked for."""
+    """onnx cannot convert to the requested opset."""
 
 
 @dataclass(frozen=True)
 class Real:
-    """A model in a file; ``edit`` makes another one of it. ``shapes``: of its samples, by input; others follow.
+    """A model in a file; ``edit`` changes it. ``shapes``: of its samples, by input; others are inferred.
 
-    A :class:`~netgraphs.Case` to all who use it.
+    It has the interface of :class:`~netgraphs.Case`.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Real:
     open_batch: bool = False
 
     def write(self, folder: Path) -> Graph:
-        """model.onnx and samples into *folder*. See :meth:`netgraphs.Case.write`.
+        """Write model.onnx and samples to *folder*. See :meth:`netgraphs.Case.write`.
 
         Raises:
             NoSuchVersion: when onnx cannot convert the model.
@@ -73,7 +73,7 @@ class Real:
         return graph
 
     def _given(self, number: int) -> Sampler | None:
-        """What comes with a model that tests onnx: one sample, which is all there is of meaningful inputs."""
+        """Return the sample of one of onnx's test models, its only meaningful inputs."""
         file = self.file.parent / "test_data_set_0" / f"input_{number}.pb"
         if not file.exists():
             return None
@@ -100,7 +100,7 @@ def _sampler(value: onnx.ValueInfoProto, shape: Sequence[int] | None) -> Sampler
 
 
 def _picture(random: np.random.Generator, height: int, width: int) -> Array:
-    """Words on patches of light colours, from -1 to 1: detectors of text find some, and readers can read them."""
+    """Draw words on patches of light colours, from -1 to 1, which text detectors find and recognizers can read."""
     size = 48
     coarse = random.uniform(180, 255, (-(-height // size), -(-width // size), 3))
     patches = coarse.repeat(size, 0).repeat(size, 1)[:height, :width]
@@ -114,7 +114,7 @@ def _picture(random: np.random.Generator, height: int, width: int) -> Array:
 
 
 def cases(wheels: Path) -> Iterator[tuple[Real, Sequence[Cell]]]:
-    """All real models, with their cells; *wheels*: where the packages are installed that ship some."""
+    """Yield all real models with their cells; *wheels*: the folder of the installed packages that contain some."""
     yield from _zoo()
     yield from _small()
     for name, shape in (("ch_PP-OCRv4_det_infer", (1, 3, 160, 160)), ("ch_PP-OCRv4_rec_infer", (1, 3, 48, 160))):
@@ -125,7 +125,7 @@ def cases(wheels: Path) -> Iterator[tuple[Real, Sequence[Cell]]]:
 
 
 def _versions(file: Path, shape: Sequence[int], cells: Sequence[Cell]) -> Iterator[tuple[Real, Sequence[Cell]]]:
-    """A model with open dimensions as it is, and in other opsets."""
+    """Yield a model with open dimensions unchanged, and in other opsets."""
     model = onnx.load(file)
     name = model.graph.input[0].name
     family = f"real, {file.parts[-3] if file.parent.name == 'models' else file.parent.name}"
@@ -138,7 +138,7 @@ def _versions(file: Path, shape: Sequence[int], cells: Sequence[Cell]) -> Iterat
 
 
 def _zoo() -> Iterator[tuple[Real, Sequence[Cell]]]:
-    """Models of 2017 without their weights, which ConstantOfShape makes; most get random ones here."""
+    """Yield models of 2017 without weights, which use ConstantOfShape; most get random ones here."""
     found = _data() / "light"
     light = {file.stem.removeprefix("light_"): file for file in sorted(found.glob("*.onnx"))}
     for name in ("squeezenet", "shufflenet", "inception_v1", "inception_v2", "densenet121", "resnet50"):
@@ -155,11 +155,11 @@ def _zoo() -> Iterator[tuple[Real, Sequence[Cell]]]:
 
 
 def _small() -> Iterator[tuple[Real, Sequence[Cell]]]:
-    """The layers that PyTorch's exporter wrote in 2017, a model each, and some that test onnx itself."""
+    """Yield the layers that PyTorch's exporter wrote in 2017, a model each, and some of onnx's test models."""
     for kind in ("pytorch-converted", "pytorch-operator", "simple"):
         for file in sorted((_data() / kind).glob("*/model.onnx")):
             if file.parent.name == "test_operator_sqrt":
-                continue  # its inputs are negative, and no integer stands for NaN
+                continue  # its inputs are negative, and no integer represents NaN
             yield Real(f"{kind}-{file.parent.name.removeprefix('test_')}", f"layers, {kind}", file), _SMALL
 
 
@@ -171,9 +171,9 @@ def _data() -> Path:
 
 
 def _with_weights(model: ModelProto) -> ModelProto:
-    """Random weights instead of nodes that make constant ones; listed as inputs too, as all of them were then.
+    """Replace nodes that make constant weights by random weights, also listed as inputs, as usual then.
 
-    They are as large as they can be without values growing from layer to layer beyond what half precision holds.
+    They are as large as possible without values growing beyond half precision from layer to layer.
     """
     for gain in _GAINS:
         made = _weighted(model, gain)
@@ -199,7 +199,7 @@ def _weighted(model: ModelProto, gain: float) -> ModelProto:
         graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
     del graph.node[:]
     graph.node.extend(others)
-    # Biases and norms that were in the file are as constant as the rest.
+    # Biases and norms in the file are as constant as the rest.
     for tensor in graph.initializer:
         array = numpy_helper.to_array(tensor)
         if array.ndim == 1 and array.dtype == np.float32 and array.size > 1 and np.ptp(array) == 0:
@@ -211,7 +211,7 @@ def _weighted(model: ModelProto, gain: float) -> ModelProto:
 def _weights(random: np.random.Generator, gain: float, shape: tuple[int, ...], op: str, at: int) -> Array:
     if len(shape) > 1:
         return random.standard_normal(shape) * np.sqrt(gain / np.prod(shape[1:]))
-    # Of BatchNormalization: scale, shift, mean, variance. Of others, a bias; of Unsqueeze, what scales a channel.
+    # For BatchNormalization: scale, shift, mean, variance. For others, a bias; for Unsqueeze, a channel scale.
     if op == "Unsqueeze" or (op == "BatchNormalization" and at in (1, 4)):
         return random.uniform(0.5, 1.5, shape)
     return random.standard_normal(shape) * 0.1
@@ -223,7 +223,7 @@ def _largest_value(model: ModelProto) -> float:
 
 
 def _values(model: ModelProto, names: Sequence[str]) -> list[Array]:
-    """What the values *names* inside of *model* are for a picture."""
+    """Return the values *names* inside *model* for a picture."""
     open_model = ModelProto()
     open_model.CopyFrom(model)
     del open_model.graph.output[:]
@@ -236,7 +236,7 @@ def _values(model: ModelProto, names: Sequence[str]) -> list[Array]:
 
 
 def _temper(model: ModelProto) -> None:
-    """Scale the last weights so that a Softmax at the end neither ties nor saturates."""
+    """Scale the last weights so that a final Softmax neither ties nor saturates."""
     last = model.graph.node[-1]
     if last.op_type != "Softmax":
         return
@@ -245,7 +245,7 @@ def _temper(model: ModelProto) -> None:
     [logits] = _values(model, [last.input[0]])
     makers = {value: node for node in model.graph.node for value in node.output}
     for name in layer.input[1:]:
-        while name not in weights:  # they may come by a Reshape
+        while name not in weights:  # there may be a Reshape in between
             name = makers[name].input[0]
         array = numpy_helper.to_array(weights[name])
         weights[name].CopyFrom(numpy_helper.from_array(array * np.float32(2 / np.std(logits)), name))
@@ -266,7 +266,7 @@ def _converted(opset: int) -> Edit:
         model = _with_weights(model)
         names = {tensor.name for tensor in model.graph.initializer}
         inputs = [value for value in model.graph.input if value.name not in names]
-        del model.graph.input[:]  # a converter takes initializers that are inputs for values that may change
+        del model.graph.input[:]  # a converter treats initializers that are inputs as variable
         model.graph.input.extend(inputs)
         model.ir_version = 8
         return _to(opset)(model)
@@ -275,7 +275,7 @@ def _converted(opset: int) -> Edit:
 
 
 def _batched(model: ModelProto) -> ModelProto:
-    """With a batch that is open, and Reshapes that leave it so."""
+    """Return the model with an open batch, and Reshapes that preserve it."""
     model = _with_weights(model)
     names = {tensor.name: tensor for tensor in model.graph.initializer}
     for value in (*model.graph.input, *model.graph.output):

@@ -41,8 +41,8 @@ _PAGE = _HERE.parent.parent / "docs" / "benchmarks.md"
 
 
 class Measurer:
-    """The process of :mod:`measuring`, in *folder*, where onnxruntime's tools leave files; one that ends is started
-    again.
+    """The process of :mod:`measuring`, in *folder*, where onnxruntime's tools leave files. It is restarted if it
+    crashes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,8 +82,9 @@ class Measurer:
 
 
 class Corpus:
-    """Subjects, and what is known of them; *folder* keeps models, results and caches between runs. *few*: what plain
-    onnxruntime makes is only looked at where we make nothing, and in fewer ways.
+    """Subjects and their cached results; *folder* keeps models, results and caches between runs.
+
+    *few*: plain onnxruntime's results are computed only where winml_dag has none, and in fewer ways.
     """
 
     def __init__(self, folder: Path, *, few: bool = False) -> None:
@@ -110,7 +111,7 @@ class Corpus:
 
     def _judged(self, subject: Subject, built: Mapping[tuple[str, str], Built], measurer: Measurer) -> Iterator[Judged]:
         missing = Built(None, "It is not among the cells of the sweep.", 0.0)
-        # By target: that of the CPU has more samples.
+        # Per target: the CPU has more samples.
         runs = {
             ep: measurer.ask(do="reference", folder=str(subject.folder), ep=ep).get("error", "")
             for ep in {cell.ep for cell in subject.cells}
@@ -120,13 +121,13 @@ class Corpus:
             figures = {}
             if ours.model is not None and not runs[cell.ep]:
                 figures = measurer.ask(do="ours", folder=str(subject.folder), cell=cell.name, model=str(ours.model))
-            # Quickly, others matter only to what we refuse.
+            # In a quick run, others matter only where winml_dag rejects the model.
             is_asked = not runs[cell.ep] and not (self._few and ours.model is not None)
             others = self._plain(subject, cell, measurer) if is_asked else {}
             yield judged(subject, cell, ours, figures, others, runs[cell.ep])
 
     def _plain(self, subject: Subject, cell: Cell, measurer: Measurer) -> dict[str, dict[str, Any]]:
-        """By way, the figures of plain onnxruntime's result, or why there is none; remembered by what made it."""
+        """Return the metrics of plain onnxruntime's result by way, or why there is none; cached by what produced it."""
         digest = hashlib.sha256("".join((_HERE / name).read_text() for name in _MEASURING).encode())
         for file in sorted(subject.folder.iterdir()):
             digest.update(file.read_bytes())
@@ -158,7 +159,7 @@ def _versions() -> str:
 
 
 def chosen(arguments: argparse.Namespace) -> list[tuple[Case | real.Real, Sequence[Cell]]]:
-    """The cases and their cells that *arguments* ask for."""
+    """Return the cases and their cells that *arguments* select."""
     found: list[tuple[Case | real.Real, Sequence[Cell]]] = [
         (case, quick_cells(number) if arguments.quick else CELLS) for number, case in enumerate(cases())
     ]
@@ -178,8 +179,8 @@ def run(
     jobs: int,
     tell: Callable[[Sequence[Judged]], object] = lambda _: None,
 ) -> list[Judged]:
-    """All cells of *asked*, judged; *tell* is told of those that are, whenever there are more."""
-    # Large models alone, small ones together; the large ones first, so that none is left over at the end.
+    """Judge all cells of *asked*; *tell* is called with the results whenever there are more."""
+    # Large models separately, small ones together; large ones first, so that none is left over at the end.
     large = [[item] for item in asked if item[0].family.startswith("real")]
     small = [item for item in asked if not item[0].family.startswith("real")]
     parts = [*large, *(small[at : at + _TOGETHER] for at in range(0, len(small), _TOGETHER))]
@@ -204,7 +205,7 @@ def run(
 
 
 def _set_native_words_aside(log: Path) -> None:
-    """What onnxruntime and QNN write into stderr of this process and its children goes to *log*, ours stays."""
+    """Redirect what onnxruntime and QNN write to stderr of this process and its children to *log*."""
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     with log.open("w") as file:
         os.dup2(file.fileno(), 2)

@@ -27,7 +27,7 @@ over the cells where both are right, each counted up to 60 dB, "plain" with scal
 
 
 def section(found: Sequence[Judged], wrong_node_cases: int | None) -> str:
-    """What the page of benchmarks says of *found*, with its heading."""
+    """Return the section of the benchmark page on *found*, with its heading."""
     promises = list(broken(found))
     lines = [
         HEADING,
@@ -51,7 +51,7 @@ def section(found: Sequence[Judged], wrong_node_cases: int | None) -> str:
 
 
 def _grouped(refusals: Iterable[Judged]) -> Iterable[tuple[str, str]]:
-    """By what is told, the cells that it is told of."""
+    """Yield each message, with the cells that have it."""
     by_words: dict[str, dict[str, list[str]]] = {}
     for one in refusals:
         cells = by_words.setdefault(one.may_refuse or one.told.split(". ")[0], {})
@@ -61,7 +61,7 @@ def _grouped(refusals: Iterable[Judged]) -> Iterable[tuple[str, str]]:
 
 
 def totals(found: Sequence[Judged]) -> str:
-    """The table: a row for each family, target and precision."""
+    """Return the table, a row per family, target and precision."""
     groups: dict[tuple[str, str, str], list[Judged]] = {}
     for one in found:
         family = one.family if one.family.startswith(("real", "layers")) else "hostile graphs"

@@ -1,5 +1,5 @@
-"""Hostile graphs and random ones, built and held against the original and against plain onnxruntime: the quick part of
-``make corpus``.
+"""Hostile and random graphs, compared with the original and with plain onnxruntime: the quick part of ``make
+corpus``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verdicts over cells, the promises they are held against, and what became better or worse since another run."""
+"""Verdicts on cells, the promises they are checked against, and changes since another run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cells import Cell
 from judge import wrong
 from ours import Built, Subject
 
-# What no message to a user may hold: names of Python's classes, onnxruntime's codes, files and signatures, and text
-# that was cut off.
+# Text that no message to a user may contain: names of Python's classes, onnxruntime's codes, files and signatures, and
+# truncated text.
 RAW = re.compile(
     r"\[ONNXRuntimeError\]|onnxruntime_src|onnxruntime::|\bstd::|Traceback|<class |\b0x[0-9a-f]{6,}"
     r"|\b[A-Z]\w*(?:Error|Exception|Warning)\b|\bNoneType\b|has no attribute|Unable to handle object|not subscriptable"
@@ -20,27 +20,27 @@ RAW = re.compile(
 )
 # How far below plain onnxruntime's a result may be, in dB.
 MAY_LOSE_DB = 1.0
-# A hostile graph has a few dozen weights, of which rounding favours now one and now the other: single ones are held
-# against a wider bound where it matters at all, and those of one family together against the narrow one.
+# A hostile graph has a few dozen weights, and rounding may favour either result: single graphs are compared with a
+# wider bound where it matters, and the families with the narrow one.
 _MAY_LOSE_ONE_DB, _FINE_DB = 6.0, 40.0
-# Less than this is left of values that a provider computes wrongly.
+# Values that a provider computes wrongly have less than this.
 _POOR_DB = 12.0
 
 
 @dataclass
 class Judged:
-    """One cell, judged.
+    """One judged cell.
 
     Attributes:
         verdict: ``built``, ``refused`` (in a plain sentence) or ``failed``.
-        told: what the user reads when it is not built.
-        wrong: of a built one, why its values are wrong.
-        changed: of a built one, what of interface and metadata is not as it was.
-        sqnr_db, granularity: of ours.
-        plain: by granularity (empty where there is none), the SQNR of plain onnxruntime's best result that is right.
+        told: the message to the user if it is not built.
+        wrong: if built, why its values are wrong.
+        changed: if built, which parts of interface and metadata changed.
+        sqnr_db, granularity: of winml_dag's result.
+        plain: by granularity (empty where there is none), the SQNR of plain onnxruntime's best correct result.
         plain_runs: whether any of plain onnxruntime's results loads and runs.
         reference: why the original itself does not run, if it does not.
-        may_refuse: why a refusal is right here, if it is.
+        may_refuse: why a rejection is correct here, if it is.
     """
 
     model: str
@@ -66,7 +66,7 @@ class Judged:
 
     @property
     def beside(self) -> float | None:
-        """The SQNR of plain onnxruntime's result of the same granularity, or of any where there is no such."""
+        """Return the SQNR of plain onnxruntime's result of the same granularity, or of any without one."""
         if self.granularity in self.plain:
             return self.plain[self.granularity]
         return max(self.plain.values(), default=None)
@@ -95,15 +95,15 @@ def judged(
         found.wrong, found.changed = wrong(figures, cell.precision), figures["changed"]
         found.sqnr_db, found.granularity = figures["sqnr_db"], figures["granularity"] if cell.is_static else ""
     if any(other.get("error", "").startswith("LookupError") for other in others.values()):
-        others = {}  # nothing in it that could be made so
+        others = {}  # nothing in the model can be quantized this way
     for way, other in others.items():
         if "error" in other:
             continue
         found.plain_runs = True
         fault = wrong(other, cell.precision)
         found.plain_wrong = found.plain_wrong or fault
-        # Of some models plain onnxruntime leaves more in float than we do: nodes in modes that quantize weights alone,
-        # in others weights that are no initializers.
+        # For some models plain onnxruntime leaves more in float than winml_dag: nodes in weight-only modes, in others
+        # weights that are no initializers.
         counted = "stored" if cell.is_static else "integers"
         as_much = other[counted] >= (0.9 if cell.is_static else 1) * figures.get(counted, 0)
         if not fault and other["sqnr_db"] is not None and as_much:
@@ -117,7 +117,7 @@ def judged(
 
 
 def broken(found: Iterable[Judged], *, quality: bool = True) -> Iterator[str]:
-    """A line for each promise that is not kept; *quality*: also for those on how near to plain onnxruntime we come."""
+    """Yield a line per broken promise; *quality*: include those on the distance to plain onnxruntime."""
     all_of_them = list(found)
     for one in all_of_them:
         if one.verdict == "failed":
@@ -152,13 +152,13 @@ def _below_plain(found: Sequence[Judged]) -> Iterator[str]:
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """Of those that are known; not a number without one."""
+    """Return the mean of the available values; NaN without any."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else float("nan")
 
 
 def differences(before: Sequence[Judged], after: Sequence[Judged]) -> Iterator[str]:
-    """What became better or worse since *before*, a line each."""
+    """Yield a line for each improvement or deterioration since *before*."""
     old = {one.name: one for one in before}
     for one in after:
         then = old.get(one.name)

@@ -1,4 +1,4 @@
-"""Where the tests of faults have their cache and their pipes, and how workers find the stages that go wrong."""
+"""Fixtures of the fault tests: cache and pipes, and the path for workers to import the faulty stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """Reading it waits for a stage to open it, so that a test knows what has happened and never sleeps."""
+    """A named pipe. Reading it waits for a stage to open it, so that tests synchronize without sleeping."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path

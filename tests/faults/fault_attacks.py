@@ -1,4 +1,4 @@
-"""Edits, kills and builds of a project in random order, also in the middle of builds: see ``tests/attacks``."""
+"""Edits, kills and builds of a project in random order, also during builds: see ``tests/attacks``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attack_schedule import prepare, steps
 
 
 def attacks(lab: Lab) -> Iterator[None]:
-    """Each is one step of a schedule. A schedule that fails is made as small as it gets."""
+    """Run one step of a schedule at a time. A failing schedule is reduced to a minimum."""
     prepare(lab.folder)
     while True:
         for _ in range(steps(lab.folder, lab.chance.getrandbits(32))):

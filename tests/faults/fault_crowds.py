@@ -1,4 +1,4 @@
-"""Several engines at once on one cache, with overlapping graphs: what all want is made once."""
+"""Several engines at once on one cache, with overlapping graphs: shared stages run once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fault_lab import Lab
 
 
 def crowd(lab: Lab) -> Iterator[None]:
-    """Two to eight engines; the stages' own tally tells how often each ran."""
+    """Run two to eight engines. The stages' own tally counts how often each ran."""
     while True:
         whole = lab.graphs.new(4, 7, fresh=1)
         lab.graphs.tally.write_text("")

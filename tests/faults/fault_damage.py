@@ -1,4 +1,4 @@
-"""Damage to what lies in the cache: flipped bits, cut files, a lost index, times and clocks that jump."""
+"""Damage to the cache: flipped bits, truncated files, a lost index, times and clocks that jump."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _YEAR_SECONDS = 365 * 86400
 
 
 def damage(lab: Lab) -> Iterator[None]:
-    """Bits flipped, files cut or grown anywhere; by turns the next build comes first, or a check of everything."""
+    """Flip bits, truncate or extend files anywhere. The next build or a verification comes first, at random."""
     steps_of_a_run = lab.run(lab.graphs.new()).steps
     while True:
         steps = lab.graphs.new()
         lab.build(steps)
         if lab.chance.random() < 0.5:
-            # An engine that was killed leaves the index with a write-ahead log, which is there to be damaged too.
+            # A killed engine leaves the index with a write-ahead log, which can be damaged too.
             moment = lab.chance.randint(steps_of_a_run // 2, steps_of_a_run)
             lab.start(lab.graphs.new(), at_step(moment, kill_oneself)).wait()
         kind = lab.chance.choice(["blobs", "blobs", "records", "records", "index", "index", "FORMAT"])
@@ -38,7 +38,7 @@ def damage(lab: Lab) -> Iterator[None]:
         elif lab.chance.random() < 0.5:
             _check_named(lab, path, kind)
         lab.build(steps)
-        lab.verify()  # what no build needed is found now
+        lab.verify()  # finds damage that no build read
         lab.build(steps)
         report = lab.verify()
         assert report.damaged + report.unreadable + report.foreign == (), f"The cache is damaged still: {report}"
@@ -46,7 +46,7 @@ def damage(lab: Lab) -> Iterator[None]:
 
 
 def index_lost(lab: Lab) -> Iterator[None]:
-    """The database or a part of it goes, between two builds or in the middle of one; nothing has to run again."""
+    """Delete all or part of the database, between two builds or during one. Nothing has to run again."""
     steps_of_a_run = lab.run(lab.graphs.new()).steps
     while True:
         steps = lab.graphs.new()
@@ -65,7 +65,9 @@ def index_lost(lab: Lab) -> Iterator[None]:
 
 
 def clock_jumps(lab: Lab) -> Iterator[None]:
-    """The engine's clock is years off, files and records have times to match, and a source is edited on the quiet."""
+    """Shift the engine's clock by years, give files and records matching times, and edit a source with its time
+    unchanged.
+    """
     while True:
         steps = lab.graphs.new()
         lab.run(steps, lambda: None if lab.chance.random() < 0.3 else _shift_clock(lab.chance))
@@ -82,7 +84,7 @@ def clock_jumps(lab: Lab) -> Iterator[None]:
 
 
 def _check_named(lab: Lab, path: Path, kind: str) -> None:
-    """A check of everything names the file that was harmed, and takes it out of use."""
+    """Assert that a verification names the damaged file and takes it out of use."""
     relative = path.relative_to(lab.cache)
     report = lab.verify()
     if kind == "blobs":
@@ -108,13 +110,13 @@ def _check_format(lab: Lab, path: Path) -> None:
 def _some_file(lab: Lab, kind: str) -> Path:
     if kind == "FORMAT":
         return lab.cache / kind
-    # What a killed engine had half written is nobody's.
+    # Partial files of a killed engine belong to nobody.
     files = [path for path in (lab.cache / kind).rglob("*") if path.is_file() and path.suffix != PARTIAL]
     return lab.chance.choice(sorted(files))
 
 
 def _harm(path: Path, chance: random.Random) -> None:
-    """By turns as rot does, which leaves all times, and as a program does, which does not."""
+    """Damage a file, at random like a failing disk, which keeps all times, or like a program, which changes them."""
     status = path.stat()
     data = bytearray(path.read_bytes())
     place = chance.randrange(len(data)) if data else 0
@@ -142,7 +144,7 @@ def _lose_index(lab: Lab) -> None:
 
 
 def _shift_clock(chance: random.Random) -> None:
-    """In this process: whoever asks for the time gets one that is off by seconds, hours or years, either way."""
+    """Shift this process's clock by seconds, hours or years in either direction."""
     seconds = chance.choice([3, 7200, _YEAR_SECONDS]) * chance.choice([-1, 1])
     real, real_ns = time.time, time.time_ns
     time.time = lambda: real() + seconds
@@ -150,7 +152,7 @@ def _shift_clock(chance: random.Random) -> None:
 
 
 def _shift_times(lab: Lab) -> None:
-    """Give the source and everything in the cache times of another clock, those within records and fingerprints too."""
+    """Shift the times of the source and of everything in the cache, including those within records and fingerprints."""
     seconds = lab.chance.choice([-_YEAR_SECONDS, -7200, 7200, _YEAR_SECONDS])
     moment = time.time() + seconds
     for path in [lab.graphs.source, *lab.cache.rglob("*")]:
@@ -164,6 +166,6 @@ def _shift_times(lab: Lab) -> None:
 
 
 def _shifted(row: JsonValue, by_ns: int) -> JsonValue:
-    """A fingerprint of which everything that looks like a time is moved."""
+    """Return a fingerprint in which everything that looks like a time is shifted."""
     assert isinstance(row, list)
     return [value + by_ns if isinstance(value, int) and value > 10**17 else value for value in row]

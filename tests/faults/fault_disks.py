@@ -1,4 +1,4 @@
-"""Disks that are full at one write after the other or may only be read, and permissions lost in the middle of a run."""
+"""Disks that fill up at one write after the other or are read-only, and permissions lost during a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from fault_engine import Step
 from fault_lab import Impossible, Lab, Told, at_step
 
-# On Windows these files are collected too, and skipped.
+# On Windows these files are imported too, and skipped.
 _LIBC = ctypes.CDLL(None if sys.platform != "win32" else "msvcrt", use_errno=True)
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _RECURSIVELY_PRIVATE = 0x4000 | 0x40000
@@ -30,17 +30,17 @@ _DENIED = re.compile(r"[Pp]ermission denied|cannot be (written|read|used)|Errno 
 
 
 def full_disk(lab: Lab) -> Iterator[None]:
-    """A disk with room for one page more each time, from none at all to enough, in random order."""
+    """Run on disks with room for none to all of the needed pages, in random order."""
     yield from _sweep(lab, lambda used: used.f_blocks - used.f_bfree, lambda pages: f"size={pages * _PAGE}")
 
 
 def no_more_files(lab: Lab) -> Iterator[None]:
-    """A disk that takes one file or folder more each time: this is what hits making them."""
+    """Run on disks with room for none to all of the needed files and folders, which breaks their creation."""
     yield from _sweep(lab, lambda used: used.f_files - used.f_ffree, lambda files: f"size=64m,nr_inodes={files}")
 
 
 def _sweep(lab: Lab, used: Callable[[os.statvfs_result], int], limited_to: Callable[[int], str]) -> Iterator[None]:
-    """By turns on a disk that is new and on one where the cache already knows a part."""
+    """Try each size on a new disk and on one whose cache already has some of the results."""
     _own_mounts()
     disk = lab.folder / "disk"
     disk.mkdir()
@@ -54,13 +54,13 @@ def _sweep(lab: Lab, used: Callable[[os.statvfs_result], int], limited_to: Calla
             start = used(os.statvfs(disk))
             assert lab.run(steps).done
             needs.append(used(os.statvfs(disk)) - start)
-    # What is in use for a moment only, scratch and journals, comes on top; so the sweep goes on beyond the need.
+    # Temporary files, scratch and journals, need extra room, so the sweep continues beyond the need.
     places = [(room, before) for need, before in zip(needs, ([], known), strict=True) for room in range(need * 3 // 2)]
     lab.chance.shuffle(places)
     for room, before in places:
         with _mounted(disk, _ROOMY):
             _make_known(lab, before)
-            _remount(disk, limited_to(max(1, used(os.statvfs(disk)) + room)))  # 0 would be no limit
+            _remount(disk, limited_to(max(1, used(os.statvfs(disk)) + room)))  # 0 would mean no limit
             _said_in_words(lab, steps, lab.run(steps), _FULL)
             _remount(disk, _ROOMY)
             lab.check(steps)
@@ -73,7 +73,7 @@ def _make_known(lab: Lab, steps: list[Step]) -> None:
 
 
 def read_only(lab: Lab) -> Iterator[None]:
-    """What needs nothing works; what must run says that it cannot, and why."""
+    """Runs with nothing to do succeed. Stages that must run report an error with the reason."""
     _own_mounts()
     disk = lab.folder / "disk"
     disk.mkdir()
@@ -98,7 +98,7 @@ def read_only(lab: Lab) -> Iterator[None]:
 
 
 def permission_lost(lab: Lab) -> Iterator[None]:
-    """A folder or a file of the cache is closed at a random step of an engine, and opened again afterwards."""
+    """Remove the permissions of a cache folder or file at a random step of an engine, and restore them afterwards."""
     _obey_permissions()
     steps_of_a_run = lab.run(lab.graphs.new()).steps
     while True:
@@ -115,7 +115,7 @@ def permission_lost(lab: Lab) -> Iterator[None]:
 
 
 def _said_in_words(lab: Lab, steps: list[Step], told: Told, words: re.Pattern[str]) -> None:
-    """Either all went well, and is right, or each error says what was the matter."""
+    """Assert that either everything succeeded and is correct, or each error names the cause."""
     if told.done:
         lab.compare(steps, told)
     for error in told.words:
@@ -123,7 +123,7 @@ def _said_in_words(lab: Lab, steps: list[Step], told: Told, words: re.Pattern[st
 
 
 def _own_mounts() -> None:
-    """Let this process alone see what it mounts, so that all of it goes with its end."""
+    """Give this process a mount namespace of its own, so that its mounts vanish when it ends."""
     user, group = os.geteuid(), os.getegid()
     if _LIBC.unshare(_NEW_MOUNTS if user == 0 else _NEW_MOUNTS | _NEW_USER):
         raise Impossible("The system gives this user no mounts of its own (unshare).")
@@ -153,9 +153,9 @@ def _mount(what: bytes, folder: Path, kind: bytes | None, flags: int, options: s
 
 
 def _obey_permissions() -> None:
-    """Make root heed permissions like anybody else, here and in what we start: without the capabilities to override.
+    """Make root obey permissions, here and in child processes, by dropping the override capabilities.
 
-    Another user, such as nobody, could not be relied on to be able to read this checkout and its Python.
+    Another user, such as nobody, might not be able to read this checkout and its Python.
     """
     if os.geteuid() != 0:
         return

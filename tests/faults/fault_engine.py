@@ -1,4 +1,4 @@
-"""An engine with a store and workers as a build has them, here or in a process of its own that can be killed.
+"""An engine with a store and workers as in a build, in this process or in a separate one that can be killed.
 
 ``python fault_engine.py CACHE STEPS``: STEPS is a JSON list of steps. Prints the results as JSON.
 """
@@ -32,7 +32,7 @@ SCOPE = "here"
 
 @dataclass(frozen=True)
 class Step:
-    """A node that does *work* of ``fault_stages``, or with the work ``source`` the file at *path*."""
+    """A node that does *work* of ``fault_stages``, or for the work ``source`` the file at *path*."""
 
     id: str
     work: str
@@ -59,7 +59,7 @@ class Step:
 
 
 def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
-    """Run the graph of *steps* as a build does, which plans first; results by id."""
+    """Plan and run the graph of *steps* as a build does, and return results by id."""
     store = Store(cache)
     try:
         sources = [step.source() for step in steps if step.work == "source"]
@@ -88,7 +88,10 @@ def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
 
 @contextmanager
 def engine(cache: Path, steps: Sequence[Step]) -> Iterator[subprocess.Popen[str]]:
-    """The same in a process of its own, in a group of its own, as a shell starts it; killed if it is still there."""
+    """Run the same in a separate process with its own process group, as a shell does.
+
+    It is killed if still running at the end.
+    """
     with subprocess.Popen(
         [sys.executable, __file__, str(cache), json.dumps([asdict(step) for step in steps])],
         stdin=subprocess.DEVNULL,
@@ -104,7 +107,7 @@ def engine(cache: Path, steps: Sequence[Step]) -> Iterator[subprocess.Popen[str]
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for the engine's end: status by id."""
+    """Wait for the engine's end and return statuses by id."""
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     found = json.loads(out)
@@ -113,12 +116,12 @@ def told(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process ends soon. One that nobody has reaped yet has ended."""
+    """Return whether the process ends soon. A zombie counts as ended."""
     return _soon(lambda: not _is_alive(pid))
 
 
 def has_threads(pid: int) -> bool:
-    """Whether the process soon has more than its main thread: an engine then has handed out work."""
+    """Return whether the process soon has more than its main thread, which means that an engine has started work."""
     return _soon(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) > 1)
 
 

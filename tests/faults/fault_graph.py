@@ -1,4 +1,4 @@
-"""Random graphs that overlap, and the oracle: what their nodes must put out, computed without any engine or store."""
+"""Random overlapping graphs, and the oracle: the expected output of their nodes, computed without engine and store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fault_engine import Step
 from fault_stages import content
 
 SOURCE = "source"
-# So few old numbers that graphs meet again what earlier ones have made.
+# So few that graphs often repeat nodes of earlier ones.
 _OLD_NUMBERS = 3
 
 
@@ -36,11 +36,11 @@ class Graphs:
         return self.folder / "source.txt"
 
     def edit_source(self) -> None:
-        # Always of the same length, so that size alone never tells an edit.
+        # Always the same length, so that size alone never reveals an edit.
         self.source.write_text(f"{self.chance.getrandbits(64):016x}")
 
     def new(self, least: int = 3, most: int = 5, *, fresh: float = 0.4) -> list[Step]:
-        """A graph with at least one node that nobody has made; each of the others is new by the chance *fresh*."""
+        """Return a graph with at least one new node. Each of the others is new with probability *fresh*."""
         steps = [Step(SOURCE, "source", str(self.source))]
         count = self.chance.randint(least, most)
         fresh_at = self.chance.randrange(count)
@@ -53,7 +53,7 @@ class Graphs:
         return steps
 
     def part_of(self, steps: Sequence[Step]) -> list[Step]:
-        """Some of *steps* with all that they need."""
+        """Return some of *steps* with their dependencies."""
         wanted = {step.id for step in self.chance.sample(steps[1:], self.chance.randint(1, len(steps) - 1))}
         for step in reversed(steps):
             if step.id in wanted:
@@ -61,13 +61,13 @@ class Graphs:
         return [step for step in steps if step.id in wanted or step.id == SOURCE]
 
     def fresh(self) -> int:
-        """A number that no step had before."""
+        """Return a number that no earlier step had."""
         self._last += 1
         return self._last
 
 
 def expected(steps: Sequence[Step]) -> dict[str, dict[str, bytes]]:
-    """The files of each node by its id."""
+    """Return the files of each node by id."""
     texts: dict[str, bytes] = {}
     files: dict[str, dict[str, bytes]] = {}
     for step in steps:

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: of an engine, of a worker, of both, of one engine among several."""
+"""SIGKILL at random moments: for an engine, a worker, both, or one engine among several."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from dataclasses import replace
 from fault_engine import Step
 from fault_lab import Engine, Lab, at_step, kill_oneself, soon
 
-# The moments are spread over what a whole run of these graphs takes, with and without other work on the machine.
+# Kills are spread over the duration of a whole run of these graphs, with and without other load on the machine.
 _LONGEST_DELAY_SECONDS = 0.4
 _WORKER_SECONDS = 0.12
 
 
 def kill_engine(lab: Lab) -> Iterator[None]:
-    """By turns at a random call into the system; after a random delay, which hits what no call marks; and while a stage
-    hangs, from which its worker has to be torn away with all its children.
+    """Kill the engine in one of three ways.
+
+    They are: at a random system call; after a random delay, which also hits code between system calls; and while a
+    stage hangs, whose worker must end with all its children.
     """
     steps_of_a_run = lab.run(lab.graphs.new()).steps
     while True:
@@ -43,7 +45,7 @@ def kill_engine(lab: Lab) -> Iterator[None]:
 
 
 def kill_worker(lab: Lab) -> Iterator[None]:
-    """The engine goes on: it says which stage was hit, and records nothing of it."""
+    """Kill a worker. The engine continues, reports the stage, and records nothing for it."""
     while True:
         steps = _next_graph(lab)
         engine = lab.start(steps)
@@ -60,7 +62,7 @@ def kill_worker(lab: Lab) -> Iterator[None]:
 
 
 def kill_both(lab: Lab) -> Iterator[None]:
-    """The engine and all of its workers, in random order."""
+    """Kill the engine and all its workers, in random order."""
     while True:
         steps = _next_graph(lab)
         engine = lab.start(steps)
@@ -78,7 +80,7 @@ def kill_both(lab: Lab) -> Iterator[None]:
 
 
 def kill_one_of_many(lab: Lab) -> Iterator[None]:
-    """One of several engines that work on overlapping graphs; the others must not even notice."""
+    """Kill one of several engines with overlapping graphs. The others must not be affected."""
     while True:
         whole = _next_graph(lab)
         parts = [lab.graphs.part_of(whole) for _ in range(lab.chance.randint(2, 3))]
@@ -111,7 +113,7 @@ def _next_graph(lab: Lab) -> list[Step]:
 
 
 def _some_worker(engine: Engine, chance: random.Random) -> int:
-    """One of the first few workers that the engine starts."""
+    """Return one of the first few workers that the engine starts."""
     seen: set[int] = set()
     wanted = chance.randint(1, 3)
     while len(seen) < wanted and not engine.has_ended():

@@ -1,6 +1,6 @@
-"""Where faults are made: one cache, engines in processes of their own, and what must hold after every fault.
+"""The setting for faults: one cache, engines in separate processes, and the checks after every fault.
 
-Engines are forked, which saves the 0.2 s of their imports; so nothing here may hold a store open while one starts.
+Engines are forked, which saves the 0.2 s of their imports, so no store may be open here when one starts.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from winml_dag.store.store import Store
 from winml_dag.store.upkeep import VerifyReport, verify
 
 HERE = Path(__file__).parent
-# Longer than anything here takes on the busiest machine: an engine that is not done by then hangs.
+# Longer than anything takes on a busy machine: an engine that is not done by then hangs.
 _PATIENCE_SECONDS = 120.0
-# One rotten blob can hide behind another.
+# One damaged blob can hide another.
 _MOST_BUILDS = 3
 _STEPS_OF_THE_SYSTEM = ("os.", "open", "sqlite3.", "fcntl.", "subprocess.")
 
 
 class Impossible(Exception):
-    """This kind of fault cannot be made here; says why."""
+    """Raised with the reason if this kind of fault is impossible on this system."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What an engine told at its end: by node its status, its error in words, its key. ``refused`` is the error of an
-    engine that could do nothing, ``steps`` how many calls into the system it made.
+    """The report of an engine: by node its status, error message and key.
+
+    ``refused`` is the error of an engine that could not start, ``steps`` the number of its system calls.
     """
 
     status: dict[str, str]
@@ -61,7 +62,7 @@ class Told:
 
 
 class Engine:
-    """An engine at work in a process of its own. *before* is called there first."""
+    """An engine in a separate process. *before* is called there first."""
 
     def __init__(self, cache: Path, steps: Sequence[Step], answer: Path, before: Callable[[], None] | None) -> None:
         self._answer = answer
@@ -71,7 +72,7 @@ class Engine:
         self._code: int | None = None
 
     def wait(self) -> Told | None:
-        """Its end; None when it was killed."""
+        """Wait for its end and return the report; None if it was killed."""
         if not soon(self.has_ended, _PATIENCE_SECONDS):
             self.kill()
             raise AssertionError(f"The engine hung for {_PATIENCE_SECONDS:g} s.")
@@ -92,7 +93,7 @@ class Engine:
             os.kill(self.pid, signal.SIGKILL)
 
     def workers(self) -> list[int]:
-        """Its children at this moment."""
+        """Return its current children."""
         try:
             lists = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/children")]
         except OSError:
@@ -101,7 +102,7 @@ class Engine:
 
 
 class Lab:
-    """One cache with one history of faults; everything random comes from *seed*."""
+    """One cache with one history of faults. All randomness comes from *seed*."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -122,8 +123,9 @@ class Lab:
 
     @contextmanager
     def asking_for(self, misdeed: str) -> Iterator[Path]:
-        """Let stages that do the work ``misbehave`` commit *misdeed* while the block runs, and never after it. What the
-        block gets is there as soon as one has begun.
+        """Make stages with the work ``misbehave`` commit *misdeed* within the block.
+
+        The yielded path exists as soon as one of them has started.
         """
         asked, begun = self.folder / "misbehave", self.folder / "misbehaving"
         begun.unlink(missing_ok=True)
@@ -134,27 +136,27 @@ class Lab:
             asked.unlink()
 
     def check(self, steps: Sequence[Step]) -> Told:
-        """What must hold after a fault that damages nothing: a clean cache, nobody left, and a next build that is right
-        in every byte.
+        """Assert the state after a harmless fault: a clean cache, no processes left, and a byte-identical next
+        build.
         """
         assert soon(lambda: not self.leftovers()), f"Processes were left behind: {self.leftovers()}"
         report = self.verify()
         assert report.clean, f"The cache is not clean: {report}"
         told = self.build(steps)
-        # A database that a full disk has left half made goes there, and loses nothing.
+        # A database that a full disk left incomplete is quarantined, which loses nothing.
         found = [path.name for path in self.cache.glob("quarantine/*") if not path.name.startswith("index-")]
         assert not found, f"Something sound was put into quarantine: {found}"
         return told
 
     def build(self, steps: Sequence[Step]) -> Told:
-        """The next build, which must be right in every byte and leave nothing behind."""
+        """Run the next build. It must be byte-identical and leave nothing behind."""
         told = self._build_and_compare(steps)
-        if "ran" in told.status.values():  # a build that needs nothing does not look for what the dead have left
+        if "ran" in told.status.values():  # a build with nothing to run does not clean up after dead processes
             assert not any((self.cache / "scratch").glob("*")), "A scratch folder was left behind."
         return told
 
     def _build_and_compare(self, steps: Sequence[Step]) -> Told:
-        """As a build does: damage to what no stage reads shows when it is fetched, and then its stage runs again."""
+        """Build as users do: damage that no stage reads is found on fetching, and then its stage runs again."""
         for _ in range(_MOST_BUILDS):
             told = self.run(steps)
             assert told.done, f"The next build failed: {told.words}"
@@ -164,7 +166,7 @@ class Lab:
         raise AssertionError("What was made is damaged again and again.")
 
     def compare(self, steps: Sequence[Step], told: Told) -> None:
-        """Hold every output against the oracle."""
+        """Compare every output with the oracle."""
         store = Store(self.cache)
         try:
             for node, files in expected(steps).items():
@@ -184,12 +186,12 @@ class Lab:
             store.close()
 
     def leftovers(self) -> list[str]:
-        """Processes that are at work in the cache, which only workers and their children are."""
+        """Return the processes running in the cache: workers and their children."""
         return [str(path) for path in Path("/proc").glob("[0-9]*") if _works_in(path, self.cache)]
 
 
 def at_step(number: int, happens: Callable[[], None]) -> Callable[[], None]:
-    """For ``before``: let something happen at call *number* into the system that the engine makes."""
+    """Return a function for ``before`` that calls *happens* at the engine's system call *number*."""
 
     def before() -> None:
         sys.addaudithook(_Counting(number, happens))
@@ -202,12 +204,12 @@ def kill_oneself() -> None:
 
 
 def soon(happened: Callable[[], bool], seconds: float = 30.0) -> bool:
-    """Whether it happens before patience ends."""
+    """Return whether it happens before the timeout."""
     return any(happened() or threading.Event().wait(0.005) for _ in range(int(seconds / 0.005)))
 
 
 class _Counting:
-    """Counts the calls of this process into the system, those of its threads together."""
+    """Counts the system calls of this process, across its threads."""
 
     def __init__(self, number: int, happens: Callable[[], None]) -> None:
         self._number = number
@@ -222,7 +224,7 @@ class _Counting:
 
 
 def _be_engine(cache: Path, steps: Sequence[Step], answer: Path, before: Callable[[], None] | None) -> NoReturn:
-    # Whatever happens, the child must not go on with the work of its parent.
+    # Whatever happens, the child must not continue with its parent's work.
     try:
         with open(answer.with_suffix(".log"), "wb", buffering=0) as log:
             os.dup2(log.fileno(), 1)

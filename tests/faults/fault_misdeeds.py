@@ -1,4 +1,4 @@
-"""Stages that crash, hang, flood, leave daemons or write where they must not: it costs them alone."""
+"""Stages that crash, hang, flood, leave daemons or write to other folders: only they fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fault_graph import SOURCE
 from fault_lab import Lab
 from fault_stages import MISDEEDS
 
-# By misdeed the words of its error; what is not here must do no harm.
+# Expected error per misdeed. Those not listed must do no harm.
 _ERRORS = {
     "crash": "SIGSEGV",
     "abort": "SIGABRT",
@@ -28,7 +28,7 @@ _LARGEST_LOG = 16 << 20
 
 
 def misdeeds(lab: Lab) -> Iterator[None]:
-    """One stage of a graph goes wrong, each misdeed in its turn, and behaves in the next build."""
+    """Let one stage of a graph misbehave, in every way in turn, and behave in the next build."""
     names = list(MISDEEDS)
     lab.chance.shuffle(names)
     while True:
@@ -49,7 +49,7 @@ def misdeeds(lab: Lab) -> Iterator[None]:
                 assert told.done, f"{name!r} did harm: {told.words}"
             else:
                 assert culprit.id in told.errors, f"{name!r} went unnoticed."
-                # Who else reads the source must notice its edit too.
+                # Other readers of the source must notice its edit too.
                 others = [step.id for step in steps if name not in _TOUCH_THE_SOURCE or SOURCE not in step.inputs]
                 assert not set(told.errors) & set(others) - {culprit.id}, f"{name!r} cost others: {told.errors}"
                 for error in told.words:

@@ -1,4 +1,4 @@
-"""Work that goes wrong in every way a process can; worker processes import it."""
+"""Work that fails in every way a process can; worker processes import it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from winml_dag.engine.stage import Workspace
 
 @dataclass(frozen=True)
 class Fields:
-    """``path``: a pipe or file outside, by which a stage tells a test what it does."""
+    """``path``: an external pipe or file by which a stage reports to a test."""
 
     path: str = ""
     number: int = 0
@@ -38,14 +38,14 @@ def write(config: Config, workspace: Workspace) -> JsonObject:
 
 
 def count(config: Config, workspace: Workspace) -> JsonObject:
-    """Leaves one line in a file outside for each time that it runs."""
+    """Append one line to an external file per run."""
     with open(config.fault.path, "a") as ledger:
         ledger.write(f"{config.fault.number}\n")
     return write(config, workspace)
 
 
 def derive(config: Config, workspace: Workspace) -> JsonObject:
-    """Put out :func:`content` of what comes in; leaves a line in the tally at ``path``, one for each run to the end."""
+    """Write :func:`content` of the inputs, and append a line to the tally at ``path`` per completed run."""
     texts = [path.read_bytes() for slot in sorted(workspace.inputs) for path in workspace.inputs[slot].glob("*.txt")]
     files = content(config.fault.number, texts)
     for name, data in files.items():
@@ -59,20 +59,20 @@ def derive(config: Config, workspace: Workspace) -> JsonObject:
 
 
 def content(number: int, inputs: list[bytes]) -> dict[str, bytes]:
-    """The files of a step as plain Python gives them: some of one page and some of many, one that all steps share."""
+    """Return the files of a step, computed in plain Python: small and large ones, and one shared by all steps."""
     text = hashlib.sha256(b"%d(%s)" % (number, b",".join(inputs))).hexdigest().encode()
     weights = hashlib.shake_256(text).digest(number * 1777 % 30_000 + 1)
     return {"text.txt": text, "parts/weights.bin": weights, "parts/license": b"the same for all\n"}
 
 
 def write_much(config: Config, workspace: Workspace) -> JsonObject:
-    """As many MB as ``number``, all of them different."""
+    """Write ``number`` MB of random bytes."""
     (workspace.outputs["out"] / "weights.bin").write_bytes(os.urandom(config.fault.number << 20))
     return {}
 
 
 def hang_while_asked_to(config: Config, workspace: Workspace) -> JsonObject:
-    """As long as the pipe is there: tell our process and a child of ours through it, and go on for ever."""
+    """While the pipe exists: write the ids of this process and a child to it, and hang forever."""
     if os.path.exists(config.fault.path):  # noqa: PTH110
         child = subprocess.Popen(["sleep", "3600"])
         Path(config.fault.path).write_text(f"{os.getpid()} {child.pid}")
@@ -81,7 +81,7 @@ def hang_while_asked_to(config: Config, workspace: Workspace) -> JsonObject:
 
 
 def hang_in_native_code(config: Config, workspace: Workspace) -> JsonObject:
-    """The same, holding the interpreter's lock, so that no other thread of ours can do anything."""
+    """The same while holding the interpreter lock, so that no other thread can run."""
     if os.path.exists(config.fault.path):  # noqa: PTH110
         Path(config.fault.path).write_text(str(os.getpid()))
         ctypes.PyDLL(None).sleep(3600)
@@ -89,7 +89,7 @@ def hang_in_native_code(config: Config, workspace: Workspace) -> JsonObject:
 
 
 def wait_at_gate(config: Config, workspace: Workspace) -> JsonObject:
-    """Tell that we are at work, then go on when the test says so through the same pipe."""
+    """Report the start, then wait until the test continues it through the same pipe."""
     Path(config.fault.path).write_text("at work")
     Path(config.fault.path).read_text()
     return write(config, workspace)
@@ -102,7 +102,7 @@ def leave_children(config: Config, workspace: Workspace) -> JsonObject:
 
 
 def flood(config: Config, workspace: Workspace) -> JsonObject:
-    """Print as native libraries do: past Python, and into the buffer of C."""
+    """Print as native libraries do: bypassing Python, and into the buffer of C."""
     for _ in range(config.fault.number):
         os.write(1, b"to stdout\n" * 10_000)
         os.write(2, b"to stderr\n" * 10_000)
@@ -111,7 +111,7 @@ def flood(config: Config, workspace: Workspace) -> JsonObject:
 
 
 def answer_nonsense(config: Config, workspace: Workspace) -> JsonObject:
-    """With the text of the file at ``path`` in place of the result."""
+    """Write the text of the file at ``path`` instead of the result."""
     write(config, workspace)
     Path("../result.json").write_text(Path(config.fault.path).read_text())
     os._exit(0)
@@ -136,7 +136,7 @@ def leave(config: Config, workspace: Workspace) -> JsonObject:
 
 
 def misbehave(config: Config, workspace: Workspace) -> JsonObject:
-    """What :func:`derive` does, and after that whatever the file ``misbehave`` beside the tally asks for."""
+    """Do what :func:`derive` does, then what the file ``misbehave`` next to the tally requests."""
     metrics = derive(config, workspace)
     asked = Path(config.fault.path).with_name("misbehave")
     if asked.exists():
@@ -175,10 +175,10 @@ def _edit_the_source(config: Config, workspace: Workspace) -> None:  # noqa: ARG
 
 
 def _scribble(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
-    """Over the copies of its inputs, and into every folder around its own."""
+    """Overwrite the copies of its inputs, and write to every folder around its own."""
     for folder in workspace.inputs.values():
         for path in folder.glob("*.txt"):
-            path.write_text("scribbled")  # what it was given are copies
+            path.write_text("scribbled")  # its inputs are copies
     for folder in (Path(), Path(".."), Path("../inputs"), Path("../.."), Path("../../../..")):
         folder.mkdir(exist_ok=True)
         (folder / "junk").write_text("junk")

@@ -1,4 +1,4 @@
-"""SIGKILL for machines that share a remote, while they put there what they have and fetch what others have made."""
+"""SIGKILL for machines that share a remote, while they upload their results and fetch those of others."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from winml_dag.store.upkeep import verify
 
 _TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
 _MACHINES = ("one", "other")
-# Few, so that both often want the same at once, and a third of them new after each kill.
+# Few, so that both machines often want the same at once. A third of them is new after each kill.
 _RESULTS, _NEW_RESULTS = 12, 4
-# Of every third result: what came of it is gone on with after a kill.
+# In every third result, whose partial transfer is resumed after a kill.
 _LARGE_BYTES = 9 << 20
-# About what two machines take for all that is new.
+# About the time two machines take for all new results.
 _LONGEST_DELAY_SECONDS = 0.5
 _PATIENCE_SECONDS = 120
 
 
 def kill_transfer(lab: Lab) -> Iterator[None]:
-    """Two machines at once are killed after a random delay; now and then both end what they have begun."""
+    """Kill two machines at once after a random delay. Occasionally both complete their work."""
     remote = lab.folder / "remote"
     remote.mkdir()
     for first in itertools.count(0, _NEW_RESULTS):
@@ -60,7 +60,7 @@ def kill_transfer(lab: Lab) -> Iterator[None]:
 
 
 class _Machine:
-    """A process that works as the machine with *cache*: for ever if it has a *seed*, else until all is shared."""
+    """A process that acts as the machine with *cache*: endlessly with a *seed*, otherwise until all is shared."""
 
     def __init__(self, cache: Path, remote: Path, numbers: range, seed: float | None = None) -> None:
         begun, tell_begun = os.pipe()
@@ -86,7 +86,7 @@ class _Machine:
 
 
 def _files(number: int) -> dict[str, bytes]:
-    """What the stage of result *number* makes."""
+    """Return the output of the stage for result *number*."""
     chance = random.Random(number)
     files = {f"file{each}": chance.randbytes(chance.choice((1, 5000))) for each in range(chance.randint(1, 3))}
     return files if number % 3 else {**files, "large": chance.randbytes(_LARGE_BYTES)}
@@ -97,10 +97,10 @@ def _key(number: int) -> str:
 
 
 def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, tell_begun: int) -> NoReturn:
-    # Whatever happens, the child must not go on with the work of its parent.
+    # Whatever happens, the child must not continue with its parent's work.
     try:
         signal.alarm(_PATIENCE_SECONDS)
-        # Here and not above: it has threads of its own, which no fork takes along.
+        # Imported here: it has threads of its own, which a fork does not copy.
         from winml_dag.store.remote.urls import open_remote
 
         store = Store(cache, function="sha256")
@@ -123,7 +123,7 @@ def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, t
 
 
 def _complain(sentence: str) -> NoReturn:
-    """A remote in a folder gives no reason for a word."""
+    """Fail: a remote in a folder must never cause a message."""
     print(sentence, file=sys.stderr, flush=True)
     os._exit(2)
 
@@ -173,13 +173,13 @@ def _records(cache: Path) -> list[str]:
 
 
 def _check(folder: Path, remote: Path) -> None:
-    """Both caches are clean, every blob in the remote is what its name says, and no record lacks one."""
+    """Assert that both caches are clean, every blob in the remote matches its name, and no record lacks one."""
     for name in _MACHINES:
         store = Store(folder / name)
         report = verify(store)
         store.close()
         assert report.clean, f"The cache of {name} is not clean: {report}"
-    # What bears another name than that of a blob is unfinished, and nobody's.
+    # Files not named like a blob are unfinished.
     blobs = {path.name: path for path in remote.glob("cas/*") if len(path.name) == 64}
     for digits, path in blobs.items():
         assert sha256(path.read_bytes()).hexdigest() == digits, f"{path} has wrong bytes."

@@ -1,7 +1,7 @@
-"""Killed a thousand times, nothing broken: ``python tests/faults/harness.py --kills 1000 [--seed N] [--only KIND]``.
+"""Fault injection at scale: ``python tests/faults/harness.py --kills 1000 [--seed N] [--only KIND]``.
 
-Faults are made in episodes. Each is a process with a cache of its own, on which it makes some faults one after the
-other and checks everything after each; its seed decides all that is random in it.
+Faults are injected in episodes. Each is a process with a cache of its own, which injects some faults one after the
+other and checks everything after each. Its seed determines all randomness.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _EPISODE_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Kind:
-    """``per_kill``: how many faults of it there are for each kill that was asked for, but ``least`` in any case.
-    ``at_once``: how many in one episode. A sweep goes through all places there are, so it is one episode.
+    """``per_kill``: number of these faults per requested kill, but at least ``least``.
+
+    ``at_once``: number per episode. A sweep covers all positions, so it is a single episode.
     """
 
     make: Callable[[Lab], Iterator[None]]
@@ -79,7 +80,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``failure`` is the traceback of what went wrong, ``impossible`` why such faults cannot be made here."""
+    """``failure`` is the traceback of a failure, ``impossible`` why these faults cannot be injected here."""
 
     episode: Episode
     survived: int
@@ -89,7 +90,7 @@ class Outcome:
 
 
 def share_out(kills: int, only: str | None = None) -> dict[str, int]:
-    """How many faults of each kind make up a run with *kills* kills, or that many of one kind."""
+    """Return the number of faults per kind in a run with *kills* kills, or that many of one kind."""
     if only is not None:
         return {only: kills}
     return {name: max(kind.least, round(kills * kind.per_kill)) for name, kind in KINDS.items()}
@@ -103,7 +104,7 @@ def episodes(faults: dict[str, int], seed: int) -> Iterator[Episode]:
 
 
 def run(planned: Iterable[Episode], jobs: int) -> Iterator[Outcome]:
-    """Each in a process of its own, *jobs* at a time, since a fault may take down whoever makes it."""
+    """Run each in a separate process, *jobs* at a time, since a fault may take down its process."""
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(_run_apart, planned)
 
@@ -128,7 +129,7 @@ def _run_apart(episode: Episode) -> Outcome:
 
 
 def run_here(episode: Episode) -> Outcome:
-    """Make the faults of *episode* in this process."""
+    """Inject the faults of *episode* in this process."""
     started, survived = time.monotonic(), 0
     failure, impossible = "", ""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
@@ -143,8 +144,9 @@ def run_here(episode: Episode) -> Outcome:
 
 
 def report(outcomes: Iterable[Outcome]) -> bool:
-    """Print a table, each kind as soon as it is through, with what failed and what repeats it. Returns whether nothing
-    failed.
+    """Print a table, a row per finished kind, with the failures and how to repeat them.
+
+    Return whether nothing failed.
     """
     print(f"{'kind':<18}{'survived':>10}{'failed':>8}{'seconds':>9}")
     every: list[Outcome] = []

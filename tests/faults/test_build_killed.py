@@ -1,4 +1,4 @@
-"""A build that is killed while it writes its output folder: the next one takes over, be it the same or another."""
+"""A build that is killed while it writes its output folder: the next one takes over, the same build or another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and a cache in which both of its builds are known already."""
+    """A model, and a cache with the results of both of its builds."""
     folder = tmp_path_factory.mktemp("killed")
     vector = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
     nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Relu", ["same"], ["y"])]
@@ -37,7 +37,7 @@ def build(folder: Path, out: str, *, optimize: bool) -> None:
 
 
 def build_killed_at(folder: Path, out: str, at: int) -> bool:
-    """Build in a fork that is killed before it moves its file number *at* in the output folder."""
+    """Build in a fork that is killed before it moves file number *at* in the output folder."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
@@ -45,7 +45,7 @@ def build_killed_at(folder: Path, out: str, at: int) -> bool:
 
     def at_move(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal moves
-        # Within a folder that is open, its number is the last argument, and names are relative.
+        # Inside an open folder, its descriptor is the last argument, and names are relative.
         if event == "os.rename" and (str(folder / out) in str(arguments[1]) or arguments[3] != -1):
             moves += 1
             if moves > at:
@@ -59,7 +59,7 @@ def build_killed_at(folder: Path, out: str, at: int) -> bool:
 
 
 def is_of_one_piece(out: Path) -> bool:
-    """Whether there is what the manifest says, and nothing else."""
+    """Return whether the folder has exactly the files in the manifest."""
     manifest = read_manifest(out)
     assert manifest is not None
     digests = {path.name: digest_file(path) for path in out.iterdir()}

@@ -1,4 +1,4 @@
-"""Collecting what is old while engines run, from two sides at once, and killed at every step."""
+"""Garbage collection while engines run, from two processes at once, and killed at every step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gc(cache: Path, size: str = "0") -> subprocess.CompletedProcess[str]:
 
 
 def age(cache: Path) -> None:
-    """All that is in the cache was used long ago."""
+    """Make everything in the cache look unused for a long time."""
     for path in (cache / "records").rglob("*.json"):
         os.utime(path, (LONG_AGO, LONG_AGO))
 
@@ -85,7 +85,7 @@ def test_collections_from_two_sides_and_engines_beside_them_do_no_harm(cache: Pa
 def test_killed_at_any_step_a_collection_leaves_a_clean_store_and_the_next_one_finishes(
     cache: Path, tmp_path: Path
 ) -> None:
-    """Every call into the system that Python tells of is a step: opening, renaming, removing, times, the index."""
+    """Every audit event of Python is a step: opening, renaming, removing, times, the index."""
     run_steps(cache, parts(tmp_path / "ledger.txt", range(2)))
     age(cache)
     (cache / "standing").mkdir()
@@ -121,7 +121,7 @@ def _collect_killed_at(last: int, cache: Path) -> NoReturn:
         if event.startswith(("os.", "open", "sqlite3.")) and next(steps) == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    # Whatever happens, the child must not go on with the tests of its parent.
+    # Whatever happens, the child must not continue with its parent's tests.
     try:
         store = Store(cache)
         sys.addaudithook(count)

@@ -1,4 +1,4 @@
-"""An engine that is killed or interrupted takes its workers along, and the next one goes on from where it was."""
+"""A killed or interrupted engine takes its workers with it, and the next one continues where it stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from winml_dag.store.upkeep import verify
 
 
 def check_going_on(cache: Path, steps: list[Step]) -> None:
-    """What had finished is there, nothing else is, and the next run does the rest."""
+    """Assert that only finished results exist, and that the next run completes the rest."""
     store = Store(cache)
     assert verify(store).clean
     assert len(store.records.keys()) == 1

@@ -1,4 +1,4 @@
-"""A disk that is full or may not be written: said in a sentence that names it, and nothing is worse afterwards."""
+"""A full or read-only disk is reported in a sentence that names it, and nothing is damaged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_disk_that_fills_up_while_a_stage_writes_fails_the_stage(small_disk: C
 def test_a_disk_with_hardly_any_room_fails_in_a_sentence_wherever_it_is_full(
     small_disk: Callable[[int], Path], free: int
 ) -> None:
-    """With so few KiB left, another of the many files of a run cannot be written each time."""
+    """With so few KiB left, a different file of the run cannot be written each time."""
     disk = small_disk(8)
     cache = disk / "cache"
     known = Step("known", "write")

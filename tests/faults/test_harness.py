@@ -1,4 +1,4 @@
-"""The harness with some kills, some steps of attacks, and a fault of every other kind: see ``harness.py``."""
+"""The harness with some kills, some attack steps, and a fault of every other kind: see ``harness.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness import Episode, episodes, run, run_here, share_out
 
 from winml_dag.store.store import Store
 
-# A kill is like the next but for its moment; of the other kinds each fault picks one of several things to do.
+# Kills differ only in their moment; each fault of the other kinds picks one of several actions.
 KILLS = {kind: faults for kind, faults in share_out(20).items() if kind.startswith("kill-")}
 FAULTS = {**share_out(50), **KILLS, "attacks": 300}
 SEED = 1
@@ -30,7 +30,7 @@ def test_nothing_breaks(kind: str, faults: int) -> None:
 
 
 def test_outputs_that_are_not_those_of_the_oracle_are_a_failure(tmp_path: Path) -> None:
-    """A store that is sound in itself, but has under one key what belongs to another."""
+    """A store that is intact in itself, but has the result of another key under one key."""
     lab = Lab(tmp_path, SEED)
     steps = [
         Step("source", "source", str(lab.graphs.source)),

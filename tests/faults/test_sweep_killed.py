@@ -1,4 +1,4 @@
-"""A sweep that is killed or interrupted at any moment: the next run goes on from there, and nothing runs twice."""
+"""A sweep that is killed or interrupted at any moment: the next run continues from there, and nothing runs twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages leave what they need for a while in the current folder, which elsewhere is a scratch folder."""
+    """Stages write temporary files to the current folder, which is normally a scratch folder."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -61,7 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def work(node: Node, workspace: Workspace) -> JsonObject:
-    """What the worker of a stage does, in this process: a thousand imports of onnx would be most of the time."""
+    """Do the work of a stage in this process: a thousand imports of onnx would take most of the time."""
     done: Callable[[object, Workspace], JsonObject] = load(node.stage.work)
     return done(read_config(load(node.stage.config), node.config) if node.stage.config else node.config, workspace)
 
@@ -74,8 +74,9 @@ def run(models: Path, folder: Path) -> SweepResult:
 
 
 def run_in_fork(models: Path, folder: Path, dies_at: int | None) -> tuple[bool, int]:
-    """A run in a fork that is killed before the file number *dies_at* is put under its name; whether it was killed, and
-    how many files it came to.
+    """Run in a fork that is killed before it publishes file number *dies_at*.
+
+    Returns whether it was killed, and the number of files it reached.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -102,7 +103,7 @@ def run_in_fork(models: Path, folder: Path, dies_at: int | None) -> tuple[bool, 
 
 
 def records(folder: Path) -> set[str]:
-    """The keys of all that was recorded."""
+    """Return the keys of all records."""
     return {path.stem for path in (folder / "cache" / "records").rglob("*.json")}
 
 
@@ -111,7 +112,7 @@ def ran(sweep: SweepResult) -> list[str]:
 
 
 def is_of_one_piece(out: Path) -> bool:
-    """Whether there is what the manifest says, and nothing else."""
+    """Return whether the folder has exactly the files in the manifest."""
     manifest = read_manifest(out)
     assert manifest is not None
     digests = {path.name: digest_file(path) for path in out.iterdir()}
@@ -122,7 +123,7 @@ def is_of_one_piece(out: Path) -> bool:
 def test_a_killed_sweep_goes_on_and_runs_nothing_twice(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # After every cell, not once in a while.
+    # After every cell, instead of periodically.
     monkeypatch.setattr(ledger, "_SECONDS_BETWEEN", 0.0)
     monkeypatch.setattr(ledger, "_TIMES_ITS_COST", 0)
     killed, moves = run_in_fork(models, tmp_path / "whole", None)
@@ -135,7 +136,7 @@ def test_a_killed_sweep_goes_on_and_runs_nothing_twice(
         killed, _ = run_in_fork(models, folder, chance.randint(1, moves))
         assert killed
         before = records(folder)
-        read_sweep(folder / "out")  # whole, or not there yet
+        read_sweep(folder / "out")  # complete or missing
         after = run(models, folder)
         assert not before.intersection(ran(after))
         assert len(set(ran(after))) == len(ran(after))
@@ -151,7 +152,7 @@ def digests(out: Path) -> Mapping[str, str]:
     return {path.name: digest_file(path) for path in out.glob("model*")}
 
 
-# Says that it runs, then hangs if it is to; each time that it is through, it leaves a line.
+# Reports that it runs, then hangs if told to. Each completed run appends a line.
 PROGRAM = """
 import sys, threading
 out, pipe, ends, then = sys.argv[1:]
@@ -164,7 +165,7 @@ open(out, "w").write("done")
 
 
 class Recipes:
-    """A folder of recipes, each with one stage of its own."""
+    """A folder of recipes, each with one user-defined stage."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

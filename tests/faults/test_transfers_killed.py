@@ -1,4 +1,4 @@
-"""Processes that move blobs, killed in the middle, on a full disk, and with large ones."""
+"""Processes that transfer blobs, killed during a transfer, on a full disk, and with large blobs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_what_a_killed_process_has_fetched_of_a_blob_is_not_fetched_again(cache:
     process.kill()
     process.communicate()
     store = Store(cache, function="sha256")
-    # Neither under its name nor anything of it.
+    # Neither the blob nor a part of it.
     assert list(store.blobs.all()) == []
     out, _ = started("fetch", cache, server.url, *FETCH).communicate()
     fetched = int(re.fullmatch(r"missing 0, fetched (\d+)\n", out)[1])  # type: ignore[index]
-    # Three pieces may have been on their way from the server to the disk.
+    # Three pieces may have been in flight between server and disk.
     assert fetched <= len(LARGE) - (13 << 20)
     assert [request.headers.get("Range", "") != "" for request in server.requests] == [False, True]
     assert [blob.path.read_bytes() == LARGE for blob in store.blobs.all()] == [True]
@@ -63,7 +63,7 @@ def test_a_full_disk_is_no_fault_of_the_remotes(cache: Path, server: FaultyServe
     assert process.stdout == ""
     store = Store(cache)
     assert list(store.blobs.all()) == []
-    # The bytes are wanted back.
+    # The space is freed.
     assert not list(store.incoming.glob("*.partial"))
 
 

@@ -1,4 +1,4 @@
-"""Whatever a stage does to its process, it costs that stage alone, and nothing of it stays behind."""
+"""Whatever a stage does to its process, only that stage fails, and nothing of it stays behind."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_children_that_a_stage_leaves_behind_are_ended(cache: Path) -> None:
 def test_what_native_code_prints_is_in_the_log_and_not_on_our_output(
     cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it switches off C's buffer as well
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it turns off C's buffer as well
     result = run_one(cache, "flood", number=20)
     assert result.status is Status.RAN
     assert result.record is not None

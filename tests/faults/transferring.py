@@ -1,8 +1,8 @@
-"""A process that fetches blobs from a remote, or offers them: ``python transferring.py WHAT CACHE URL ...``.
+"""A process that fetches blobs from a remote, or uploads them: ``python transferring.py WHAT CACHE URL ...``.
 
-``fetch CACHE URL DIGEST SIZE [STOP]`` prints "at STOP" and hangs for ever once so many bytes have been given to it.
-``through CACHE URL MEBIBYTES`` makes a blob, offers it, fetches it into a second cache and prints how many bytes of
-memory the process had at most, beyond what it had before.
+``fetch CACHE URL DIGEST SIZE [STOP]`` prints "at STOP" and hangs forever once that many bytes have been passed to it.
+``through CACHE URL MEBIBYTES`` makes a blob, uploads it, fetches it into a second cache and prints by how many bytes
+the process's peak memory grew.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILE_BYTES_LIMIT = "FILE_BYTES_LIMIT"
 
 
 class _Stopping:
-    """A remote of which reading stops after *stop* bytes."""
+    """A remote whose reading stops after *stop* bytes."""
 
     def __init__(self, remote: Remote, stop: int) -> None:
         self._remote = remote
@@ -43,7 +43,7 @@ class _Stopping:
             count += len(piece)
             yield piece
             if count >= self._stop:
-                # What was given is taken before another piece is wanted, but for two at most.
+                # Passed data is consumed before the next piece is requested, except for at most two.
                 print(f"at {count}", flush=True)
                 threading.Event().wait()
 
@@ -72,7 +72,7 @@ def through(cache: str, url: str, mebibytes: str) -> None:
     with open(folder / "model.onnx.data", "wb") as file:
         file.truncate(int(mebibytes) << 20)
     record = here.publish(Record("ab" * 32, "c" * 64, KeyInputs("export", 1, {}, {}, {}), {}), {"out": folder})
-    # Whatever is loaded when first used is loaded now.
+    # Trigger all lazy imports first.
     _levels(there, open_remote(url)).fetch([FileEntry("none", "sha256:" + "0" * 64, 5)])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     levels = _levels(here, open_remote(url))

@@ -1,6 +1,6 @@
-"""What scripts rely on: the form of every command's JSON, and what keys are made from. A change shows in a diff.
+"""Interfaces that scripts rely on: the form of every command's JSON, and the inputs of keys. A change shows in a diff.
 
-``python tests/golden/test_golden.py`` writes the files anew.
+``python tests/golden/test_golden.py`` regenerates the files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECIPE = {
         }
     }
 }
-# In this order, in one folder.
+# Run in this order, in one folder.
 COMMANDS = (
     "plan --onnx small.onnx --ep cpu -p w8a8 -o out",
     "build --onnx small.onnx --ep cpu -p w8a8 -o out",
@@ -67,7 +67,7 @@ COMMANDS = (
 
 
 def stages() -> object:
-    """Of each shipped recipe and target, the hash of each stage's config. Versions of tools are left out of it."""
+    """Return the hash of each stage's config, without tool versions, for each shipped recipe and target."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         found = {
@@ -85,7 +85,7 @@ def _stages(request: Request, store: Store) -> dict[str, str]:
 
 
 def forms() -> object:
-    """By command its exit code and the form of its JSON: names and types, and of a list those of all its members."""
+    """Return exit code and form of the JSON by command: names and types; for a list, those of all its members."""
     found = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINML_DAG_CACHE_DIR", f"{folder}/cache")
@@ -121,7 +121,7 @@ def form_of(value: object) -> object:
 
 
 def _small_model(path: Path) -> None:
-    """y = relu(x W), 8 by 8."""
+    """Save y = relu(x W), 8 by 8."""
     weight = numpy_helper.from_array(np.eye(8, dtype=np.float32), "weight")
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "weight"], ["xw"]), helper.make_node("Relu", ["xw"], ["y"])],

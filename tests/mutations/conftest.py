@@ -10,7 +10,7 @@ from winml_dag.store import changetime, fingerprints
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with whatever the recipes name, and the providers that they are for."""
+    """A folder with all files that the recipes name, and the providers that they are for."""
     folder = tmp_path / "project"
     make_project(folder)
     monkeypatch.chdir(folder)
@@ -20,6 +20,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was just written counts as having come to rest: digests are remembered at once, and plans stand."""
+    """Treat recently written files as settled: digests are recorded at once, and plans stay valid."""
     monkeypatch.setattr(changetime, "SETTLED_NS", 0)
     monkeypatch.setattr(fingerprints, "SETTLED_NS", 0)

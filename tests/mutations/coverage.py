@@ -1,4 +1,7 @@
-"""What the corpus covers, as a table: ``python tests/mutations/coverage.py``. The tests fail where it is not all."""
+"""Prints the coverage of the corpus as a table: ``python tests/mutations/coverage.py``.
+
+Tests fail if it is incomplete.
+"""
 
 from __future__ import annotations
 

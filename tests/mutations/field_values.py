@@ -1,7 +1,7 @@
-"""Every field of a schema, and values for it from nothing but its type: one that is added is covered by being there.
+"""Every field of a schema, with values derived from its type, so that new fields are covered automatically.
 
-Candidates only: which of them the field takes is for its own validators to say. Words are those that mean something in
-the project of ``planned_keys``, besides some that mean nothing, so that fields with names of files find some.
+These are only candidates: the field's own validators decide which are valid. The words are names in the project of
+``planned_keys``, so that fields with file names find some, and a few meaningless ones.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Field:
 
 
 def fields_of(kind: type, path: str = "") -> Iterator[Field]:
-    """All fields of a pydantic model or dataclass, and of what is in them, however deep."""
+    """Yield all fields of a pydantic model or dataclass, recursively."""
     for name, declared in _declared(kind):
         inner = list(sections_in(declared))
         yield Field(path + name, declared, bool(inner))
@@ -83,9 +83,9 @@ def sections_in(declared: Any) -> Iterator[type]:
 
 
 def values(declared: Any) -> list[Any]:
-    """JSON values that a field of this type may take; at least two different ones for all but empty sections."""
+    """Return JSON candidates for a field of this type; at least two different ones for all but empty sections."""
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)
-    if declared is JsonValue or isinstance(declared, typing.ForwardRef):  # of pydantic, and our own inside itself
+    if declared is JsonValue or isinstance(declared, typing.ForwardRef):  # pydantic's, and a recursive type
         return ["word", 1]
     if origin is typing.Annotated:
         return values(arguments[0])

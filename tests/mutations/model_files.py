@@ -1,4 +1,4 @@
-"""The projects whose files are changed, one for each way in which a model can be given, and ways to change them."""
+"""Projects with changing files, one for each way to specify a model, and the changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from onnx import TensorProto, helper
 
 CONFIG = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
-# Where the local hub cache has the commits of org/name, and which of them ``main`` is.
+# The folder in the local hub cache with the commits of org/name and the reference ``main``.
 HUB = "hub/models--org--name"
 ROWS = "hub/datasets--org--rows"
 COMMITS: Mapping[str, bytes] = {"c1": b"weights", "c2": b"other weights", "c3": b"weights"}
@@ -42,7 +42,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def make_files(folder: Path) -> None:
-    """All that :data:`RECIPES` name, beside what ``planned_keys.make_project`` makes."""
+    """Create all files that :data:`RECIPES` name, in addition to ``planned_keys.make_project``."""
     for name, files in _FOLDERS.items():
         for file, content in {"config.json": json.dumps(CONFIG).encode(), **files}.items():
             put(folder / name / file, content)
@@ -72,7 +72,7 @@ _FOLDERS: Mapping[str, Mapping[str, bytes]] = {
 
 
 def make_compiled(folder: Path) -> None:
-    """An EPContext model with its binary in a file of its own."""
+    """Save an EPContext model with its binary in a separate file."""
     node = helper.make_node(
         "EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=0, ep_cache_context="model.bin", source="QNN"
     )
@@ -100,7 +100,7 @@ def flip_a_bit(path: Path, position: int = -1) -> None:
 
 
 def put_back(folder: Path, copy: Path) -> None:
-    """Make *folder* what it was when it was copied to *copy*."""
+    """Restore *folder* from *copy*."""
     for entry in list(folder.iterdir()):
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     shutil.copytree(copy, folder, symlinks=True, dirs_exist_ok=True)

@@ -1,7 +1,7 @@
-"""The keys of all stages of a build, without running one, in a project with every kind of file that a build reads.
+"""Computes the keys of all stages of a build without running them, for a project with every kind of input file.
 
-What stages would put out is made up: an artifact for each name. So each key is made as in a build, and an edit changes
-those of the stages that it reaches *directly*. Whether it goes on behind them is for their outputs to say.
+Stage outputs are made up: one artifact per name. So each key is computed as in a build, and an edit changes the keys of
+the stages that it reaches *directly*. Whether it propagates depends on their outputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.store import Store
 
-# What the key of each stage is made from.
+# The key inputs of each stage.
 Stages = Mapping[str, KeyInputs]
 JsonRecipe = Mapping[str, Any]
 
@@ -47,8 +47,8 @@ NO_OPTIONS = Overrides()
 
 
 def make_project(folder: Path) -> None:
-    """Model folders (``same`` has the bytes of ``model``), data, option files, and in ``packages``, for the search
-    path, two providers with their libraries.
+    """Create model folders (``same`` has the bytes of ``model``), data, option files, and the folder ``packages`` for
+    the search path, with two providers and their libraries.
     """
     for name, weights in (("model", b"weights"), ("same", b"weights"), ("other", b"other weights")):
         (folder / name).mkdir(parents=True)
@@ -86,12 +86,12 @@ def make_project(folder: Path) -> None:
 
 
 def plugin_of(provider: ExecutionProvider) -> str:
-    """The module of *provider* that has a library to register."""
+    """Return the module of *provider* that has a library to register."""
     return next(package.plugin for package in provider.packages if package.plugin)
 
 
 def make_onnx(folder: Path) -> None:
-    """``model.onnx`` with two weights, each in a file of its own."""
+    """Save ``model.onnx`` with two weights, each in a separate file."""
     folder.mkdir()
     weights = []
     for name, content in (("one", 1.0), ("two", 2.0)):
@@ -108,7 +108,7 @@ def make_onnx(folder: Path) -> None:
 
 
 def make_open(folder: Path) -> None:
-    """``model.onnx`` with two open dimensions, of which the second has a name, in an old opset."""
+    """Save ``model.onnx`` with two open dimensions, the second one named, in an old opset."""
     folder.mkdir()
     value, result = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, "word"]) for name in ("input_ids", "z")
@@ -119,7 +119,7 @@ def make_open(folder: Path) -> None:
 
 
 def ingredients_of_all(graph: Graph, sources: Mapping[str, Artifact]) -> dict[str, KeyInputs]:
-    """By stage; nothing is discovered, so that all rounds of optimize and analyze are the first."""
+    """Return key inputs by stage. Nothing is discovered, so all rounds of optimize and analyze are the first."""
     known = BuildState(graph, sources)
     for name, maker in graph.makers.items():
         begin = maker.stage.name == "analyze" and name.endswith(".flags")
@@ -142,7 +142,7 @@ def made_up(name: str) -> Artifact:
 
 
 def stages_of(recipe: JsonRecipe, folder: Path, overrides: Overrides = NO_OPTIONS) -> Stages:
-    """Those of *recipe*, as if it lay in *folder*. Nothing is remembered from one call to the next."""
+    """Return the stages of *recipe*, as if it were in *folder*. Calls share no state."""
     loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(json.dumps(recipe), "recipe.json", "json"), "json")
     build = resolve.resolve(loaded, overrides, folder / "out")
     planned = plan.plan_build(build, Fingerprints(MemoryRows()))
@@ -150,7 +150,7 @@ def stages_of(recipe: JsonRecipe, folder: Path, overrides: Overrides = NO_OPTION
 
 
 def ranked(folder: Path) -> Stages:
-    """Those of a model in *folder* that is quantized alone, its nodes ranked by what they cost."""
+    """Return the stages of a model in *folder* that is quantized by itself, with its nodes ranked by quality loss."""
     asked = Overrides(onnx=folder / "onnx" / "model.onnx", ep="cpu", precision="w8a8", sensitivity=True)
     request = Request(None, asked, command="quantize", output_file=folder / "quantized.onnx")
     build = build_of_one(request, download=False)
@@ -163,8 +163,10 @@ def keys(stages: Stages) -> dict[str, str]:
 
 
 def reached(before: Stages, after: Stages) -> set[str]:
-    """Stages whose key differs, or that only one of the two has. That a model comes from the stage before the one that
-    is gone counts as well: it is another input."""
+    """Return the stages whose key differs, or that only one of the two has.
+
+    This includes stages whose model now comes from an earlier stage because one was removed: that is another input.
+    """
     return differing(keys(before), keys(after))
 
 
@@ -173,7 +175,7 @@ def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
 
 
 class Warm:
-    """A recipe's file, and a store that has seen it: file digests are remembered, and its plan stands if nothing
+    """A recipe file, and a store that has planned it: digests are recorded, and the plan is valid if nothing
     changed.
     """
 
@@ -187,7 +189,7 @@ class Warm:
         return _stages(plan_request(self.request, self.store, download=False))
 
     def stands(self) -> bool:
-        """Whether it is planned without the recipe being resolved."""
+        """Return whether it is planned without resolving the recipe."""
 
         def not_needed(*_: object, **__: object) -> None:
             raise AssertionError("the plan was made anew")
@@ -201,7 +203,7 @@ class Warm:
         return True
 
     def cold(self) -> Stages:
-        """As whoever knows nothing would plan it."""
+        """Plan it without any cached state."""
         build = resolve.build_of(self.request, self.store.folder, download=False)
         return _stages(plan.plan_build(build, Fingerprints(MemoryRows())))
 
@@ -211,8 +213,9 @@ def _stages(planned: BuildGraph) -> Stages:
 
 
 def pretend_built(planned: BuildGraph, store: Store, scratch: Path) -> dict[str, str]:
-    """Put a record for every stage of *planned* into *store*, with made-up outputs; nothing is discovered. Returns the
-    keys, by node, of rounds only of the first.
+    """Store a record with made-up outputs for every stage of *planned*. Nothing is discovered.
+
+    Returns the keys by node; of rounds only the first.
     """
     known = BuildState(planned.graph, planned.sources)
     for node in planned.graph.nodes:

@@ -1,6 +1,4 @@
-"""Which stages each field of a recipe reaches, and each option of a run: written by hand, and held against the code by
-the tests beside it.
-"""
+"""The stages that each recipe field and each option reaches: written by hand, and compared with the code by tests."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _LOADER = {
     "model_type": "bert",
     "random_weights": {"seed": 0, "config": {"hidden_size": 32}},
 }
-# The one flag whose form depends on whether the model is compiled.
+# The only flag whose form depends on whether the model is compiled.
 _GELU = {"gelu_fusion": True}
 _INPUT = {"name": "input_ids", "dtype": "int32", "shape": [1, 8], "value_range": [0, 9]}
 
@@ -88,8 +86,8 @@ NOTHING = ""
 REFUSED = "refused"
 
 
-# Capabilities of each sort; what all of them come to is tested where they are chosen. ``false`` is read of what the
-# portable level does, ``true`` of what it does not do.
+# Capabilities of each kind; their combined effect is tested where they are chosen. ``false`` matters for those that the
+# portable level includes, ``true`` for those that it does not.
 _READ_OFF = {
     "constant_folding",
     "gelu_fusion",
@@ -112,7 +110,7 @@ TRIED = tuple(sorted(_READ_OFF | _READ_ON))
 
 
 def _told(capability: str, *stages: str) -> str:
-    """*stages*, and analyze where it asks about *capability*."""
+    """Return *stages*, and analyze if it considers *capability*."""
     return " ".join([*stages, *(["analyze"] if capability in ASKED_ABOUT else [])])
 
 
@@ -365,11 +363,11 @@ EDITS: tuple[Edit, ...] = (
     ("perf", "static", {"warmup": 1}, NOTHING),
 )
 
-# Sections that are another one again.
+# Sections that are equal to another one.
 AGAIN = {"compile.quant_config.": "quant.", "compile.ep_config.": "compile."}
 _RENAMED = {"compile.provider": "compile.execution_provider"}
 
-# The same for the options of a run, on top of a base recipe.
+# The same for options, on top of a base recipe.
 OPTIONS: tuple[Edit, ...] = (
     ("model", "static", "other", "export"),
     ("model", "folder", "same", NOTHING),
@@ -428,9 +426,9 @@ OPTIONS: tuple[Edit, ...] = (
     ("validate", "static", True, NOTHING),
     ("validate", "static", False, "validate finalize"),
     ("validate", "text", False, "calibrate validate finalize"),
-    # Of composite models alone.
+    # For composite models only.
     ("submodel", "static", "encoder", NOTHING),
-    # Of `quantize` alone.
+    # For `quantize` only.
     ("sensitivity", "static", True, NOTHING),
     ("random_weights", "static", True, NOTHING),
     ("random_weights", "folder", True, "export"),
@@ -440,7 +438,7 @@ OPTIONS: tuple[Edit, ...] = (
 
 
 def declared_name(field: str) -> str:
-    """Under which name the tables have *field*."""
+    """Return the name of *field* in the tables."""
     for prefix, section in AGAIN.items():
         if field.startswith(prefix):
             field = section + field.removeprefix(prefix)
@@ -448,17 +446,17 @@ def declared_name(field: str) -> str:
 
 
 def edited(recipe: Mapping[str, Any], field: str, value: Any) -> dict[str, Any]:
-    """*recipe* with another value for *field*; of a list of sections, in the first of them."""
+    """Return *recipe* with *value* for *field*; in a list of sections, in the first one."""
     result, place = within(recipe, field.split(".")[:-1])
     place[field.rpartition(".")[2]] = value
     return result
 
 
 def within(recipe: Mapping[str, Any], sections: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A copy of *recipe* that has *sections*, one in the other, and the innermost of them.
+    """Return a copy of *recipe* with the nested *sections*, and the innermost of them.
 
     Raises:
-        IndexError: for a list of sections that is empty.
+        IndexError: for an empty list of sections.
     """
     result: dict[str, Any] = copy.deepcopy(dict(recipe))
     place: Any = result
@@ -467,6 +465,6 @@ def within(recipe: Mapping[str, Any], sections: Sequence[str]) -> tuple[dict[str
             place[section] = {}
         place = place[section]
         place = place[0] if isinstance(place, list) else place
-        # Sections by names that the user gives.
+        # Sections with user-defined names.
         place = place.setdefault(_NODES, {}) if section == "node_overrides" else place
     return result, place

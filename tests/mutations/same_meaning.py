@@ -1,5 +1,6 @@
-"""Different values that mean the same, by field of a recipe and by option of a run: those have one key, all others one
-each. Written by hand, like the tables of what is reached.
+"""Values with equal meaning, by recipe field and option: they share one key, all others have distinct keys.
+
+Written by hand, like the tables of reached stages.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 from field_values import WORDS
 
-# Of a model that is ONNX already, a task says no more than whether it gives scores of classes.
+# For an ONNX model, a task only determines whether its outputs are class scores.
 _CLASSIFYING = ("text-classification", "fill-mask")
 _TASKS = ((None, "text-classification"), _CLASSIFYING, (None, *(word for word in WORDS if word not in _CLASSIFYING)))
 
@@ -17,7 +18,7 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "model": (("model", "same"),),
     "ep": ((None, "cpu"), (None, "qnn")),
     "device": (("auto", "cpu"), ("auto", "npu")),
-    # However many rounds there may be, those that add nothing are the first.
+    # Rounds that add nothing equal the first, whatever the limit.
     "max_optim_iterations": (tuple(range(1, 21)),),
     "loader.task": _TASKS,
     "loader.path": ((None, "model", "same"),),
@@ -35,7 +36,7 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "quant.nodes_to_exclude": ((None, []),),
     "quant.fp16_op_block_list": ((None, []),),
     "quant.seed": ((None, 0),),
-    # Without data of their own these folders are tables in JSON, the same in each.
+    # Without data these folders are JSON tables, identical in each.
     "quant.calibration_data": (("model", "same", "other"), ("data.txt", "same.txt")),
     "validate.input_data": (("model", "same", "other"),),
     "validate.min_sqnr_db": ((None, 0.5),),
@@ -54,7 +55,7 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
 SAME_OPTIONS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "model": ((None, "model", "same"),),
     "task": _TASKS,
-    # Without compile, a model for QNN is validated on the CPU; one for OpenVINO on that.
+    # Without compile, a model for QNN is validated on the CPU, one for OpenVINO on OpenVINO.
     "ep": ((None, "cpu"), (None, "qnn"), (None, "cpu", "qnn")),
     "device": ((None, "cpu"), (None, "qnn", "npu"), (None, "cpu", "qnn", "npu")),
     "precision": ((None, "fp16"), (None, "int4")),

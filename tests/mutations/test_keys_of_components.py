@@ -1,7 +1,7 @@
-"""Components of a composite model: what a recipe says of one reaches this one's stages, and of the other's none.
+"""Components of a composite model: settings of one component reach only its own stages.
 
-All are exported together, so what concerns the export reaches that; whether it goes on behind it is for the bytes of
-each component to say.
+All components are exported together, so export settings reach the shared export. Whether that propagates depends on the
+bytes of each component.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RECIPE: JsonRecipe = {
     "compile": {},
 }
 
-# A field of the section of the decoder, its value, and the stages of the decoder that it reaches.
+# A field of the decoder's section, its value, and the stages of the decoder that it reaches.
 EDITS = (
     ("precision", "fp16", "analyze calibrate quantize validate"),
     ("export", {}, NOTHING),
@@ -58,7 +58,7 @@ def planned(recipe: Mapping[str, Any], folder: Path, overrides: Overrides = NO_O
 
 
 def kept(stages: Stages) -> dict[str, str]:
-    """The keys of all stages that the settings of a build ask for again: what was searched for is in them."""
+    """Return the keys of all stages whose settings a build records: they include search results."""
     return {name: key for name, key in keys(stages).items() if not name.endswith(".analyze")}
 
 

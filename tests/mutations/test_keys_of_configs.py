@@ -1,6 +1,6 @@
-"""The other end of a key: every field of every stage's config is in it, and every one can be reached from a recipe.
+"""Every field of every stage's config is in its key, and every one can be reached from a recipe.
 
-A field that the config of a stage has, and that no recipe can change, is either dead or was forgotten on the way.
+A config field that no recipe can change is either dead or was forgotten.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_all_stages_are_looked_at() -> None:
 
 
 def filled(declared: Any) -> Any:
-    """A value of this type in which everything that may be there is there."""
+    """Return a value of this type with every optional part present."""
     kind: Any = next(sections_in(declared), None)
     if kind is None:
         return next(value for value in reversed(values(declared)) if value is not None)
@@ -47,7 +47,7 @@ def filled(declared: Any) -> Any:
 
 
 def variants(config: Any, path: list[str], declared: Any) -> Iterator[Any]:
-    """*config* with each other value at *path*, of type *declared*."""
+    """Yield *config* with every other value at *path*, of type *declared*."""
     name, *rest = path
     inner = getattr(config, name)
     if rest:
@@ -65,7 +65,7 @@ def variants(config: Any, path: list[str], declared: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("stage", "field"), FIELDS, ids=[f"{stage}: {field.path}" for stage, field in FIELDS])
 def test_every_field_of_a_config_is_in_the_key(stage: str, field: Field) -> None:
-    """No two values of it, among them null and none at all, have one key; and the stage gets what was hashed."""
+    """No two values, including null and absence, share a key, and the stage receives what was hashed."""
     config = filled(CONFIGS[stage])
     configs = [config_json(each) for each in (config, *variants(config, field.path.split("."), field.type))]
     distinct = {repr(each): each for each in configs}
@@ -84,7 +84,7 @@ def leaves_of(value: JsonValue, path: str = "") -> Iterator[tuple[str, JsonValue
 
 
 def test_every_field_of_a_config_can_be_reached_from_a_recipe(project: Path) -> None:
-    """By the edits in the table, each of which says what it reaches."""
+    """With the edits of the table, each of which states what it reaches."""
     moved: set[str] = set()
     for name, base, value, expected in EDITS:
         if expected == REFUSED:
@@ -93,19 +93,19 @@ def test_every_field_of_a_config_can_be_reached_from_a_recipe(project: Path) -> 
         for stage in before.keys() & after.keys():
             old, new = (dict(leaves_of(each[stage].config)) for each in (before, after))
             moved |= {f"{stage}: {leaf}" for leaf in {*old, *new} if old.get(leaf) != new.get(leaf)}
-    # What is in lists is seen with the list, and what is in mappings below it.
+    # Changes inside lists show in the list, changes inside mappings below the mapping.
     lists = ("export: export.input_tensors", "normalize: export.input_tensors", "quantize: quant.node_overrides")
     leaves = {f"{stage}: {field.path}" for stage, field in FIELDS if not field.section} | {*lists}
     leaves = {leaf for leaf in leaves if not leaf.startswith(tuple(f"{each}." for each in lists))}
-    # Only `quantize` gives the result another name than every build does, and ranks nodes.
+    # Only `quantize` names the result differently than every build does, and ranks nodes.
     leaves = {leaf for leaf in leaves if leaf != "finalize: file" and not leaf.startswith("sensitivity: ")}
-    # Only `analyze` tries on the target what no table has.
+    # Only `analyze` tries operators on the target that no table has.
     leaves = {leaf for leaf in leaves if not leaf.startswith(("analyze: analyze.learned", "analyze: analyze.lists"))}
     assert {leaf for leaf in leaves if not any(f"{each}.".startswith(f"{leaf}.") for each in moved)} == set()
 
 
 def test_sensitivity_reads_what_quantize_and_the_samples_of_validate_depend_on() -> None:
-    """Whatever is edited, what is ranked is what is quantized, on what it is judged by."""
+    """With any edit, the ranking uses the settings of quantize and the samples of validate."""
     quantize, validate = filled(CONFIGS["quantize"]), filled(CONFIGS["validate"])
     before = config_json(sensitivity_config(quantize, validate))
     changed = {field.path: field for field in fields_of(CONFIGS["quantize"]) if not field.section}

@@ -1,6 +1,6 @@
-"""Which stages another Python environment reaches, which the user names for a provider: those that run there.
+"""Another Python environment, which the user names for a provider, reaches the stages that run there.
 
-The environment is files, as an installer would leave them: nothing in it is started to plan.
+The environment consists of files, as an installer would leave them: planning starts nothing in it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_environment(folder: Path) -> None:
 
 @pytest.fixture
 def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Named in a configuration file beside it."""
+    """An environment named in a configuration file next to it."""
     make_environment(project / ".venv-openvino")
     (project / "config.toml").write_text('[ep.openvino]\nenvironment = ".venv-openvino"\n')
     monkeypatch.setenv(CONFIG_VARIABLE, str(project / "config.toml"))
@@ -87,7 +87,7 @@ def another_package(environment: Path) -> None:
     ("edit", "expected"),
     [
         (another_build_of_onnxruntime, THERE),
-        # compile itself uses no numpy
+        # compile itself does not use numpy
         (another_package_that_the_work_uses, {"validate"}),
         (the_same_version_with_another_library, THERE),
         (a_library_more, THERE),
@@ -149,7 +149,7 @@ def test_what_changes_here_reaches_nothing_that_runs_there(
     (project / "packages" / plugin_of(QNN) / LIBRARY).write_bytes(b"a fix for the other provider")
     after = {name: stages_of(recipe, project) for name, recipe in RECIPES.items()}
     assert not reached(before["openvino"], after["openvino"]) & THERE
-    assert reached(before["openvino"], after["openvino"])  # what runs here
+    assert reached(before["openvino"], after["openvino"])  # stages that run here
     assert reached(before["qnn"], after["qnn"]) >= THERE
 
 
@@ -166,7 +166,7 @@ def test_where_it_lies_and_who_names_it_reaches_nothing(
 
 @pytest.mark.usefixtures("settled")
 def test_a_plan_does_not_outlive_the_configuration(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At first OpenVINO is a plugin here."""
+    """Initially OpenVINO is a plugin here."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "settings"))
     monkeypatch.setenv("LOCALAPPDATA", str(project / "settings"))
     make_environment(project / "other")

@@ -1,8 +1,8 @@
-"""Which stages an edit reaches: every field of a recipe and every option of a run.
+"""The stages that an edit reaches: every field of a recipe and every option of a run.
 
-A field that a stage reads and that is not in its key gives a wrong hit, one that is in its key and not read a needless
-run. ``reach`` says by hand how it should be. Values come from the types of the fields: a field that is added is covered
-as soon as it is there, and fails here until the table says which stages it reaches.
+A field that a stage reads without having it in its key gives a wrong hit; one in the key that is not read gives a
+needless run. ``reach`` states by hand what is right. Values come from the types of the fields: a new field is covered
+automatically, and fails here until the table lists the stages that it reaches.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from winml_dag.pipeline.request import Overrides
 from winml_dag.recipe.schema import Recipe
 
 _ON_FURTHER_BASES = 4
-# Read by no stage of this version; refused by the schema where they are wrong.
+# Read by no stage of this version; the schema rejects wrong values.
 UNREAD = ("eval", "perf")
-# Keys that the schema's types do not tell.
+# Keys that the schema's types do not declare.
 FLAGS = tuple(Field(f"optim.{flag}", bool, section=False) for flag in TRIED)
 _OPTIM = Field("optim", Mapping[Literal[TRIED], bool], section=True)
-# Stages that a recipe declares itself, and the components of a composite model, have tests of their own.
+# User-defined stages and the components of a composite model have tests of their own.
 FIELDS = tuple(
     _OPTIM if field.path == "optim" else field
     for field in fields_of(Recipe)
@@ -62,13 +62,13 @@ def test_every_field_of_a_recipe_is_in_the_table() -> None:
 
 
 def is_refused(name: str) -> bool:
-    """Whether this version cannot do what the field asks for, so that it has no other value yet."""
+    """Return whether this version does not support the field, so that it has no other value yet."""
     return {stages for field, _, _, stages in EDITS if field == name} == {REFUSED}
 
 
 @dataclasses.dataclass
 class Found:
-    """What came of all values of one field on all bases: stages reached, values with one key, all that were taken."""
+    """The result for all values of a field on all bases: stages reached, values sharing a key, accepted values."""
 
     reach: set[str] = dataclasses.field(default_factory=set)
     same: list[list[Any]] = dataclasses.field(default_factory=list)
@@ -82,7 +82,7 @@ class Found:
             self.taken.add(repr(value))
             self.reach |= differing(one, other)
             by_keys.setdefault(json.dumps(other), []).append(value)
-        if len(by_keys) > 1:  # where the field says nothing, all values are the same
+        if len(by_keys) > 1:  # where the field has no effect, all values are equal
             self.same += [group for group in by_keys.values() if len(group) > 1]
 
     def undeclared(self, declared: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
@@ -90,8 +90,9 @@ class Found:
 
 
 def values_by_turns(declared: Any) -> Iterator[list[Any]]:
-    """All values for the first base, and for each further one the next few. Most are words that mean the same to the
-    field: all of them on all bases would be 100,000 plans.
+    """Yield all values for the first base, and for each further base the next few.
+
+    Most are words with equal meaning to the field: all of them on all bases would be 100,000 plans.
     """
     every = values(declared)
     yield every
@@ -100,7 +101,7 @@ def values_by_turns(declared: Any) -> Iterator[list[Any]]:
 
 
 def try_values(field: Field, project: Path, turns: Iterator[list[Any]]) -> Found:
-    """*turns*: the values for each base that has, or can be given, the section of the field."""
+    """Try *turns*, the values for each base that has, or can be given, the field's section."""
     found = Found()
     *sections, name = field.path.split(".")
     for base in list(BASES.values())[: 1 if field.path.startswith(UNREAD) else None]:
@@ -108,7 +109,7 @@ def try_values(field: Field, project: Path, turns: Iterator[list[Any]]) -> Found
             recipe, place = within(base, sections)
             before = stages_of(recipe, project)
         except (WinmlDagError, IndexError, AttributeError):
-            continue  # the base says otherwise: quant twice, random weights of a model that is there
+            continue  # the base conflicts: quant twice, random weights for an existing model
         found.add(before, planned(recipe, place, name, next(turns), project))
     return found
 
@@ -116,7 +117,7 @@ def try_values(field: Field, project: Path, turns: Iterator[list[Any]]) -> Found
 def planned(
     recipe: Mapping[str, Any], place: dict[str, Any], name: str, tried: Iterable[Any], project: Path
 ) -> Iterator[tuple[Any, Stages]]:
-    """Each value that *recipe* takes, at *place* in it, and what comes of it."""
+    """Yield each value that *recipe* accepts at *place*, and the resulting stages."""
     for value in tried:
         place[name] = value
         if (after := unless_refused(recipe, project)) is not None:
@@ -132,7 +133,7 @@ def unless_refused(recipe: Mapping[str, Any], project: Path, overrides: Override
 
 @pytest.mark.parametrize("field", [*FIELDS, *FLAGS], ids=lambda field: field.path)
 def test_all_values_of_a_field_reach_what_the_table_says(project: Path, field: Field) -> None:
-    """Together they reach all of it and no more, and no two have one key unless the table calls them the same."""
+    """Together they reach exactly the listed stages, and no two share a key unless the table declares them equal."""
     name = declared_name(field.path)
     found = try_values(field, project, values_by_turns(field.type))
     if field.path.startswith(UNREAD):
@@ -140,11 +141,11 @@ def test_all_values_of_a_field_reach_what_the_table_says(project: Path, field: F
         assert len(found.taken) > 1
         return
     expected = declared_reach(name)
-    if field.section or name == "compile.provider_options":  # what is in them has tests of its own
+    if field.section or name == "compile.provider_options":  # their contents have tests of their own
         inside = [declared_reach(declared_name(each.path)) for each in FIELDS if each.path.startswith(f"{field.path}.")]
         assert found.reach <= expected.union(*inside)
     else:
-        if found.reach != expected:  # which some values show on some bases only
+        if found.reach != expected:  # some values show it on some bases only
             found = try_values(field, project, repeat(values(field.type)))
         assert found.reach == expected
         assert found.undeclared(SAME.get(name, ())) == []
@@ -152,7 +153,7 @@ def test_all_values_of_a_field_reach_what_the_table_says(project: Path, field: F
 
 
 OVERRIDES = tuple(fields_of(Overrides))
-# Fields of a section: what they are is for the section to say.
+# Fields of a section, which the section's tests cover.
 SETTINGS = ("settings",)
 
 
@@ -167,7 +168,7 @@ def test_every_option_is_in_the_table() -> None:
     assert {name for name, *_ in OPTIONS} == {field.path for field in OVERRIDES}
 
 
-# Of the settings of quant, the fields of quant tell all values.
+# Of the settings of quant, the fields of quant cover all values.
 @pytest.mark.parametrize("field", [f for f in OVERRIDES if f.path not in SETTINGS], ids=lambda field: field.path)
 def test_all_values_of_an_option_reach_what_the_table_says(project: Path, field: Field) -> None:
     found = Found()

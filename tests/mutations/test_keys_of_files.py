@@ -1,7 +1,7 @@
-"""Which stages a change of a file reaches: of weights, data, code, options, and of what says which files these are.
+"""The stages that a file change reaches: weights, data, code, options, and references to these files.
 
-Each change is planned three times: by a store that has planned the project before and remembers digests and the plan
-itself, by one that knows nothing, and by the first again when all has been put back.
+Each change is planned three times: by a store that has planned the project before and has recorded digests and the
+plan, by one without cached state, and by the first again after everything was restored.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Change = Callable[[Path], object]
 
 
 def same_size_and_time(path: Path) -> None:
-    """What an editor does that keeps a file's size and puts its time back."""
+    """Edit like an editor that keeps a file's size and restores its time."""
     status = path.stat()
     flip_a_bit(path)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def replace_by_another_file(path: Path) -> None:
-    """What `git checkout` and most editors do: another file, with another inode, under the same name."""
+    """Edit like `git checkout` and most editors: another file, with another inode, under the same name."""
     flip_a_bit(path)
     content = path.read_bytes()
     path.unlink()
@@ -41,7 +41,7 @@ def rename_a_shard(folder: Path) -> None:
 
 
 def shard_a_single_file(folder: Path) -> None:
-    """An index is read before a single file: the folder's own names decide which of its files count."""
+    """An index takes precedence over a single file: the names in the folder decide which files count."""
     put(folder / "part.safetensors", b"part")
     index = {"weight_map": {"a": "part.safetensors"}}
     put(folder / "model.safetensors.index.json", json.dumps(index).encode())
@@ -58,14 +58,14 @@ def edit_graph(path: Path) -> None:
 
 
 def rename_in_recipe(project: Path, old: str, new: str, end: str = "") -> None:
-    """Rename a file, and call it by its new name. *end* is what follows it in the recipe, if that tells it apart."""
+    """Rename a file, in the recipe too. *end* is the text after its name in the recipe, if needed to identify it."""
     (project / old).rename(project / new)
     recipe = project / "recipe.json"
     recipe.write_text(recipe.read_text().replace(f'"{old}{end}', f'"{new}{end}'))
 
 
 def link_to_other_weights(folder: Path) -> None:
-    """The hub cache has links in its snapshots: where one leads is what counts."""
+    """Snapshots in the hub cache contain links: only the target counts."""
     put(folder.parent / "blobs" / "b2", b"weights of another revision")
     (folder / "model.safetensors").unlink()
     try:
@@ -74,7 +74,7 @@ def link_to_other_weights(folder: Path) -> None:
         pytest.skip("links need a permission here")
 
 
-# What is done to which project, and the stages that it reaches.
+# The change, its project, and the stages that it reaches.
 MUST_CHANGE: dict[str, tuple[str, Change, str]] = {
     "a byte of weights": ("safetensors", lambda at: flip_a_bit(at / "safetensors/model.safetensors"), "export"),
     "the first byte": ("safetensors", lambda at: flip_a_bit(at / "safetensors/model.safetensors", 0), "export"),

@@ -1,6 +1,6 @@
-"""Stages that a recipe declares itself: which of their fields, programs, scripts and files reach which of them.
+"""User-defined stages: which of their fields, programs, scripts and files reach which stages.
 
-One recipe has all ways of doing work: a command, a function, a plug-in, and one of our stages that reads from theirs.
+One recipe has all kinds of work: a command, a function, a plug-in, and a built-in stage that reads their outputs.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_an_edit_reaches_exactly_the_stages_that_read_the_field(own: Path, edit:
         own / "packages" / "flattener-1.0.dist-info" / "entry_points.txt",
         b"[winml_dag.stages]\nflatten = shrink_plugin:SHRINK\n",
     )
-    sys.path.append(sys.path.pop())  # as it is: what is installed is looked up once for each search path
+    sys.path.append(sys.path.pop())  # unchanged: installed packages are looked up once per search path
     assert reached(stages_of(RECIPE, own), stages_of(edited(RECIPE, f"stages.{field}", value), own)) == set(
         expected.split()
     )
@@ -155,17 +155,17 @@ def test_every_field_of_a_stage_is_in_the_table() -> None:
 @pytest.mark.parametrize("field", list(fields_of(StageEntry)), ids=lambda field: field.path)
 @pytest.mark.parametrize("stage", ["prepare", "tool", "train", "shrink"])
 def test_all_values_of_a_field_reach_that_stage_and_no_other(own: Path, stage: str, field: Any) -> None:
-    """And no two have one key, unless the field is the time limit."""
+    """No two values share a key, unless the field is the time limit."""
     before = stages_of(RECIPE, own)
     found: list[Stages] = []
     for value in values(field.type):
         if (stage, field.path, value) == ("shrink", "config", None):
-            continue  # a plug-in has a config in any case
+            continue  # a plug-in always has a config
         try:
             found.append(stages_of(edited(RECIPE, f"stages.{stage}.{field.path}", value), own))
         except WinmlDagError:
             continue
-    # A plug-in names its files as it likes; where they go concerns only who reads them there.
+    # A plug-in names its files freely; their destination concerns only their readers.
     reads = {"timeout": None, "outputs": "report" if stage == "shrink" else stage}.get(field.path, stage)
     assert all(reached(before, after) <= {reads} for after in found)
     different = {keys(after).get(reads) for after in found}

@@ -1,5 +1,6 @@
-"""A cell of a sweep has the keys of the recipe that somebody would have written for it, wherever that lies; and an edit
-of one field in a sweep reaches the cells that have it, and no other.
+"""A cell of a sweep has the same keys as the equivalent single recipe in any folder.
+
+An edit of one field in a sweep reaches only the cells that have it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SWEEP: Mapping[str, Any] = {
     "overrides": [{"when": {"precision": "w8*", "data": "many"}, "quant": {"per_channel": True}}],
 }
 ALL = {"fp16/few", "fp16/many", "w8a8/few", "w8a8/many", "w8a16/few"}
-# Where a field is edited, its new value, and the cells that it reaches.
+# Path of the edited field, its new value, and the cells that it reaches.
 EDITS: Mapping[str, tuple[tuple[str | int, ...], Any, set[str]]] = {
     "a key of all": (("validate", "samples"), 3, ALL),
     "a key of all that only some read": (
@@ -58,7 +59,7 @@ EDITS: Mapping[str, tuple[tuple[str | int, ...], Any, set[str]]] = {
 
 
 def cells_of(said: Mapping[str, Any], folder: Path) -> dict[str, Stages]:
-    """By name, the stages of every cell of a sweep in *folder*."""
+    """Return the stages of every cell of a sweep in *folder*, by name."""
     path = folder / "sweep.json"
     path.write_text(json.dumps(said), encoding="utf-8")
     found: dict[str, Stages] = {}
@@ -99,7 +100,7 @@ def test_an_edit_reaches_the_cells_that_have_the_field(
     path, value, reached = EDITS[name]
     after = list(cells_of(edited(path, value), model_folder).values())
     before = [keys(stages) for stages in unedited.values()]
-    # By place: the edit of a plain value is one of its label, too.
+    # Compared by position: an edit of a plain value also changes its label.
     found = {cell for cell, one, other in zip(unedited, before, after, strict=True) if one != keys(other)}
     assert found == reached
 
@@ -116,7 +117,7 @@ def test_cells_have_the_keys_of_recipes_written_by_hand(model_folder: Path, uned
 
 
 def test_a_base_in_another_folder_gives_the_keys_that_it_has_alone(project: Path) -> None:
-    """Whichever files it names: they are those beside it, not those beside the sweep."""
+    """File names in a base are relative to the base, not to the sweep."""
     (project / "sweeps").mkdir()
     for name, recipe in BASES.items():
         (project / "base.json").write_text(json.dumps(recipe), encoding="utf-8")

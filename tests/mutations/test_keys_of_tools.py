@@ -1,4 +1,4 @@
-"""Which stages a tool reaches: packages, execution providers and their libraries, the stages' own versions.
+"""The stages that a tool reaches: packages, execution providers and their libraries, and the stages' own versions.
 
 Packages and libraries are files on the search path, as an installer would leave them; nothing is imported from them.
 """
@@ -23,7 +23,7 @@ from winml_dag.ep.registry import QNN, runtime_builds
 from winml_dag.pipeline import line
 
 RUNTIME_BUILDS = runtime_builds()
-# Whose version reaches which stages, in "static" and, where that differs, with data of some kind. All others: none.
+# The stages that a version reaches in "static" and, where that differs, with some kind of data. All others: none.
 PACKAGES = {
     "torch": "export",
     "transformers": "export",
@@ -35,9 +35,9 @@ PACKAGES = {
     **dict.fromkeys(RUNTIME_BUILDS, "optimize calibrate quantize compile validate"),
     "onnxruntime-qnn": "compile validate",
 }
-# Those that reach the ranking of nodes.
+# Packages that reach the ranking of nodes.
 PACKAGES_OF_SENSITIVITY = ("onnx-ir", "onnx", "numpy", "onnxruntime", *RUNTIME_BUILDS, "matplotlib")
-# Those that reach normalize, which "static" does not have.
+# Packages that reach normalize, which "static" does not have.
 PACKAGES_OF_NORMALIZE = ("onnx", "numpy", "onnxruntime", *RUNTIME_BUILDS)
 _TOKENIZER = {
     "transformers": "export calibrate validate",
@@ -52,15 +52,15 @@ PACKAGES_WITH_DATA: Mapping[str, Mapping[str, str]] = {
     "rows/train.jsonl": {**_TOKENIZER, **_IMAGES},
     "rows.parquet": {**_TOKENIZER, **_IMAGES, "pyarrow": "calibrate validate"},
 }
-# Imported by the work of a stage, and not in its key, because none of its bytes come from there.
+# Imported by the work of a stage but not in its key, because they do not affect its output bytes.
 SHAPES_NOTHING = {
-    ("export", "numpy"),  # compares what the exported model computes with what PyTorch does
+    ("export", "numpy"),  # compares the outputs of the exported model with PyTorch's
     ("export", "onnxruntime"),  # runs the exported model for that
-    # A digest is what it is in every version.
+    # A digest is the same in every version.
     *((stage, "xxhash") for stage in ("calibrate", "validate", "sensitivity")),
-    # Reads winml-cli's tables, whose values are what they are in every version.
+    # Reads winml-cli's tables, whose values are the same in every version.
     ("analyze", "pyarrow"),
-    # Says where the user's configuration file is.
+    # Locates the user's configuration file.
     *((stage, "platformdirs") for stage in STAGES),
 }
 _IMPORTED_AS = {
@@ -72,7 +72,7 @@ _IMPORTED_AS = {
 
 @dataclasses.dataclass
 class Installation:
-    """Installs packages as an installer does, each time in a folder of its own at the front of the search path."""
+    """Installs packages as an installer does, each time in a separate folder at the front of the search path."""
 
     folder: Path
     monkeypatch: pytest.MonkeyPatch
@@ -135,24 +135,24 @@ def test_every_package_that_a_stage_declares_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_declares_every_package_that_its_work_imports(stage: str) -> None:
-    """Found in the source text of the work and of what it imports from here, wherever in a file the import stands."""
+    """Found in the source of the work and of its imports from this package, anywhere in a file."""
     readers = [item for packages in PACKAGES_WITH_DATA.values() for item in packages.items()]
-    # The ranking of nodes reads the data that validate reads.
+    # The ranking of nodes reads the same data as validate.
     reader = "validate" if stage == "sensitivity" else stage
     with_data = {package for package, stages in readers if reader in stages.split()}
     known = {*STAGES[stage].packages, *with_data, *(package for name, package in SHAPES_NOTHING if name == stage)}
     found = {_IMPORTED_AS.get(name, name) for name in foreign_imports(STAGES[stage].work.partition(":")[0])}
     assert found - known == set()
     if stage != "finalize":
-        assert found & known  # it looks at the right files
+        assert found & known  # it reads the right files
 
 
-# What is below stages, but for the engine and the store, which touch no content.
+# Packages below stages, except the engine and the store, which do not affect content.
 _ROOMS = ("winml_dag.stages", "winml_dag.onnxmodel", "winml_dag.ep")
 
 
 def foreign_imports(module: str) -> set[str]:
-    """Top-level names of the packages that *module*, and all that it imports of ours, import when they work."""
+    """Return top-level names of the packages that *module* and its imports from this package import when they run."""
     found, seen, to_read = set(), {module}, [module]
     while to_read:
         for name in imports_in(source_file(to_read.pop())):

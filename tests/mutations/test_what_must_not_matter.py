@@ -1,7 +1,7 @@
-"""What must change no key: where, when, by whom and how loudly a build is planned, and how a recipe is spelled.
+"""What must change no key: where, when, by whom and how verbosely a build is planned, and the spelling of a recipe.
 
-Surroundings are real: the command runs in them, against a cache that has a result for every key. A key that differed
-would be missed there, and so be told apart from all others.
+The environments are real: the command runs in them, with a cache that has a result for every key. A key that differed
+would be a cache miss, and so be noticed.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ model: safetensors/../safetensors
 
 ELSEWHERE = "somebody else's Prüfstand 模型/a/b c"
 
-# Of the cells of this sweep, no stage of a build tells one from another.
+# No build stage differs between the cells of this sweep.
 AS_SWEEP = "{base: recipe.json, matrix: {perf.iterations: [5, 7]}}"
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """How the command is called: *arguments* in place of the usual ones, in *folder*, for the project *at*.
+    """How to call the command: with *arguments* instead of the usual ones, in *folder*, for the project *at*.
 
-    ``options``: which options of the command this is about.
+    ``options``: the command's options that this covers.
     """
 
     arguments: tuple[str, ...] = ("plan", "-c", "recipe.json", "-o", "out")
@@ -129,7 +129,7 @@ SURROUNDINGS: Mapping[str, Surroundings] = {
     ),
 }
 
-# With a remote all keys are others, since all digests are; which one it is reaches nothing.
+# With a remote all keys differ, since all digests do. Which remote it is reaches nothing.
 _SIGNED = {"WINML_DAG_REMOTE_ACCEPT_UNSIGNED": "1"}
 REMOTES: Mapping[str, Surroundings] = {
     "off": Surroundings(
@@ -150,7 +150,7 @@ REMOTES: Mapping[str, Surroundings] = {
 
 @pytest.mark.slow
 def test_surroundings_reach_nothing(tmp_path: Path) -> None:
-    """All at once: the command takes half a second each time."""
+    """In one test: the command takes half a second each time."""
     project = tmp_path / "project"
     make_project(project)
     make_files(project)
@@ -173,7 +173,7 @@ def test_surroundings_reach_nothing(tmp_path: Path) -> None:
     shared = {name: run_in(tmp_path, each) for name, each in REMOTES.items()}
     assert shared == dict.fromkeys(REMOTES, shared["off"])
     assert not isinstance(shared["off"], str)
-    # Nothing of it was really built, so the key of the first stage is all that is known.
+    # Nothing was really built, so only the key of the first stage is available.
     assert {key for _, key in shared["off"].values()}.isdisjoint(key for _, key in expected.values())
     assert shared["off"].keys() == {"export"}
 
@@ -189,7 +189,7 @@ def fill_cache(project: Path, cache: Path, scratch: Path) -> dict[str, str]:
 
 
 def run_in(folder: Path, wanted: Surroundings) -> dict[str, tuple[str, str]] | str:
-    """The status and key of every stage; or what the command said when it failed."""
+    """Return the status and key of every stage, or the output of a command that failed."""
     project, cache = folder / wanted.at, folder / wanted.cache
     arguments = [argument.format(project=project, cache=cache) for argument in wanted.arguments]
     named = "--cache-dir" in arguments
@@ -215,9 +215,11 @@ def run_in(folder: Path, wanted: Surroundings) -> dict[str, tuple[str, str]] | s
 
 
 def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
-    """``--rebuild`` runs every stage under the key that it has, which tests of the engine show; ``--retry-failed``
-    chooses cells by what became of them, which tests of sweeps do; ``--scheduler`` names one, as tests of clusters do;
-    ``--check-inputs`` needs strace, which tests of the engine use; ``--overwrite`` is about files that lie in the way.
+    """Options that are tested elsewhere are excluded.
+
+    ``--rebuild`` runs every stage under its key (tests of the engine); ``--retry-failed`` chooses cells by their
+    results (tests of sweeps); ``--scheduler`` names one (tests of clusters); ``--check-inputs`` needs strace (tests of
+    the engine); ``--overwrite`` is about files in the way.
     """
     tried = {name for each in (*SURROUNDINGS.values(), *REMOTES.values()) for name in each.options}
     about_keys = {field.name for field in fields(Overrides)}
@@ -227,7 +229,7 @@ def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
     assert {option.name for option in build_command.params} - about_keys - elsewhere == tried
 
 
-# Base, and two ways to say the same.
+# Base, and two spellings of the same.
 SPELLINGS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "case of a provider": ("static", {"ep": "QNN"}, {"ep": "qnn"}),
     "a provider's whole name": ("static", {"ep": "QNNExecutionProvider"}, {"ep": "qnn"}),

@@ -1,7 +1,7 @@
-"""A project with a finished build of a small transformer for QNN, as every scenario finds it.
+"""A project with a finished build of a small transformer for QNN, the start of every scenario.
 
-The model is real (BERT with two small layers) and so is every stage; it is built once, and each test gets a copy of the
-folder, the cache included.
+The model is real (BERT with two small layers) and so is every stage. It is built once, and each test gets a copy of the
+folder, including the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECIPE: dict[str, Any] = {
     "quant": {"samples": 8},
 }
 
-# In a process of its own: torch and transformers stay out of the test process, which runs builds.
+# Runs in a separate process, to keep torch and transformers out of the test process, which runs builds.
 _SAVE_MODEL = """
 import sys, torch
 from transformers import BertConfig, BertForSequenceClassification
@@ -47,7 +47,7 @@ model.save_pretrained(sys.argv[1])
 
 @dataclass
 class Result:
-    """What one build or plan said."""
+    """The output of one build or plan."""
 
     code: int
     value: dict[str, Any]
@@ -69,8 +69,9 @@ class Result:
 
 
 class Project:
-    """A folder with a recipe, a model and a cache, and the command line in it: a process for each command, and for each
-    stage, or that of *commands* for all.
+    """A folder with a recipe, a model and a cache, and the command line in it.
+
+    By default there is a process per command and per stage; with *commands*, that process runs all of them.
     """
 
     def __init__(self, folder: Path, commands: OneProcess | None = None) -> None:
@@ -120,7 +121,7 @@ class Project:
         return subprocess.CompletedProcess(arguments, said.code, said.out, said.messages)
 
     def with_processes(self) -> Project:
-        """The same, for what is about processes."""
+        """Return the same project with separate processes, for tests about processes."""
         return Project(self.folder)
 
     def python(self, script: str) -> subprocess.CompletedProcess[str]:
@@ -155,7 +156,7 @@ class Project:
 
 @pytest.fixture(scope="session")
 def commands() -> Iterator[OneProcess | None]:
-    """A process for commands, where a thread can have a current folder of its own."""
+    """A process for commands, on systems where a thread can have its own current folder."""
     if sys.platform != "linux":
         yield None
         return
@@ -166,7 +167,7 @@ def commands() -> Iterator[OneProcess | None]:
 
 @pytest.fixture(scope="session")
 def built_project(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """The project after its first build, one for all processes of a test run; not to be changed, see ``project``."""
+    """The project after its first build, shared by all processes of a test run. Do not change it; see ``project``."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
@@ -190,8 +191,11 @@ def _build_first(project: Project) -> None:
 
 @pytest.fixture
 def project(built_project: Project, tmp_path: Path, commands: OneProcess | None) -> Project:
-    """A copy of the built project for one test. The scope that builds are remembered under is the output folder's path,
-    so the copy is brought up to date once: nothing runs for that, and nothing is put together anew."""
+    """A copy of the built project for one test.
+
+    Recorded builds are identified by the path of the output folder, so the copy is brought up to date once: this runs
+    no stage and writes no output.
+    """
     folder = tmp_path / "project"
     shutil.copytree(built_project.folder, folder)
     copy = Project(folder, commands)

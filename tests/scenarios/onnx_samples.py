@@ -1,4 +1,4 @@
-"""Small ONNX models for scenarios that begin with one."""
+"""Small ONNX models for scenarios that start with one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 def perceptron(path: Path, *, width: int = 64, classes: int = 16, seed: int = 0) -> Path:
-    """``logits = relu(x W1 + b1) W2 + b2`` for ``x`` of ``[4, width]``: every precision takes it, and so does QNN."""
+    """Save ``logits = relu(x W1 + b1) W2 + b2`` for ``x`` of ``[4, width]``, which every precision and QNN supports."""
     random = np.random.default_rng(seed)
 
     def weights(name: str, *shape: int) -> TensorProto:
@@ -35,7 +35,7 @@ def perceptron(path: Path, *, width: int = 64, classes: int = 16, seed: int = 0)
 
 
 def samples(path: Path, *, scale: float = 1.0, width: int = 64, count: int = 8) -> Path:
-    """Calibration data for :func:`perceptron`."""
+    """Save calibration data for :func:`perceptron`."""
     random = np.random.default_rng(1)
     np.savez(path, x=(scale * random.normal(size=(count, 4, width))).astype(np.float32))
     return path
@@ -44,7 +44,9 @@ def samples(path: Path, *, scale: float = 1.0, width: int = 64, count: int = 8) 
 def foreign(
     path: Path, *, batch: str | int | None, side: str | int = 8, opset: int = 17, last: str = "Identity"
 ) -> Path:
-    """A small network for ``x`` of ``[batch, 3, side, side]``, whose batch its nodes look up, as exporters leave it."""
+    """Save a small network for ``x`` of ``[batch, 3, side, side]``, whose nodes look up the batch, as exporters leave
+    it.
+    """
     random = np.random.default_rng(0)
 
     def weights(name: str, *shape: int) -> TensorProto:

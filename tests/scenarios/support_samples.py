@@ -1,4 +1,4 @@
-"""A model whose GELU is spelled out, and tables of support for a target that lacks an operator."""
+"""A model with a decomposed GELU, and support tables for a target that lacks an operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ABOUT = About("CPUExecutionProvider", "cpu", "1", "", "1", "1", {}, emulated=Fa
 
 
 def with_gelu(path: Path) -> None:
-    """``logits = gelu(x W1) W2``, spelled out."""
+    """Save ``logits = gelu(x W1) W2``, with a decomposed GELU."""
     random = np.random.default_rng(0)
     weights = {"w1": random.normal(size=(8, 8)), "w2": random.normal(size=(8, 4))}
     constants = {**weights, "root": np.sqrt(2.0), "one": 1.0, "half": 0.5}
@@ -39,7 +39,7 @@ def with_gelu(path: Path) -> None:
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [4, 4])],
         [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in constants.items()],
     )
-    # Below opset 20 the standard has no Gelu, and nothing fuses one unasked.
+    # Below opset 20 the standard has no Gelu, and nothing fuses one by default.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     # With the shapes of all values, which the table is made from.
     onnx.save(onnx.shape_inference.infer_shapes(model), path)
@@ -52,12 +52,12 @@ def _cases(path: Path) -> Iterable[Case]:
 
 
 def write_table(path: Path, models: Sequence[Path], fails: str) -> None:
-    """The table *path* of a CPU that runs all that is in *models* but the operator *fails*."""
+    """Write the table of a CPU that runs everything in *models* except the operator *fails* to *path*."""
     rows: dict[tuple[str, str], list[tuple[Case, Outcome]]] = {}
     for model in models:
         for case in _cases(model):
             runs = case.op_type != fails
-            # In so many cases that a failure counts.
+            # Enough cases for a failure to count.
             rows.setdefault((case.domain, case.op_type), []).extend([(case, Outcome(runs, runs))] * 3)
     evidence = {operator: evidence_of(of_one, {"approximate": "none"}) for operator, of_one in rows.items()}
     path.write_bytes(table_bytes(_ABOUT, evidence))

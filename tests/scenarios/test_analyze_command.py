@@ -1,4 +1,4 @@
-"""``winml-dag analyze``: a model on targets that were measured, and on one that is asked now; live and cached."""
+"""``winml-dag analyze``: a model on targets with tables, and on one that is queried directly; live and cached."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GELU = (
     "{ p = Pow(x, three) q = Mul(p, bend) s = Add(x, q) t = Mul(s, steep) f = Tanh(t) a = Add(f, one) h = Mul(x, half) "
     "y = Mul(h, a) }"
 )
-# Of classical machine learning, which no table has.
+# From classical machine learning, which no table covers.
 UNKNOWN = (
     '<ir_version: 8, opset_import: ["": 20, "ai.onnx.ml": 3]> g (float[2, 4] x) => (float[2, 4] y) '
     '{ n = Relu(x) y = ai.onnx.ml.Normalizer <norm = "L2"> (n) }'
@@ -59,7 +59,7 @@ Analyze = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def analyzed(shared: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Analyze:
-    """Run the command in this process, in which it costs no start; stages have processes of their own."""
+    """Runs the command in this process, without startup cost; stages have separate processes."""
     monkeypatch.chdir(shared.folder)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(shared.cache))
     monkeypatch.setenv(SUPPORT_VARIABLE, str(shared.folder / "support"))

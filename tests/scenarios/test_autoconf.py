@@ -1,6 +1,6 @@
-"""The search for capabilities in whole builds: what analyze discovers is applied, judged again, told and written down.
+"""The capability search in whole builds: discoveries of analyze are applied, analyzed again, reported and recorded.
 
-What the target takes is in a table of the test's own: it has measured a CPU on which Erf does not run, and Gelu does.
+A table of the test describes the target: a CPU on which Gelu runs but Erf does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support_samples import with_gelu, write_table
 
 @dataclass
 class Said:
-    """What one command said: its exit code, the one object on stdout, and what it told people."""
+    """The result of one command: its exit code, the object on stdout, and its messages to people."""
 
     code: int
     value: dict[str, Any]
@@ -37,7 +37,7 @@ class Said:
 
 
 class Folder:
-    """A folder with models, a cache and tables of support, and the command line in it."""
+    """A folder with models, a cache and support tables, and the command line in it."""
 
     def __init__(self, folder: Path, commands: OneProcess | None) -> None:
         self.folder = folder
@@ -74,12 +74,12 @@ PLAIN = ("build", "-m", "plain.onnx", "--ep", "cpu", "-p", "fp32", "-o", "plain"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Folder:
-    """Two models, one with a GELU, and a table of all that is in them and what becomes of that: Erf alone fails."""
+    """Two models, one with a GELU, and a table of all their operators: only Erf fails."""
     folder = Folder(tmp_path_factory.mktemp("autoconf"), commands)
     (folder.folder / "tables").mkdir()
     with_gelu(folder.folder / "gelu.onnx")
     perceptron(folder.folder / "plain.onnx")
-    # A cache of its own: what is measured here is not to be found later.
+    # A separate cache, so that these results are not found later.
     fusing = ("optimize", "-m", "gelu.onnx", "--no-validate", "--cache-dir", "measured", "--enable-gelu-fusion")
     folder.run(*fusing, "-o", "fused.onnx")
     assert "Gelu" in folder.operators("fused.onnx")
@@ -91,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) 
 
 @dataclass(frozen=True)
 class Built:
-    """The folder with both models built, and what the builds said."""
+    """The folder with both models built, and the output of the builds."""
 
     folder: Folder
     gelu: Said
@@ -134,7 +134,7 @@ def test_a_build_from_the_settings_gives_the_same_bytes_without_a_search(built: 
 
 
 def test_an_end_of_the_search_costs_nothing_and_is_not_told_of(built: Built) -> None:
-    """Not even where every stage is to run: what a round has made is not made again."""
+    """Even if every stage has to run: a completed round does not run again."""
     line = ["optimize.0", "analyze.0", "validate", "finalize"]
     assert built.plain.with_status("ran") == line
     assert built.folder.says(*PLAIN, "--rebuild").with_status("ran") == line
@@ -153,7 +153,7 @@ def test_toggling_the_search_runs_nothing_that_is_known(built: Built) -> None:
 
 
 def test_what_the_target_cannot_run_fails_the_build_before_anything_more_is_done(built: Built) -> None:
-    """And again without running anything, with the analysis for who wants to know, until it is allowed."""
+    """Repeated builds run nothing, and the analysis is kept for inspection, until the operator is allowed."""
     recipe = {"model": "gelu.onnx", "ep": "cpu", "precision": "fp32", "optim": {"gelu_fusion": False}}
     (built.folder.folder / "refused.json").write_text(json.dumps(recipe))
     build = ("build", "-c", "refused.json", "-o", "refused")

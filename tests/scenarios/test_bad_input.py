@@ -1,4 +1,4 @@
-"""Mistakes that people make: each ends with its exit code and a sentence that names it, and nothing is lost."""
+"""Common mistakes: each gives its exit code and a sentence that names it, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from winml_dag.cli.main import run
 
 
 class Shell:
-    """The command line in a folder of its own, in this process."""
+    """The command line in a separate folder, in this process."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
-        """Exit code, and everything that was said on stderr."""
+        """Return the exit code and the text on stderr."""
         self._capsys.readouterr()
         code = run([*arguments, "--cache-dir", "cache"])
         output = self._capsys.readouterr()
@@ -38,7 +38,7 @@ class Shell:
         return code, output.err
 
     def by(self, commands: OneProcess, *arguments: str) -> tuple[int, str]:
-        """The same where *commands* run, stages included."""
+        """Return the same from *commands*, which also run stages."""
         said = commands.run([*arguments, "--cache-dir", "cache"], self.folder, os.environ)
         assert "Traceback" not in said.messages + said.out
         return said.code, said.messages
@@ -57,7 +57,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def float_model(path: Path, *, external: bool = False) -> Path:
-    """y = x W + b, with weights large enough to be kept outside."""
+    """Save y = x W + b, with weights large enough to be stored externally."""
     weight = numpy_helper.from_array(np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32), "weight")
     bias = numpy_helper.from_array(np.ones(64, np.float32), "bias")
     graph = helper.make_graph(
@@ -390,7 +390,7 @@ def test_an_error_in_json_format_is_one_object_on_stdout(capsys: pytest.CaptureF
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Makes a file system with room for a given size, such as ``300k``."""
+    """Makes a file system of a given size, such as ``300k``."""
     mounted: list[Path] = []
 
     def mount(size: str) -> Path:
@@ -428,7 +428,7 @@ def test_a_full_disk_under_the_output_folder(shell: Shell, small_disk: Callable[
     assert code == 1
     assert f"The output folder {out} cannot be written: No space left" in said
     assert not out.exists() or list(out.iterdir()) == []
-    # Nothing has to run again once there is room: the work is in the cache.
+    # With enough space nothing has to run again: the results are in the cache.
     code, _ = shell("build", "--onnx", "input.onnx", "-o", "roomy")
     assert code == 0
     assert (shell.folder / "roomy" / "model.onnx").exists()

@@ -1,4 +1,4 @@
-"""``build --link``: what a person gets, what reads it, and what becomes of an edit that goes into the cache."""
+"""``build --link``: its outputs, programs that read them, and the effect of an edit through a link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from winml_dag.store.store import Store
 
 
 def save_model(folder: Path, width: int) -> None:
-    """``small.onnx``: one product with *width* times *width* weights."""
+    """Save ``small.onnx``: one product with *width* times *width* weights."""
     weights = numpy_helper.from_array(np.random.default_rng(0).standard_normal((width, width), np.float32), "w")
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -34,13 +34,13 @@ def save_model(folder: Path, width: int) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path, commands: OneProcess | None) -> Project:
-    """A project of one small ONNX model."""
+    """A project with one small ONNX model."""
     save_model(tmp_path, 64)
     return Project(tmp_path, commands)
 
 
 def build(project: Project, *arguments: str, out: str | Path = "out") -> str:
-    """What the build says, which has to go well."""
+    """Run a build that must succeed, and return its output."""
     finished = project.run("build", "--onnx", "small.onnx", "-o", str(out), *arguments)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
@@ -107,7 +107,7 @@ def test_links_can_be_asked_for_from_python(small: Project) -> None:
 
 
 def test_bytes_that_two_stages_put_out_are_in_the_cache_once(small: Project) -> None:
-    """Nothing is left to optimize, so the optimized model is the final one."""
+    """Nothing is left to optimize, so the optimized model equals the final one."""
     build(small)
     model = small.contents()["model.onnx"]
     assert small.contents()["optimized.onnx"] == model

@@ -1,4 +1,4 @@
-"""A cache over many builds: kept to its limit, counted up, collected beside a build."""
+"""A cache over many builds: size limit, statistics, and collection during a build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oneprocess import OneProcess
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
-# Puts out 50 KB that nobody else puts out; with a pipe, tells that it is at work and waits for a word.
+# Writes 50 KB of unique data; with a pipe, reports the start and waits for a message.
 SCRIPT = """
 import random, sys
 from pathlib import Path
@@ -29,7 +29,7 @@ output.write_bytes(random.Random(seed[0]).randbytes(50_000))
 
 
 class Shop:
-    """A recipe with two stages of its own, one behind the other, and a cache."""
+    """A recipe with a chain of two user-defined stages, and a cache."""
 
     def __init__(self, folder: Path, commands: OneProcess | None) -> None:
         self.folder = folder
@@ -104,7 +104,7 @@ def test_the_limit_holds_after_every_build_and_what_is_used_stays(shop: Shop) ->
         text = shop.builds(seed)
         noted += [line for line in text.splitlines() if line.startswith("note: The cache had outgrown")]
         assert sum(path.stat().st_size for path in (shop.cache / "blobs").rglob("*") if path.is_file()) < 180_000
-    # Used in every second build, "1" was never the one that was used longest ago; "2" was.
+    # Used in every second build, "1" was never the least recently used; "2" was.
     assert len(noted) == 1
     assert "its limit of 180KB" in noted[0]
     assert "2 ran" in shop.builds("2")

@@ -1,4 +1,4 @@
-"""One calibration for every precision, real data that really moves the scales, and ranges that are saved and loaded."""
+"""One calibration for every precision, the effect of real data on scales, and saved and loaded ranges."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save_data(path: Path, seed: int, scale: float = 1.0) -> None:
 
 
 def scales(model: Path) -> Mapping[str, float]:
-    """The scale of every activation that is quantized."""
+    """Return the scale of every quantized activation."""
     graph = onnx.load(model).graph
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     return {node.input[0]: float(values[node.input[1]]) for node in graph.node if node.op_type == "QuantizeLinear"}
@@ -64,7 +64,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None)
         "ep": "cpu",
         "precision": "w8a8",
         "quant": {"samples": 8, "calibration_data": "data.npz"},
-        # Eight samples of a normal distribution do not tell how far it reaches.
+        # Eight samples of a normal distribution do not cover its range.
         "validate": {"min_cosine": 0.5},
     }
     project.recipe_file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
@@ -76,7 +76,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None)
 
 @pytest.fixture
 def calibrated(built: Project, tmp_path: Path, commands: OneProcess | None) -> Project:
-    """A copy of it for one test; built once more, since a build is remembered under its folder."""
+    """A copy for one test, built again since builds are recorded by folder."""
     folder = tmp_path / "project"
     shutil.copytree(built.folder, folder)
     copy = Project(folder, commands)
@@ -137,7 +137,7 @@ def test_without_a_seed_the_first_samples_are_taken_and_with_one_a_choice(calibr
     assert result.ran[0] == "calibrate"
     assert result.reason("calibrate") == "quant.seed: null -> 7"
     assert calibrate_of(calibrated)["outputs"] != first
-    # Of 24 samples 3 are kept back, so 21 are all there are: whatever the seed, it is those.
+    # Of 24 samples 3 are kept back, so 21 are all that remain: the same with any seed.
     calibrated.edit(quant__samples=21)
     calibrated.build()
     calibrated.edit(quant__seed=8)
@@ -228,7 +228,7 @@ def test_a_data_set_in_the_hubs_cache_is_used_without_a_connection(
     stages = {stage["name"]: stage["metrics"] for stage in calibrated.manifest()["stages"] if "metrics" in stage}
     assert stages["calibrate"]["data"] == stages["validate"]["data"] == "dataset"
     assert stages["validate"]["held_out"]
-    # The samples are those of the file before, and so are the ranges, but for what kind of data they are from.
+    # The samples equal those of the earlier file, and so do the ranges, except for the recorded kind of data.
     assert calibrate_of(calibrated)["outputs"] != before
     assert result.ran == ["calibrate", "quantize", "validate", "finalize"]
     assert calibrated.build().ran == []

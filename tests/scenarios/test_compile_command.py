@@ -1,6 +1,4 @@
-"""What is compiled, for whom, and from what: also where the provider compiles nothing, and where the model has to be
-quantized first.
-"""
+"""What is compiled, for which target and from what, including providers that compile nothing and unquantized models."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def keys(value: dict[str, Any], *stages: str) -> dict[str, str]:
 
 
 def finite(model: Path) -> bool:
-    """Whether the runtime loads *model* by itself, and what it computes is finite."""
+    """Return whether the runtime loads *model* by itself, and its outputs are finite."""
     x = np.random.default_rng(2).normal(size=(4, 64)).astype(np.float32)
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return all(np.isfinite(output).all() for output in session.run(None, {"x": x}))
@@ -70,7 +68,7 @@ def test_the_quant_config_of_compile_quantizes_by_the_stages_of_quantize(shared:
     compiled = told(shared, "compile", "-m", "model.onnx", "-c", "quantizing.json", "-d", "qnn", "-o", "net.onnx")
     assert with_status(compiled["stages"], "ran") == ["calibrate", "quantize", "compile", "validate", "finalize"]
     assert partitions(shared.folder / "net.onnx") == compiled["metrics"]["ep_context_partitions"] == 1
-    assert compiled["validation"]["data"] == "npz"  # held against the float model, on samples kept back
+    assert compiled["validation"]["data"] == "npz"  # compared with the float model, on samples kept back
     quantized = told(shared, "quantize", "-m", "model.onnx", "-c", "quant.json", "-d", "qnn", "-o", "quantized.onnx")
     of_quantize = keys(quantized, "calibrate", "quantize")
     assert keys(compiled, "calibrate", "quantize") == of_quantize

@@ -1,6 +1,6 @@
-"""A composite model, edited and built: which stages of which component run, and what lies in the folder.
+"""A composite model, edited and built: which stages of which component run, and the contents of the folder.
 
-The model is real (Marian with one small layer on each side), and so is every stage. The export is paid for once.
+The model is real (Marian with one small layer on each side), and so is every stage. It is exported only once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FILES = ("export.onnx", "export_htp_metadata.json", "optimized.onnx", "model.on
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> tuple[Project, Result]:
-    """The project after its first build, and what that said; not to be changed, see ``project``."""
+    """The project after its first build, with its output. Do not change it; see ``project``."""
     project = Project(tmp_path_factory.mktemp("composite"), commands)
     project.recipe_file.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     return project, project.build()

@@ -1,4 +1,4 @@
-"""`config`: a recipe in which everything is decided, and which is the build that the options would have been."""
+"""`config` writes a recipe with every field filled in, equal to the build with the options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY = {
 
 
 class Config:
-    """The command line, with a cache of its own."""
+    """The command line, with its own cache."""
 
     def __init__(self, project: Project) -> None:
         self.folder = project.folder
@@ -59,7 +59,7 @@ def test_a_build_from_it_is_the_build_with_the_options(config: Config) -> None:
 
 
 def test_an_architecture_has_its_tensors_spelled_out_without_weights_or_network(config: Config) -> None:
-    """And the model that comes of it is the same, byte for byte."""
+    """The resulting model is the same, byte for byte."""
     (config.folder / "tiny.json").write_text(
         json.dumps({"loader": {"model_type": "bert", "random_weights": {"config": TINY}}}), encoding="utf-8"
     )
@@ -78,7 +78,7 @@ def test_an_architecture_has_its_tensors_spelled_out_without_weights_or_network(
     exported = ("-c", "tiny.json", "-t", "fill-mask", "--shape-config", "sizes.json")
     assert config("export", *exported, "-o", "one.onnx", "-q")[0] == 0
     keys = config.keys("-c", "whole.json")
-    assert keys["export"][1] == "ran"  # it is asked for in other words
+    assert keys["export"][1] == "ran"  # its config is worded differently
     assert config("export", "-c", "whole.json", "-o", "other.onnx", "-q")[0] == 0
     one, other = ((config.folder / name).read_bytes() for name in ("one.onnx", "other.onnx"))
     assert one == other

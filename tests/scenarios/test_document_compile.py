@@ -1,8 +1,8 @@
-"""Compiling ahead of time as its users know it: what comes out, where the binary lies, and what is checked.
+"""Ahead-of-time compilation as documented: the outputs, the location of the binary, and the checks.
 
-A test for each thing that winml-cli's page on it says. Where we differ, ours is asserted; docs/how-to/
-coming-from-winml-cli.md says why. What a compiled model saves when it is loaded is measured by perf, and not asserted:
-times are those of a machine.
+One test per statement of winml-cli's page. Where behaviour differs, this package's is asserted;
+docs/how-to/coming-from-winml-cli.md explains why. The time that a compiled model saves when loading is measured by perf
+and not asserted, since it depends on the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """A float model, the same quantized, and the latter compiled for QNN with the binary beside it and inside."""
+    """A float model, its quantized form, and that compiled for QNN with the binary as a file and embedded."""
     pytest.importorskip("onnxruntime_qnn")
     project = Project(tmp_path_factory.mktemp("compile"), commands)
     perceptron(project.folder / "model.onnx")
@@ -49,7 +49,7 @@ def with_status(said: dict[str, Any], status: str) -> set[str]:
 
 
 def context_of(path: Path) -> dict[str, Any]:
-    """The attributes of the one EPContext node of a model."""
+    """Return the attributes of a model's only EPContext node."""
     (node,) = (each for each in onnx.load(path).graph.node if each.op_type == "EPContext")
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
@@ -170,7 +170,7 @@ def test_it_compiles_what_it_is_given_and_quantizes_nothing(made: Project, model
 
 
 def test_the_result_is_run_unless_somebody_says_otherwise(made: Project) -> None:
-    """Held against the model that it was made from, not on ones alone."""
+    """Compared with the model that it was made from, with more inputs than just ones."""
     checked = told(made, "compile", "-m", "qdq.onnx", "--ep", "qnn", "-o", "beside/net.onnx")
     assert "validate" in with_status(checked, "reused")
     assert checked["validation"]["quality"]["cosine"] > 0.99
@@ -187,7 +187,7 @@ def test_a_result_that_is_too_far_away_fails(made: Project) -> None:
 
 
 def without_numbers(path: Path, value: float, rows: int) -> None:
-    """A model of which *rows* of the four outputs are *value*, whatever the input."""
+    """Save a model in which *rows* of the four outputs are *value*, whatever the input."""
     bias = np.zeros((4, 8), np.float32)
     bias[:rows] = value
     graph = helper.make_graph(

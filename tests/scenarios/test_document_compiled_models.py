@@ -1,6 +1,6 @@
-"""A compiled model given to a command that takes models: told from its EPContext nodes, and refused in one sentence.
+"""A compiled model given to commands that take models: recognized by its EPContext nodes, and rejected in one sentence.
 
-A test for each line of the report on ``optimize``, and of ``quantize``, which it says has the same cause: onnxruntime's
+One test per line of the report on ``optimize``, and on ``quantize`` with the same cause: onnxruntime's
 ``NOT_IMPLEMENTED`` in a session without the provider.
 """
 
@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """A model that ``config`` and ``build`` have compiled for QNN, and copies with other names, binaries and makers."""
+    """A model that ``config`` and ``build`` have compiled for QNN, and copies with other names, binaries and
+    producers.
+    """
     pytest.importorskip("onnxruntime_qnn")
     project = Project(tmp_path_factory.mktemp("compiled"), commands)
     perceptron(project.folder / "plain.onnx")
@@ -95,11 +97,11 @@ def test_whose_binary_it_is_is_said(built: Project, model: str) -> None:
     assert "the binary of OpenVINOExecutionProvider" in said
 
 
-# The same cause elsewhere: what a compiled model is for is in its nodes, and nothing else may be said of it.
+# The same cause in other commands: the target of a compiled model is in its nodes, and nothing may contradict it.
 
 
 def test_config_writes_no_recipe_that_a_build_refuses(built: Project) -> None:
-    """Either it is refused, or what it writes is for the provider, and builds."""
+    """Either the command rejects it, or its recipe is for the provider, and builds."""
     finished = built.run("config", "--onnx", "build/model.onnx", "-o", "of-compiled.json")
     if finished.returncode:
         assert "compiled model" in finished.stderr
@@ -110,7 +112,7 @@ def test_config_writes_no_recipe_that_a_build_refuses(built: Project) -> None:
 
 
 def test_a_build_tells_whose_it_is(built: Project) -> None:
-    """Either it is refused, or the manifest has the provider of the nodes."""
+    """Either the build is rejected, or the manifest has the provider of the nodes."""
     asked = ("build", "--onnx", "build/model.onnx", "--no-optimize", "--no-analyze", "--no-validate", "-o", "as-it-is")
     finished = built.run(*asked)
     if finished.returncode:

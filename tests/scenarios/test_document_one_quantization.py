@@ -1,7 +1,7 @@
-"""One quantization for the whole product, and builds that begin with ONNX: a test for each line that was asked for.
+"""One quantization for the whole product, and builds that start with ONNX: one test per requirement.
 
-Compiling quantizes by the same stages, with the same section, as quantizing by itself. Where we differ from what was
-asked for, ours is asserted; docs/how-to/coming-from-winml-cli.md says why.
+Compilation quantizes with the same stages and the same section as quantization by itself. Where behaviour differs from
+the requirements, this package's is asserted; docs/how-to/coming-from-winml-cli.md explains why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from winml_dag.pipeline.precisions import with_types
 from winml_dag.recipe.schema import Compile, EpSettings, Quant, Recipe
 from winml_dag.stages.compile import CompileFields
 
-# Sizes that make a model of each architecture in a second.
+# Sizes that make models of each architecture within a second.
 _LAYERS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 _TEXT = {"vocab_size": 100, "max_position_embeddings": 40}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,7 +47,7 @@ SECTION = {"calibration_data": "data.npz", "samples": 5, "weight_type": "uint8",
 
 
 def test_qdqconfig_and_calibrationconfig_removed_from_compiler() -> None:
-    """Neither has a successor: compile's own fields, in a recipe and in the stage, have nothing of quantization."""
+    """Neither has a replacement: compile's own fields, in a recipe and in the stage, exclude quantization."""
     package = Path(winml_dag.__file__).parent
     classes = {
         name
@@ -72,7 +72,7 @@ def test_winml_quantization_config_is_the_single_quant_config_used_by_both_modul
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """A model that is ONNX already, data, and a cache that the tests of this file fill together."""
+    """An ONNX model, data, and a cache that the tests of this file fill together."""
     project = Project(tmp_path_factory.mktemp("one"), commands)
     perceptron(project.folder / "model.onnx")
     samples(project.folder / "data.npz")
@@ -83,7 +83,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
 
 
 def build(project: Project, recipe: dict[str, Any], out: str) -> list[str]:
-    """Build *recipe* into *out*; the stages that ran."""
+    """Build *recipe* into *out*, and return the stages that ran."""
     (project.folder / f"{out}.json").write_text(json.dumps(recipe), encoding="utf-8")
     result = project.build(recipe=f"{out}.json", out=out)
     assert result.code == 0, result.messages
@@ -96,7 +96,7 @@ def partitions(model: Path) -> int:
 
 @pytest.mark.slow
 def test_compiler_quantization_uses_quantize_onnx_internally(shared: Project) -> None:
-    """Its stages are those of a recipe that quantizes by itself: nothing runs again, every byte is the same."""
+    """Its stages are those of a recipe that only quantizes: nothing runs again, every byte is the same."""
     pytest.importorskip("onnxruntime_qnn")
     compile_ = {"model": "model.onnx", "compile": {"execution_provider": "qnn", "quant_config": SECTION}}
     assert {"calibrate", "quantize", "compile", "validate"} <= set(build(shared, compile_, "in-compile"))
@@ -111,7 +111,7 @@ def test_compiler_quantization_uses_quantize_onnx_internally(shared: Project) ->
 
 @pytest.mark.slow
 def test_no_more_broken_calibrate_and_qdq(shared: Project) -> None:
-    """The ranges that calibrate finds are those that quantize uses: other data, other scales."""
+    """quantize uses the ranges that calibrate finds: other data, other scales."""
     recipe = {"model": "model.onnx", "compile": {"execution_provider": "cpu", "quant_config": SECTION}}
     build(shared, recipe, "narrow")
     wider = {**SECTION, "calibration_data": "wider.npz"}
@@ -132,7 +132,7 @@ def _input_scale(model: Path) -> float:
     ("ep", "weight_type"), [("cpu", "uint8"), ("qnn", "uint8"), ("openvino", "int8"), ("vitisai", "int8")]
 )
 def test_the_type_of_weights_that_nobody_names_is_the_provider_s(ep: str, weight_type: str) -> None:
-    """One default for the build and for compile, and not one for all providers; so it is with scales by channel."""
+    """Build and compile share the default, which depends on the provider; the same applies to per-channel scales."""
     section = with_types(Quant(), resolve_target(ep, None))
     assert section.weight_type == weight_type
     assert section.per_channel is (ep != "vitisai")
@@ -151,7 +151,7 @@ def test_samples_default_to_ten_in_both_places(shared: Project, place: str) -> N
 
 @pytest.mark.slow
 def test_distribution_seed_and_load_path_are_used(shared: Project) -> None:
-    """And may stand together, where the ranges were found as they say."""
+    """They may also be combined, if the ranges were found with the same settings."""
     recipe = {"model": "model.onnx", "ep": "cpu", "validate": {"enabled": False}}
     how = {"activation_type": "uint16", "samples": 2, "distribution": "normal", "seed": 5}
     kinds = {"as-said": how, "seed": {**how, "seed": 6}, "uniform": {**how, "distribution": "uniform"}}
@@ -245,7 +245,7 @@ def test_value_error_when_both_quant_and_compile_quant_config_are_set(shared: Pr
 
 @pytest.mark.slow
 def test_build_onnx_device_qnn_precision_uint8_works(shared: Project) -> None:
-    """Word for word as it was asked for; the result is one partition, and runs."""
+    """Exactly as required; the result is one partition, and runs."""
     pytest.importorskip("onnxruntime_qnn")
     finished = shared.run("build", "--onnx", "model.onnx", "--device", "qnn", "--precision", "uint8", "-o", "output/")
     assert finished.returncode == 0, finished.stderr
@@ -265,7 +265,7 @@ def test_build_onnx_device_qnn_precision_uint8_works(shared: Project) -> None:
 @pytest.mark.parametrize("precision", ["uint8", "int8", "fp16", "fp32"])
 @pytest.mark.parametrize("device", ["qnn", "dml", "cpu"])
 def test_build_onnx_maps_device_and_precision_to_the_configs(shared: Project, device: str, precision: str) -> None:
-    """Nothing of DirectML is needed to make a model for it, so that works where it is not installed too."""
+    """Models can be built for DirectML without it, so this works where it is not installed too."""
     if device == "qnn":
         pytest.importorskip("onnxruntime_qnn")
     out = f"{device}-{precision}"
@@ -322,7 +322,7 @@ def test_quantize_result_is_in_the_result_of_a_build(shared: Project) -> None:
 
 @pytest.mark.slow
 def test_build_onnx_leaves_out_what_the_model_has_behind_it(shared: Project) -> None:
-    """Export of itself; optimize and analyze when that is said, since a model of others may need them."""
+    """Export is always skipped; optimize and analyze on request, since a foreign model may need them."""
     asked = ("build", "--onnx", "model.onnx", "--device", "cpu", "--precision", "fp32", "--no-validate")
     for options, skipped in (((), set()), (("--no-optimize", "--no-analyze"), {"optimize", "analyze"})):
         out = f"skip-{len(options)}"
@@ -352,11 +352,11 @@ def test_perf_measures_a_quantized_model(shared: Project) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_no_regression_for_all_existing_models(shared: Project, model_type: str) -> None:
-    """Each architecture that export promises is exported, quantized, and runs."""
+    """Each supported architecture is exported, quantized, and runs."""
     pytest.importorskip("transformers")
     task, config = FAMILIES[model_type]
     loader = {"task": task, "model_type": model_type, "random_weights": {"config": config}}
-    # A session of our own takes the place of validate, which the other tests are about.
+    # A session of the test replaces validate, which the other tests cover.
     recipe = {"loader": loader, "precision": "w8a16", "quant": {"samples": 2}, "validate": {"enabled": False}}
     assert {"calibrate", "quantize"} <= set(build(shared, recipe, f"family-{model_type}"))
     model = shared.folder / f"family-{model_type}" / "model.onnx"

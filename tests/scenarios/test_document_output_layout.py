@@ -1,7 +1,7 @@
-"""The output folder as its users know it: which file is what, in which fields, and what a rebuild does to them.
+"""The output folder as documented: the meaning of each file, its fields, and the effect of a rebuild.
 
-A test for each thing that winml-cli's page on it says. Where we differ, ours is asserted; docs/how-to/
-coming-from-winml-cli.md says why.
+One test per statement of winml-cli's page. Where behaviour differs, this package's is asserted;
+docs/how-to/coming-from-winml-cli.md explains why.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None)
 
 @pytest.fixture
 def copied(built: Project) -> Project:
-    """The same with its output in a folder of its own, ``copy``, that a test may change."""
+    """The same with a copy of its output, ``copy``, that a test may change."""
     shutil.rmtree(built.folder / "copy", ignore_errors=True)
     shutil.copytree(built.out, built.folder / "copy")
     return built
@@ -108,13 +108,13 @@ def large(built: Project) -> Project:
 
 @pytest.fixture
 def without_erf(built: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """The project on a CPU that has no Erf, with a model that has one, and the same fused."""
+    """The project on a CPU without Erf, with a model that uses it, and the same model fused."""
     tables = built.folder / "cache" / "tables"
     spelled, fused = (built.folder / "cache" / name for name in ("gelu.onnx", "fused.onnx"))
     if not tables.exists():
         tables.mkdir()
         with_gelu(spelled)
-        # A cache of its own: what is measured here is not to be found later.
+        # A separate cache, so that these results are not found later.
         fuse = ("--enable-gelu-fusion", "--no-validate", "--cache-dir", "cache/other")
         run(built, "optimize", "-m", "cache/gelu.onnx", "-o", "cache/fused.onnx", *fuse)
         write_table(tables / "cpu_cpu.support", [spelled, fused], fails="Erf")
@@ -141,7 +141,7 @@ def operators(model: ModelProto) -> Counter[str]:
 
 
 def test_a_build_writes_all_artifacts_to_the_output_folder(built: Project) -> None:
-    """And nothing beside it; the binary of a compiled model, which the page leaves out, has a file for each model."""
+    """And nothing outside of it; the binary of a compiled model, missing on the page, has a file per model."""
     assert set(built.contents()) == LAYOUT | {"compiled_qnn.bin", "model_qnn.bin"}
     beside = {path.name for path in built.folder.iterdir()}
     assert beside <= {"out", "cache", "recipe.yaml", "model.onnx", "copy", "large.onnx", "large"}
@@ -182,7 +182,7 @@ def test_optimize_fuses_operators(without_erf: Project) -> None:
     ids=["all", "no compile", "neither"],
 )
 def test_model_onnx_is_the_output_of_the_last_stage(built: Project, options: tuple[str, ...], last: str) -> None:
-    """Byte for byte; a compiled one has a binary of its own, and refers to it by its name."""
+    """Byte for byte; a compiled one has its own binary, and refers to it by its name."""
     out = f"cache/last-{'-'.join(options)}" if options else "out"
     if options:
         run(built, "build", "-c", "recipe.yaml", "-o", out, *options)
@@ -206,7 +206,7 @@ def test_model_onnx_is_the_output_of_the_last_stage(built: Project, options: tup
 
 
 def test_the_build_config_is_the_whole_pipeline_and_gives_the_same_bytes_anywhere(built: Project) -> None:
-    """On another machine is: with an empty cache."""
+    """Another machine is one with an empty cache."""
     settings = read(built.out / "winml_build_config.json")
     assert settings["auto"] is False
     assert settings.keys() >= {"loader", "export", "optim", "quant", "compile"}
@@ -344,7 +344,7 @@ def test_an_unsupported_operator_is_an_error_and_one_left_to_the_cpu_is_not(with
 
 
 def test_the_time_of_an_analysis_is_where_it_makes_no_bytes_differ(built: Project) -> None:
-    """The command's file has it; a build's does not, so that the same model gives the same file: the manifest does."""
+    """The command's file has it; a build's does not, so that equal models give equal files: the manifest has it."""
     run(built, "analyze", "-m", "out/optimized.onnx", "-d", "cpu", "-o", "cache/timed.json")
     assert datetime.fromisoformat(read(built.folder / "cache" / "timed.json")["analysis_timestamp"])
     assert read(built.out / "analyze_result.json")["analysis_timestamp"] is None
@@ -375,7 +375,7 @@ def test_of_a_target_that_nobody_measured_every_operator_is_unknown(built: Proje
 
 
 def test_the_manifest_has_every_field(built: Project) -> None:
-    """From the command line as well, and with hashes in full."""
+    """From the command line as well, with full hashes."""
     manifest = built.manifest()
     assert (manifest["schema_version"], manifest["task"]) == (1, "text-classification")
     assert "bert" in manifest["model_id"]
@@ -403,7 +403,7 @@ def test_the_manifest_names_only_files_that_are_there(built: Project) -> None:
 
 
 def test_a_build_that_is_up_to_date_runs_nothing_and_an_edit_what_it_reaches(built: Project) -> None:
-    """In place of "model.onnx exists, so nothing is built"."""
+    """Instead of "model.onnx exists, so nothing is built"."""
     assert built.build().ran == []
     edited = {**RECIPE, "quant": {"samples": 3}}
     (built.folder / "cache" / "edited.json").write_text(json.dumps(edited), encoding="utf-8")
@@ -413,7 +413,7 @@ def test_a_build_that_is_up_to_date_runs_nothing_and_an_edit_what_it_reaches(bui
 
 
 def test_rebuild_runs_everything_and_leaves_files_of_others(built: Project) -> None:
-    """In place of deleting whatever ends in .onnx."""
+    """Instead of deleting everything that ends in .onnx."""
     plain = ("build", "--onnx", "model.onnx", "-d", "cpu", "-p", "fp32", "--no-validate", "-o", "cache/mine")
     run(built, *plain)
     folder = built.folder / "cache" / "mine"

@@ -1,4 +1,4 @@
-"""Edit, build, and exactly this runs: the promise that everything else stands on, with the real stages."""
+"""Edit, build, and exactly the expected stages run: the central promise, with the real stages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_more_samples_reach_calibrate_and_the_rest_only_if_the_ranges_changed(pr
 
 
 def test_same_ranges_from_a_changed_setting_stop_at_calibrate(project: Project) -> None:
-    """Data in a file and more samples asked for than it has: the samples are the same, so the ranges are."""
+    """A data file with fewer samples than requested: the samples are the same, and so are the ranges."""
     _write_samples(project.folder / "data.npz", count=8)
     project.edit(quant__calibration_data="data.npz")
     assert "calibrate" in project.build().ran
@@ -45,7 +45,7 @@ def test_same_ranges_from_a_changed_setting_stop_at_calibrate(project: Project) 
 
 
 def test_another_precision_needs_no_new_calibration(project: Project) -> None:
-    """Only that the operators are judged anew, as what they are in it."""
+    """Only the operators are analyzed again, in the new precision."""
     project.edit(precision="w8a16")
     assert project.build().ran == ["analyze", "quantize", "compile", "validate", "finalize"]
 

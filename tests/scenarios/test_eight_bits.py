@@ -1,4 +1,4 @@
-"""Eight bits on a real model with real weights: what its user gets without setting anything but the precision."""
+"""Eight bits on a real model with real weights: the result of setting only the precision."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ UNSEEN = (
     "The football team won the championship for the first time in fifty years.",
     "Please remember to water the plants while I am away.",
 )
-# Pairs and scores were written for these tests, and are under the licence of the project.
+# Pairs and scores were written for these tests, and are under the project's licence.
 PAIRS = Path(__file__).with_name("sentence_pairs.csv")
 PRECISIONS = ("w8a16", "w8a8")
-# As long as the sentences: what only pads them takes time.
+# As long as the sentences: padding takes time.
 LENGTH = 32
 RECIPE: dict[str, Any] = {
     "loader": {"task": "feature-extraction"},
@@ -62,7 +62,7 @@ def minilm() -> Path:
 
 
 def embeddings(session: onnxruntime.InferenceSession, sentences: Path) -> np.ndarray:
-    """The mean over the tokens of each sentence."""
+    """Return the mean over the tokens of each sentence."""
     rows = []
     for feed in read_samples(sentences, model_inputs(session), minilm()):
         mask = feed["attention_mask"][0].astype(np.float64)
@@ -109,7 +109,7 @@ def test_sentence_embeddings_keep_their_direction(built: Project, tmp_path: Path
 
 @pytest.mark.parametrize(("precision", "least"), [("w8a16", -0.01), ("w8a8", -0.03)])
 def test_similar_sentences_stay_similar(built: Project, precision: str, least: float) -> None:
-    """As people judge them, on sentences that calibration has not seen: beside the float model on the same ones."""
+    """By human judgement, on sentences not used for calibration, compared with the float model on the same ones."""
     done = built.run("eval", precision, "--dataset", str(PAIRS), "--samples", "16", "--format", "json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -1,4 +1,6 @@
-"""``winml-dag eval``: a model file, an output folder and a recipe, on labelled data and beside the float model."""
+"""``winml-dag eval``: a model file, an output folder and a recipe, on labelled data and compared with the float
+model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ WIDTH, CLASSES = 64, 16
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """A classifier, one that has been spoilt, labelled rows, and a cache that the tests of this file fill together."""
+    """A classifier, a damaged copy, labelled rows, and a cache that the tests of this file fill together."""
     project = Project(tmp_path_factory.mktemp("eval"), commands)
     folder = project.folder
     _spoilt(perceptron(folder / "good.onnx"), folder / "poor.onnx")
@@ -48,7 +50,7 @@ def _spoilt(good: Path, poor: Path) -> None:
 
 
 def scores(model: Path, rows: np.ndarray) -> np.ndarray:
-    """Of a model that takes four rows at once."""
+    """Return the scores of a model with a batch of four."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return np.concatenate([session.run(None, {"x": rows[at : at + 4]})[0] for at in range(0, len(rows), 4)])
 
@@ -199,7 +201,7 @@ def test_the_schema_tells_columns_and_metrics(shared: Project) -> None:
 
 
 def test_a_compiled_model_is_evaluated_on_its_own_provider(project: Project) -> None:
-    """Beside the float model on the CPU that its build has left."""
+    """Compared with the float model on the CPU that its build kept."""
     (recipe_input, *_) = onnxruntime.InferenceSession(project.out / "optimized.onnx").get_inputs()
     length = recipe_input.shape[1]
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""``build --final-only``: what lies in the folder, and what a machine that has nothing fetches for it."""
+"""``build --final-only``: the contents of the folder, and what a machine without cached results fetches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = "winml_build_config.json"
 
 
 class Machine(Project):
-    """A cache of its own beside a sweep that all have, and a server between them."""
+    """A machine with its own cache, a common sweep, and a server between the machines."""
 
     def __init__(self, folder: Path, commands: OneProcess | None, server: FaultyServer, name: str) -> None:
         super().__init__(folder, commands)
@@ -37,7 +37,7 @@ class Machine(Project):
         return {**super().environment(), **{f"WINML_DAG_{name}": text for name, text in remote.items()}}
 
     def made(self, out: str, *options: str) -> dict[str, int]:
-        """What went between it and the server; all that runs is in ``stages``."""
+        """Build and return the traffic with the server; ``stages`` is the number of stages run."""
         done = self.run("build", "-c", "recipe.yaml", "-o", out, "-f", "json", *options)
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def digests(folder: Path) -> set[str]:
-    """Of all files that stages have put there."""
+    """Return the digests of all files from stages."""
     own = ("build_manifest.json", SETTINGS, "sweep.json")
     return {hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.*") if path.name not in own}
 

@@ -1,6 +1,6 @@
-"""A goal of a sweep: its winner lies where it is to be shipped from, and a search finds the fewest nodes that it takes.
+"""Goals of a sweep: the winner is in its shipping folder, and a search finds the smallest sufficient number of nodes.
 
-One small ONNX model, one cache: each test goes on from what the ones before have left, as a user would.
+One small ONNX model, one cache: each test continues from the state that the previous ones left, as a user would.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SWEEP: dict[str, Any] = {
 
 
 def chain(path: Path) -> None:
-    """A few layers, each of which some weights that are far larger than the others make worse to quantize."""
+    """Save a few layers, each with some outlier weights that make it harder to quantize."""
     random = np.random.default_rng(0)
     nodes, tensors, last = [], [], "x"
     for place in range(LAYERS):
@@ -90,7 +90,7 @@ def everything(sweeping: Sweeping) -> Any:
 
 
 def ran(sweep: Any) -> dict[str, int]:
-    """How many stages ran, by their name."""
+    """Return the number of stages that ran, by name."""
     found: dict[str, int] = {}
     for cell in sweep["cells"]:
         for stage in cell["stages"]:
@@ -100,7 +100,7 @@ def ran(sweep: Any) -> dict[str, int]:
 
 
 def cosines(sweep: Any) -> list[float]:
-    """Of the plain cell, then with one node more in float each."""
+    """Return the cosine of the plain cell, followed by those with one more node in float each."""
     (goal,) = sweep["goals"]
     by_name = {one["cell"]: one["values"]["cosine"] for one in goal["candidates"]}
     return [by_name["chain/w8a8/cpu"], *(by_name[f"chain/w8a8/cpu+{count}in32"] for count in range(1, MOST + 1))]
@@ -122,7 +122,7 @@ def test_trials_share_all_that_is_before_quantize(everything: Any) -> None:
 
 def test_bisect_finds_what_trying_everything_finds_and_runs_nothing_for_it(sweeping: Sweeping, everything: Any) -> None:
     found = cosines(everything)
-    # Met by some of the trials and not by the plain cell.
+    # Met by some of the trials but not by the plain cell.
     bound = max(found)
     assert found[0] < bound
     done = sweeping.build(
@@ -188,7 +188,7 @@ def test_what_a_sweep_measures_the_command_finds_and_the_other_way_round(sweepin
     assert before["latency_ms"]["p50"] == p50["chain/fp32/cpu"]
     after = perf("chain/w8a8/cpu")
     assert (after["measured"], after["latency_ms"]["p50"]) == ("cached", p50["chain/w8a8/cpu"])
-    # What cannot be measured is told, and is no failure where no goal needs it.
+    # What cannot be measured is reported, and is no failure unless a goal needs it.
     assert {cell["eval"]["error"].partition(".")[0] for cell in done["cells"]} == {
         "There is no labelled data to evaluate on"
     }

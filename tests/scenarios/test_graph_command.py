@@ -1,4 +1,4 @@
-"""The graph of a sweep as it is drawn: what is shared is there once, and all that is told of a stage is true."""
+"""The graph of a sweep as drawn: shared stages appear once, and all details of a stage are correct."""
 
 from __future__ import annotations
 

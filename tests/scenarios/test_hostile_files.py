@@ -1,4 +1,4 @@
-"""Whatever lies where a file of ours should be, every command ends, in words."""
+"""Whatever is in the place of an owned file, every command ends with a message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "objects in objects": lambda path: path.write_text(DEEP_OBJECT),
 }
 
-# What is replaced, and the commands that read it; all of them end within seconds.
+# The replaced file, and the commands that read it; all of them end within seconds.
 READERS: dict[str, tuple[list[str], ...]] = {
     "recipe.yaml": (["build", "-c", "recipe.yaml"], ["plan", "-c", "recipe.yaml"], ["why", "-c", "recipe.yaml"]),
     "recipe.json": (["build", "-c", "recipe.json"], ["graph", "-c", "recipe.json"], ["clean", "-c", "recipe.json"]),
@@ -53,7 +53,7 @@ READERS: dict[str, tuple[list[str], ...]] = {
 
 @pytest.fixture
 def run_in(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The command line, in this process, in a project that is built. What was just written counts as at rest."""
+    """The command line, in this process, in a built project. Recently written files count as settled."""
     project = notes_project(tmp_path_factory.mktemp("hostile") / "project")
     project.save()
     monkeypatch.chdir(project.folder)
@@ -77,7 +77,7 @@ def test_every_command_ends_in_words(run_in: Callable[..., int], name: str, host
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("kind", ["records", "standing"])
 def test_what_the_cache_has_written_is_made_anew(run_in: Callable[..., int], kind: str, hostile: str) -> None:
-    """The index has a copy of each record, so it goes too."""
+    """The index has a copy of each record, so it is removed too."""
     cache = Path(os.environ["WINML_DAG_CACHE_DIR"])
     files = [path for path in (cache / kind).rglob("*") if path.is_file()]
     assert files

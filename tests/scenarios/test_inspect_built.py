@@ -1,4 +1,4 @@
-"""``inspect`` and ``verify`` on what a real build for QNN leaves in its output folder."""
+"""``inspect`` and ``verify`` on the output folder of a real build for QNN."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_compiled_output_tells_what_it_is_and_what_was_done_to_it(
     assert says("verify", str(out))["sound"]
     content = bytearray((out / binary["name"]).read_bytes())
     content[len(content) // 2] ^= 1
-    (out / binary["name"]).write_bytes(content)  # onnxruntime loads such a binary without a word
+    (out / binary["name"]).write_bytes(content)  # onnxruntime loads such a binary without an error
     (checked,) = says("verify", str(out / "model.onnx"), code=1)["folders"]
     assert {file["path"]: file["found"] for file in checked["files"]} == {
         str(out / "model.onnx"): "sound",

@@ -1,4 +1,4 @@
-"""What a model says of itself is in what a build makes of it, and ``inspect`` shows it."""
+"""A build preserves a model's metadata, and ``inspect`` shows it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx_samples import perceptron, samples
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """A model that says much of itself, data for it, and a cache that the tests of this file fill together."""
+    """A model with much metadata, data for it, and a cache that the tests of this file fill together."""
     project = Project(tmp_path_factory.mktemp("metadata"), commands)
     path = perceptron(project.folder / "pets.onnx")
     onnx.save(describe(onnx.load(path)), path)

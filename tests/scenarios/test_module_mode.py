@@ -1,7 +1,7 @@
-"""Module mode: a recipe file that lists modules of one model, each of which becomes a build of its own.
+"""Module mode: a recipe file that lists modules of one model, each of which becomes a separate build.
 
-The model is the BERT of the other scenarios, whose weights are on disk. One export is paid for; that what a module
-answers is what PyTorch's answers is held against it by the tests of export.
+The model is the BERT of the other scenarios, whose weights are on disk. It is exported once. Tests of export compare a
+module's outputs with PyTorch's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onnx import numpy_helper
 
 
 def item(place: int, **sections: Any) -> dict[str, Any]:
-    """The recipe of one layer, as winml-cli's `config --module` writes it, with no more stages than it takes."""
+    """Return the recipe of one layer, as winml-cli's `config --module` writes it, with as few stages as possible."""
     return {
         "loader": {"model_type": "bert", "model_class": "BertLayer", "module_path": f"bert.encoder.layer.{place}"},
         "export": {
@@ -41,7 +41,7 @@ def item(place: int, **sections: Any) -> dict[str, Any]:
 
 
 class Modules(Project):
-    """A project whose recipe is a list; every build in it is validated by the test itself."""
+    """A project whose recipe is a list; the test itself validates every build in it."""
 
     def __init__(self, folder: Path, commands: OneProcess | None) -> None:
         super().__init__(folder, commands)
@@ -57,7 +57,7 @@ class Modules(Project):
         return self.run(*self.arguments("build"), *more)
 
     def told(self) -> tuple[int, dict[str, Any]]:
-        """Exit code and JSON of a build."""
+        """Return exit code and JSON of a build."""
         finished = self.build_all("--format", "json")
         return finished.returncode, json.loads(finished.stdout)
 
@@ -77,7 +77,7 @@ AS_FLOAT16 = {"mode": "fp16"}
 def built(
     built_project: Project, tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
 ) -> tuple[Modules, dict[str, Any]]:
-    """The second layer built from one list, as it is, in float16, and as it is again; and what the build told."""
+    """The second layer built from one list, as it is, in float16, and as it is again; and the output of the build."""
     project = Modules(tmp_path_factory.mktemp("modules"), commands)
     shutil.copytree(built_project.folder / "model", project.folder / "model")
     project.write(item(1), item(1, quant=AS_FLOAT16), item(1))
@@ -88,7 +88,7 @@ def built(
 
 @pytest.fixture
 def modules(built: tuple[Modules, dict[str, Any]], tmp_path: Path, commands: OneProcess | None) -> Modules:
-    """A copy of the built project for one test; its first build finds all in the cache."""
+    """A copy of the built project for one test; its first build finds everything in the cache."""
     shutil.copytree(built[0].folder, tmp_path / "project")
     return Modules(tmp_path / "project", commands)
 

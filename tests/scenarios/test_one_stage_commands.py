@@ -1,4 +1,4 @@
-"""Commands for one stage do what builds do, and both find what the other has made."""
+"""Single-stage commands do what builds do, and both reuse each other's results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def with_status(stages: list[dict[str, Any]], status: str) -> list[str]:
 
 
 def test_a_build_after_commands_for_each_of_its_stages_runs_none_of_them(shared: Project) -> None:
-    """Each goes on from the file that the one before has made, under the name that a build gives it."""
+    """Each continues from the file of the previous one, under the name that a build gives it."""
     optimized = told(shared, "optimize", "-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn")
     assert optimized["metrics"]["nodes_after"] < optimized["metrics"]["nodes_before"]
     assert optimized["validation"]["quality"]["cosine"] > 0.9999
@@ -107,7 +107,7 @@ codes = [run(call) for call in (
 heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "pydantic", "networkx", "rich"} & sys.modules.keys()
 print(codes, sorted(heavy))
 """
-    shared.python(script)  # remembered apart for each way in which Python is started
+    shared.python(script)  # recorded separately for each way of starting Python
     finished = shared.python(script)
     *lines, last = finished.stdout.splitlines()
     assert [line.partition(" (")[0] for line in lines] == [

@@ -1,4 +1,4 @@
-"""ONNX files that others made, through the command line: open dimensions, inputs that are initializers, old opsets."""
+"""Foreign ONNX files on the command line: open dimensions, inputs that are initializers, old opsets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QNN = ["--ep", "qnn", "-p", "w8a16"]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """Models of others, and a cache that the tests of this file fill together."""
+    """Foreign models, and a cache that the tests of this file fill together."""
     project = Project(tmp_path_factory.mktemp("open"), commands)
     foreign(project.folder / "named.onnx", batch="N")
     foreign(project.folder / "unnamed.onnx", batch=None)
@@ -34,7 +34,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
 
 
 def build(project: Project, out: str, *arguments: str) -> dict[str, Any]:
-    """Build into *out*, which must work; what was said of every stage, and the notices."""
+    """Run a build into *out* that must succeed, and return the data on every stage, and the notices."""
     done = project.run("build", "-o", out, "--format", "json", *arguments)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)["builds"][0]
@@ -210,10 +210,10 @@ def test_analyze_judges_the_model_with_fixed_shapes(shared: Project) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "w8a8", "w8a16"])
 def test_a_model_of_the_old_zoo_builds_in_every_precision(shared: Project, precision: str) -> None:
-    """Its format lists every weight among the inputs, and its opset has no scale for each channel."""
+    """Its format lists every weight among the inputs, and its opset has no per-channel scales."""
     shutil.copy(LIGHT / "light_squeezenet.onnx", shared.folder / "zoo.onnx")
     out = f"zoo-{precision}"
-    # Its made-up weights give a thousand classes of 0.001 each, which 8 bits round to nothing.
+    # Its made-up weights give a thousand classes of 0.001 each, which 8 bits round to zero.
     validate = ["--no-validate"] if precision == "w8a8" else []
     build(shared, out, "--onnx", "zoo.onnx", "-p", precision, "--no-analyze", *validate)
     metrics = normalized(shared, out)["metrics"]
@@ -223,7 +223,10 @@ def test_a_model_of_the_old_zoo_builds_in_every_precision(shared: Project, preci
 
 
 def listed(path: Path) -> None:
-    """A layer between two equal biases, and a product that QNN leaves to the CPU. Every constant is an input too."""
+    """Save a layer between two equal biases, and a product that QNN leaves to the CPU.
+
+    Every constant is an input too.
+    """
     text = (
         '<ir_version: 8, opset_import: ["": 17]> g (float[1, 4] x) => (float[1, 4] y) '
         "{ a = Add(x, before) h = MatMul(a, weight) d = Cast<to = 11>(h) m = Mul(d, double) f = Cast<to = 1>(m) "

@@ -1,4 +1,4 @@
-"""Builds for OpenVINO, as a build of onnxruntime and as a plugin; ``make ep-openvino`` makes their environments."""
+"""Builds for OpenVINO, as a build of onnxruntime and as a plugin; ``make ep-openvino`` creates their environments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TARGET = ("--ep", "openvino", "--device", "cpu", "--precision", "fp32")
 
 @pytest.fixture
 def openvino(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """A project with a model, where the environment is named."""
+    """A project with a model, with the environment configured."""
     perceptron(tmp_path / "model.onnx")
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={ENVIRONMENT}")
     return Project(tmp_path)
@@ -49,7 +49,7 @@ def test_a_model_that_is_compiled_there_is_validated_there_and_what_happens_is_t
     compiled, validated = stage(result, "compile"), stage(result, "validate")
     assert compiled["status"] == "ran"
     assert compiled["metrics"]["ep_context_partitions"] == 1
-    if result.code == 0:  # a processor on which OpenVINO can load what it has compiled
+    if result.code == 0:  # a processor on which OpenVINO can load its own compiled model
         assert validated["metrics"]["assigned_nodes"] == {"OpenVINOExecutionProvider": {"EPContext": 1}}
         return
     assert validated["error"].startswith("OpenVINOExecutionProvider compiled this model and cannot load it back: ")

@@ -1,4 +1,4 @@
-"""What lies in the output folder: every file under its name, and a manifest that says where each came from."""
+"""The contents of the output folder: every file under its name, and a manifest that says where each came from."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_manifest_has_the_fields_that_users_know_and_accounts_for_every_byte
             "toolchain",
             "elapsed_seconds",
         }
-    # The chain of digests closes: what a stage reads is what the one before it made.
+    # The chain of digests is closed: a stage reads what the previous one made.
     assert stages["compile"]["inputs"]["model"]["digest"] == stages["quantize"]["outputs"]["model"]["digest"]
     assert any(name.startswith("qnn library") for name in stages["compile"]["toolchain"])
 
@@ -141,7 +141,7 @@ def test_the_written_settings_give_the_same_build(project: Project) -> None:
 
 
 def test_python_and_command_line_write_the_same(project: Project) -> None:
-    """And each finds what the other has made."""
+    """And each reuses the other's results."""
     script = """
 from pathlib import Path
 from winml_dag import build_hf_model
@@ -217,7 +217,7 @@ assert not heavy, heavy
 
 
 def test_weights_of_100_mib_lie_beside_the_model(tmp_path: Path, commands: OneProcess | None) -> None:
-    """And they are in the store once, though three stages put them out."""
+    """They are in the store once, though three stages output them."""
     project = Project(tmp_path, commands)
     size = 5200
     weight = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
@@ -251,7 +251,7 @@ def test_a_model_that_was_exported_here_and_is_given_as_onnx_is_known(project: P
 
 
 def test_two_different_builds_that_begin_in_one_new_folder(project: Project) -> None:
-    """The folder has the files of one of them, all of one piece."""
+    """The folder has the files of one of them, consistently."""
     project.edit(quant__samples=16)
     first = project.start("build", "-c", "recipe.yaml", "-o", "shared")
     second = project.start("build", "-c", "recipe.yaml", "-o", "shared", "--precision", "w8a16")
@@ -265,7 +265,7 @@ def test_two_different_builds_that_begin_in_one_new_folder(project: Project) -> 
 
 
 def test_a_file_where_the_output_folder_should_be(project: Project) -> None:
-    """Also when all is known and only the files have to be put somewhere."""
+    """Even if everything is cached and only the files have to be written."""
     (project.folder / "file").write_text("mine", encoding="utf-8")
     for out in ("file", "file/below"):
         result = project.build(out=out)

@@ -1,4 +1,4 @@
-"""Stages of a recipe's own are run again in a folder of their own: what they made in the user's stays as it is."""
+"""User-defined stages are run again in a separate folder: their outputs in the user's folder stay unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNT = "import sys, pathlib; pathlib.Path(sys.argv[2]).write_text(str(len(pathl
 
 @pytest.fixture
 def built(tmp_path: Path, commands: OneProcess | None) -> UserProject:
-    """A function that nobody has given a seed, and a command behind it that gives the same each time."""
+    """An unseeded random function, followed by a reproducible command."""
     project = UserProject(tmp_path / "project", commands)
     project.write("noise.py", NOISE)
     project.recipe = {

@@ -1,4 +1,4 @@
-"""``winml-dag perf``: a model file, an output folder and a recipe; live, cached, and put into a folder."""
+"""``winml-dag perf``: a model file, an output folder and a recipe; live, cached, and written to a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 OPENVINO = Path(__file__).parents[2] / ".venv-openvino"
 
-# As little as tells something: what matters here are not the figures.
+# The minimum that gives a result: the numbers do not matter here.
 FEW = ("--loads", "1", "--warmup", "1", "--iterations", "3")
 
 
@@ -49,7 +49,7 @@ def measured(project: Project, *arguments: str) -> dict[str, Any]:
 
 
 def test_a_model_file_is_measured_once_and_told_again(shared: Project) -> None:
-    """In a process of its own, as for users."""
+    """In a separate process, as for users."""
     first = measured(shared.with_processes(), "model.onnx", *FEW)
     again = measured(shared, "-m", "model.onnx", *FEW)
 

@@ -1,4 +1,4 @@
-"""Every precision means what it says: a small BERT and a small network of convolutions, for the CPU and for QNN."""
+"""Every precision means what it says: a small BERT and a small convolutional network, for the CPU and for QNN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.precision import precision_of
 
-# What the model of a precision holds: integer types of weights and activations, or a float type.
+# The contents of a model by precision: integer types of weights and activations, or a float type.
 ON_CPU = {
     "fp32": ("float32", None),
     "fp16": ("float16", None),
@@ -43,7 +43,7 @@ ON_QNN = {
 
 
 def convolutions(path: Path) -> Path:
-    """Conv, Relu, Conv, a residual Add, pooling and a Gemm."""
+    """Save Conv, Relu, Conv, a residual Add, pooling and a Gemm."""
     random = np.random.default_rng(0)
 
     def weights(name: str, *shape: int) -> TensorProto:
@@ -84,7 +84,7 @@ def shared(built_project: Project, tmp_path_factory: pytest.TempPathFactory, com
 
 
 def build(project: Project, model: str, precision: str, device: str, **quant: Any) -> Path:
-    """The model that *precision* gives for *device*."""
+    """Build and return the model in *precision* for *device*."""
     out = f"{model}-{precision}-{device}"
     recipe = {"model": f"{model}.onnx", "ep": device, "precision": precision, "quant": {"samples": 4, **quant}}
     (project.folder / f"{out}.json").write_text(json.dumps(recipe), encoding="utf-8")
@@ -231,7 +231,7 @@ def test_w4a16_is_w4a32_with_float16_for_the_rest(shared: Project) -> None:
 
 @pytest.fixture
 def given(tmp_path: Path, commands: OneProcess | None) -> Project:
-    """Models that others have quantized: with QDQ, with QLinear operators, with MatMulInteger."""
+    """Models quantized by other tools: with QDQ, with QLinear operators, with MatMulInteger."""
     project = Project(tmp_path, commands)
     float_model = perceptron(tmp_path / "float.onnx")
 
@@ -270,5 +270,5 @@ def test_fields_that_the_mode_does_not_read_are_told(given: Project) -> None:
     (given.folder / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")
     assert given.build().code == 0
     told = given.manifest()["notices"]
-    # Not of those with winml-cli's defaults, which its files always have.
+    # Not about winml-cli's defaults, which its files always have.
     assert [notice.split()[0] for notice in told] == ["quant.per_channel", "quant.rtn_bits"]

@@ -1,5 +1,5 @@
-"""Builds told to others: what the documents say is right, their own libraries accept them, and a folder is held
-against either.
+"""Provenance documents of builds: they are correct, their own libraries accept them, and a folder is checked
+with them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Says = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def built(commands: OneProcess | None, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A sweep of two cells; not to be changed."""
+    """A sweep of two cells. Do not change it."""
     project = Project(tmp_path_factory.mktemp("told"), commands)
     perceptron(project.folder / "net.onnx", width=16, classes=4)
     samples(project.folder / "data.npz", width=16)
@@ -61,13 +61,13 @@ def built(commands: OneProcess | None, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def cell(built: Project) -> Path:
-    """The folder of one build; not to be changed."""
+    """The folder of one build. Do not change it."""
     return built.out / "net" / "w8a8"
 
 
 @pytest.fixture
 def out(built: Project, tmp_path: Path) -> Path:
-    """A copy of that build, without what it was made from."""
+    """A copy of that build, without its sources."""
     shutil.copytree(built.out / "net" / "w8a8", tmp_path / "out")
     return tmp_path / "out"
 
@@ -144,7 +144,7 @@ def test_a_bill_of_a_sweep_has_every_model_with_what_it_was_made_from(built: Pro
 
 
 def references(value: Any) -> set[str]:
-    """Everything that a bill refers to."""
+    """Return everything that a bill refers to."""
     if isinstance(value, dict):
         own = {text for name, text in value.items() if name == "ref" and isinstance(text, str)}
         own |= set(value["dependsOn"]) if "dependsOn" in value else set()
@@ -153,7 +153,7 @@ def references(value: Any) -> set[str]:
 
 
 def names(value: Any) -> list[str]:
-    """Everything in a bill that can be referred to."""
+    """Return everything in a bill that can be referred to."""
     if isinstance(value, dict):
         own = [value["bom-ref"]] if "bom-ref" in value else []
         return own + [name for inner in value.values() for name in names(inner)]
@@ -179,7 +179,7 @@ def test_a_compiled_model_is_told_with_its_binary(built_project: Project, tmp_pa
         re.fullmatch(r"pkg:pypi/[a-z0-9-]+@[\w.%-]+", found) for found in re.findall(r'"(pkg:pypi/[^"#]+@[^"]*)"', text)
     )
     if format_ == "slsa":
-        assert "qnn library libQnnHtp.so" in text  # a tool by its content, and no distribution
+        assert "qnn library libQnnHtp.so" in text  # a tool identified by content, and no distribution
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -243,7 +243,7 @@ def test_an_intermediate_that_was_deleted_is_left_out(out: Path, format_: str) -
 
 
 def _names(value: Any) -> set[str]:
-    """All names in a document."""
+    """Return all names in a document."""
     if isinstance(value, list):
         return {name for each in value for name in _names(each)}
     if not isinstance(value, dict):
@@ -374,7 +374,7 @@ def test_a_file_of_somebody_elses_is_not_replaced(cell: Path, tmp_path: Path, sa
     assert "is in the way" in says(*arguments, code=2)
     assert (tmp_path / "mine.json").read_text() == "{}"
     says(*arguments, "--overwrite")
-    says(*arguments)  # ours now
+    says(*arguments)  # owned now
 
 
 @pytest.mark.parametrize(("format_", "module"), [("slsa", "in_toto_attestation"), ("cyclonedx", "jsonschema")])
@@ -453,7 +453,7 @@ _PARTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 def test_files_of_any_name_are_told_and_found(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], folder: str, changed: int
 ) -> None:
-    # None twice where case does not count, and none that is the manifest's.
+    # Case-insensitively unique, and different from the manifest's name.
     assume(len({name.casefold() for name in (*files, "build_manifest.json")}) > len(files))
     out = tmp_path_factory.mktemp("names") / "out"
     (out / folder).mkdir(parents=True)
@@ -477,7 +477,7 @@ def test_files_of_any_name_are_told_and_found(
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to every value within *value*."""
+    """Return the path of every value within *value*."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [found for name, each in inner for found in ((*path, name), *_places(each, (*path, name)))]
 

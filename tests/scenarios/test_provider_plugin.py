@@ -1,4 +1,4 @@
-"""An execution provider that an installed package brings, and a build for it, which onnxruntime runs on the CPU."""
+"""An execution provider from an installed package, and a build for it, which onnxruntime runs on the CPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_provider_of_a_package_decides_integers_and_runs_the_model(site: Path)
 
     code, value, _ = run(site, *BUILD)
     assert (code, {stage["status"] for stage in value["builds"][0]["stages"]} & {"ran"}) == (0, set())
-    # What the package declares is in the keys: another version of it is other work.
+    # The package's declaration is in the keys: another version of it is different work.
     (site / "acme_provider-1.0.dist-info").rename(site / "acme_provider-1.1.dist-info")
     (site / "acme_provider-1.1.dist-info" / "METADATA").write_text("Name: acme-provider\nVersion: 1.1\n")
     code, value, _ = run(site, *BUILD)

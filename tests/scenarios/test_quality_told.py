@@ -1,4 +1,6 @@
-"""How good a quantized model is: measured on samples that calibration has not seen, and told wherever a user looks."""
+"""The quality of a quantized model: measured on samples not used for calibration, and reported wherever a user
+looks.
+"""
 
 from __future__ import annotations
 

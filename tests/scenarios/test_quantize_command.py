@@ -1,4 +1,4 @@
-"""``winml-dag quantize``: one model into one file, with what builds have done, and for what builds will do."""
+"""``winml-dag quantize``: one model into one file, sharing results with earlier and later builds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def quantize(project: Project, *arguments: str) -> Asked:
 
 
 def build(project: Project, *arguments: str) -> list[str]:
-    """The stages that ran."""
+    """Build and return the stages that ran."""
     finished = project.run("build", "--format", "json", *arguments)
     assert finished.returncode == 0, finished.stderr
     stages = json.loads(finished.stdout)["builds"][0]["stages"]
@@ -89,7 +89,7 @@ def test_it_finds_what_a_build_has_made_of_the_model_that_the_build_optimized(sh
 
 
 def test_a_build_goes_on_with_what_it_has_quantized(shared: Project) -> None:
-    """The result under the name that a build gives it is what compile, and validate, would read."""
+    """The result, under the name that a build gives it, is what compile and validate would read."""
     assert quantize(shared, "-m", "model.onnx", "-p", "w8a8", "-o", "apart/quantized.onnx").code == 0
     pytest.importorskip("onnxruntime_qnn")
     first = build(shared, "--onnx", "model.onnx", "--no-optimize", "-p", "w8a8", "-d", "qnn", "-o", "one-go")
@@ -103,7 +103,7 @@ def test_a_build_goes_on_with_what_it_has_quantized(shared: Project) -> None:
 
 
 def test_weights_beside_the_model_are_found_as_well(shared: Project) -> None:
-    """From 100 MiB on they lie in a file of their own, which has the name that the model knows."""
+    """From 100 MiB on they are in a separate file, under the name in the model."""
     width = 5200
     weight = np.random.default_rng(0).normal(size=(width, width)).astype(np.float32)
     graph = helper.make_graph(
@@ -204,7 +204,7 @@ def test_a_file_that_is_not_ours_is_overwritten_only_when_that_is_asked_for(shar
     assert "--overwrite" in refused.messages
     assert theirs.read_bytes() == b"mine"
     assert quantize(shared, *arguments, "--overwrite").code == 0
-    # From now on it is ours: another precision may take its place.
+    # From now on the file is owned: another precision may replace it.
     assert quantize(shared, "-m", "model.onnx", "-p", "w8a16", "-o", "theirs.onnx").code == 0
     run_model(theirs)
     theirs.write_bytes(b"edited")
@@ -235,7 +235,7 @@ def test_one_json_object_says_what_was_done(shared: Project) -> None:
 
 
 def test_data_relative_to_where_the_user_stands_and_a_recipe_elsewhere(shared: Project) -> None:
-    """The recipe's quant section counts, in either of its places, and what the command line says wins."""
+    """The recipe's quant section applies, in either of its positions, and the command line takes precedence."""
     (shared.folder / "recipes").mkdir()
     samples(shared.folder / "recipes" / "here.npz", scale=2.0)
     section = {"calibration_data": "here.npz", "samples": 4, "weight_type": "int8", "activation_type": "uint8"}

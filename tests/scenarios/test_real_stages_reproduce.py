@@ -1,4 +1,4 @@
-"""A finished build of the real stages comes out the same again, byte for byte, and what does not is found."""
+"""A finished build of the real stages is reproduced byte for byte, and deviations are found."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def stored(project: Project) -> dict[str, bytes]:
 
 
 def test_every_stage_gives_the_same_bytes_and_nothing_else_changes(project: Project) -> None:
-    """Also where a build would have nothing to do, since that is the build one asks about; each in a process of its own
-    again.
-    """
+    """Even where a build has nothing to do, since that is the build in question; each stage in a separate process."""
     project = project.with_processes()
     kept, contents, times = stored(project), project.contents(), project.times()
     code, found = reproduce(project)
@@ -56,7 +54,7 @@ def test_several_runs_of_chosen_stages(project: Project) -> None:
 
 
 def test_a_record_that_does_not_match_its_ingredients_is_found(project: Project, tmp_path: Path) -> None:
-    """As when a cache was filled by a machine with a broken library: one weight is another, and the keys are right."""
+    """As if a machine with a broken library had filled the cache: one weight differs, and the keys are correct."""
     old, new = _exchange_a_weight(project, "optimize", "optimized.onnx", tmp_path)
     finished = project.run("reproduce", "optimize", "calibrate", "-c", "recipe.yaml", "-o", "out", "-q", "--runs", "2")
     assert finished.returncode == 1
@@ -64,7 +62,7 @@ def test_a_record_that_does_not_match_its_ingredients_is_found(project: Project,
     where = f"initializer '{old[0]}' (float32 {old[1]}), element {[0] * len(old[1])}: {new} -> {old[2]}"
     assert f"  optimized.onnx, the record -> runs 1, 2: {where}\n" in finished.stdout
     assert "All runs gave the same: only the record is different." in finished.stdout
-    # What was built stands on the true bytes, and for what would be built now there is no record.
+    # The build was made from the original bytes, and for a build from the current ones there is no record.
     assert "calibrate   cannot be reproduced: it has no record" in finished.stdout
     assert finished.stdout.splitlines()[-1].startswith("Not reproduced: 1 differs, 1 cannot be reproduced, in ")
 
@@ -103,8 +101,9 @@ def test_interrupted_it_ends_with_130_and_leaves_nothing(project: Project) -> No
 def _exchange_a_weight(
     project: Project, stage: str, name: str, tmp_path: Path
 ) -> tuple[tuple[str, list[int], str], str]:
-    """Replace the recorded output of *stage* by one with another first weight. Returns that weight's name, shape and
-    old value, and its new value.
+    """Change the first weight in the recorded output of *stage*.
+
+    Returns that weight's name, shape and old value, and its new value.
     """
     from onnx import numpy_helper
 

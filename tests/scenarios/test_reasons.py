@@ -15,7 +15,7 @@ CHANGED = r"input model: model\.safetensors changed \(xxh3-128:[0-9a-f]{8} -> [0
 
 
 def test_one_byte_of_the_model_is_named_before_the_build_in_its_log_and_in_its_manifest(project: Project) -> None:
-    """Also with size and time kept: the change time gives it away, since writing sets it and nothing sets it back."""
+    """Even with size and time unchanged: the change time reveals it, since writing sets it and nothing resets it."""
     weights = project.folder / "model" / "model.safetensors"
     status = weights.stat()
     with weights.open("r+b") as file:

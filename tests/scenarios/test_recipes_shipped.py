@@ -1,4 +1,4 @@
-"""The recipes that come with us: all of them plan, by name and without a network, and none of what people use lacks."""
+"""The bundled recipes: all of them can be planned, by name and offline, and cover all common uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from winml_dag.recipe.load import Shipped, shipped_path, shipped_recipes
 from winml_dag.stages.export.components import composite_of
 from winml_dag.store.store import Store
 
-# What configurations of winml-cli are used for.
+# The common uses of winml-cli's configurations.
 USED = {
     "audio-spectrogram-transformer": ["audio-classification"],
     "bert": ["feature-extraction", "fill-mask", "sentence-similarity", "text-classification", "token-classification"],
@@ -49,7 +49,7 @@ SHIPPED = shipped_recipes()
 
 
 def tasks_of(shipped: Shipped) -> set[str]:
-    """The task of a recipe; of a composite model, those of its components."""
+    """Return the task of a recipe; for a composite model, those of its components."""
     composite = composite_of(shipped.model_type)
     in_one_piece = composite is None or shipped.recipe.loader.model_class is not None
     return {shipped.task} if in_one_piece else {component.task for component in composite.components}

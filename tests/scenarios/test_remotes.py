@@ -1,5 +1,6 @@
-"""Edit, build, which stages ran: on machines of their own with remotes between, as a team, its CI and pull requests
-have them. Machines are caches; the server is a real one, on this machine.
+"""Edit, build, and which stages ran: on separate machines with remotes, as in a team, its CI and pull requests.
+
+Machines are caches; the server is a real one, on this machine.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MAIN = {
 
 
 class Machine(Project):
-    """A cache of its own beside a recipe that all have, and what is in its environment."""
+    """A machine with its own cache and environment, and a common recipe."""
 
     def __init__(self, folder: Path, commands: OneProcess | None, name: str, variables: dict[str, str]) -> None:
         super().__init__(folder, commands)
@@ -48,7 +49,7 @@ class Machine(Project):
         return {**super().environment(), "WINML_DAG_REMOTE_KEYS": KEYS["main"], **self._variables}
 
     def ran(self, *arguments: str) -> list[str]:
-        """The stages that a build runs here."""
+        """Build here and return the stages that ran."""
         result = self.build(*arguments, out=f"out-{self.name}")
         assert result.code == 0, result.messages
         self.messages = result.messages
@@ -121,9 +122,9 @@ def test_nothing_is_asked_when_all_is_up_to_date_or_the_remote_is_off(team: Team
     assert len(off.ran()) == 4
     assert server.requests == []
     on = team.machine("off")
-    # Switched on, it has the same keys.
+    # Turned on, it has the same keys.
     assert on.ran() == []
-    # What was built less than two seconds ago counts as having come to rest: else its files are read once more.
+    # Builds less than two seconds ago count as settled: otherwise their files are read once more.
     settled = "from winml_dag.store import changetime\nchangetime.SETTLED_NS = 0\n"
     script = """
 import sys
@@ -134,7 +135,7 @@ remote = {name for name in sys.modules if name.startswith("winml_dag.store.remot
 heavy = remote | {"urllib3", "obstore", "distributed", "tomllib", "pydantic", "sqlite3"} & set(sys.modules)
 assert not heavy, heavy
 """
-    # What surrounds a process of its own is not what surrounds the one that all commands before it had.
+    # The environment of a separate process differs from that of the earlier commands' process.
     on.python(f"{settled}from winml_dag.cli.main import run; run(['build', '-c', 'recipe.yaml', '-o', 'out-off'])")
     server.requests.clear()
     finished = on.python(settled + script)
@@ -150,7 +151,7 @@ def test_what_is_built_with_and_without_a_remote_stands_side_by_side(team: Team,
     assert len(machine.ran()) == 4
     assert len(machine.ran(*with_remote)) == 4
     assert "which begins empty" in machine.messages
-    # Each time the manifest is written for the other digests; after that either is seen at a glance.
+    # Each time the manifest is written with the other digests; after that both are recognized by their stamps.
     for arguments in (command, (*command, *with_remote)):
         machine.run(*arguments)
         assert "Up to date" in machine.run(*arguments).stdout
@@ -168,7 +169,7 @@ def test_a_pull_request_reads_what_main_has_made_and_writes_nothing_that_others_
     assert "optimize" not in pull.ran()
     assert "pull request 12: what it makes is put into the namespace pull/12 only" in pull.messages
     assert {path for path in server.content if path.startswith("/main/")} == before
-    # Its next run, on a fresh machine, has what it made itself; main has not.
+    # Its next run, on a fresh machine, has its own results; main does not.
     assert team.machine("again", **PULL_REQUEST, **both).ran() == []
     assert "quantize" in team.machine("main again", **MAIN).ran()
 
@@ -182,7 +183,7 @@ def test_what_a_far_level_had_is_in_the_near_one_afterwards(team: Team, server: 
     asked = server.count("GET")
     second = team.machine("second")
     assert second.ran() == []
-    # Of intermediates only the records have come near: the far level is asked whether it still has their blobs.
+    # Only records of intermediates came near: the far tier is asked whether it still has their blobs.
     assert server.count("GET") == asked
     assert second.traffic["records_found"] == 4
     assert second.model() == team.machine("company").model()

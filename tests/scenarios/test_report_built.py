@@ -1,4 +1,4 @@
-"""A report of a real sweep says what lies on disk and what was measured, and a worse model ends a comparison with 1."""
+"""A report of a real sweep matches the files and the measurements, and a comparison with a worse model exits with 1."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def test_a_model_that_became_worse_ends_the_comparison_with_1(project: Project) 
     found = {row["name"]: row for row in comparison["rows"]}
     verdicts = {change["measure"]: change["verdict"] for change in found["one/fp32"]["changes"]}
     assert verdicts["size"] == "regression"
-    assert found["one/w8a8"]["fate"] == "gone"  # not asked for, so it did not fail
+    assert found["one/w8a8"]["fate"] == "gone"  # not requested, so it did not fail
     assert Path(project.folder / "new" / "report.html").is_file()

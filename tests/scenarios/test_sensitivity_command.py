@@ -1,4 +1,4 @@
-"""``winml-dag quantize --sensitivity``: what a user sees and finds beside the model."""
+"""``winml-dag quantize --sensitivity``: its output, and the files next to the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
 
 
 def _with_an_outlier(path: Path) -> None:
-    """One hidden value is so large that 8 bits leave few steps to the others, and nobody reads it."""
+    """Make one unused hidden value so large that 8 bits leave few steps for the others."""
     model = onnx.load(path)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for name, row in (("b1", 90.0), ("w2", 0.0)):
@@ -39,7 +39,7 @@ def _with_an_outlier(path: Path) -> None:
 
 
 def snippet(output: str) -> str:
-    """The lines of a recipe that were printed."""
+    """Return the printed lines of a recipe."""
     lines = output.splitlines()
     first = lines.index("quant:")
     return "\n".join([lines[first], *(line for line in lines[first + 1 :] if line.startswith("  "))])
@@ -60,7 +60,7 @@ def test_the_ranking_is_printed_and_lies_beside_the_model_and_its_advice_is_a_re
         f"the worst {len(report['nodes'])} of {len(report['nodes'])} nodes, on 3 held-out samples (npz)" in first.stdout
     )
 
-    # What was advised is measured: the model that it gives is as good as was said.
+    # The advice was measured: the resulting model is as good as stated.
     chosen = yaml.safe_load(snippet(first.stdout))
     (shared.folder / "spared.yaml").write_text(yaml.safe_dump(chosen))
     names = chosen["quant"]["node_overrides"]

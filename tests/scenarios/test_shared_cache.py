@@ -1,5 +1,6 @@
-"""Two machines and a remote between them: what the second runs, what comes to it, and what becomes of it when the
-remote loses things. Machines are caches of their own; the remote is a folder.
+"""Two machines and a remote: what the second one runs and fetches, and what happens when the remote loses data.
+
+Machines are separate caches; the remote is a folder.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Machine(Project):
         return result
 
     def files(self) -> dict[str, bytes]:
-        """What was built, without what tells when."""
+        """Return the outputs, without times."""
         found = self.contents(self.out_name)
         found.pop("build_manifest.json")
         return found

@@ -1,4 +1,4 @@
-"""Asked to end, by whichever signal and whenever, the command line ends its children and leaves nothing."""
+"""On any termination signal at any time, the command line ends its children and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POS
 
 @pytest.fixture
 def project(tmp_path: Path) -> UserProject:
-    """Its one stage says its process id, and then waits for a line."""
+    """A project whose only stage writes its process id, and then waits for a line."""
     project = notes_project(tmp_path / "project")
     os.mkfifo(project.folder / "said")
     os.mkfifo(project.folder / "go")
@@ -36,10 +36,10 @@ def project(tmp_path: Path) -> UserProject:
 
 
 def start(project: UserProject, ignoring: str = "") -> tuple[subprocess.Popen[str], int]:
-    """A build whose stage runs, and the process id of that; *ignoring*: a signal that is switched off for it."""
+    """Start a build and return it with the process id of its running stage; *ignoring*: a signal that it ignores."""
     command = shlex.join(project.command("build", "-c", "recipe.yaml", "-q"))
     trap = f"trap '' {ignoring}; " if ignoring else ""
-    # What this process ignores, as under nohup, its children would ignore too.
+    # Children inherit ignored signals, for example under nohup.
     before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
     try:
         process = subprocess.Popen(
@@ -71,7 +71,7 @@ def test_a_build_that_is_to_end_leaves_nothing(project: UserProject, number: sig
         with pytest.raises(ProcessLookupError):
             os.kill(stage, 0)
     else:
-        # It has ended, though whoever inherited it may not have asked for its exit status yet.
+        # It has ended, though its new parent may not have collected its exit status yet.
         ended, _, _ = select.select([watched], [], [], 60)
         os.close(watched)
         assert ended == [watched]
@@ -87,7 +87,7 @@ def test_a_build_under_nohup_goes_on_when_its_terminal_is_closed(project: UserPr
 
 
 def test_an_interrupt_while_modules_are_imported_shows_none_of_them(tmp_path: Path, project: UserProject) -> None:
-    """A library that takes its time: it is imported before there is anybody to say something."""
+    """Imitate a slow library, imported before there is code to print a message."""
     said = project.folder / "said"
     (tmp_path / "click.py").write_text(
         f"import signal\nwith open({str(said)!r}, 'w') as said:\n    said.write('here')\nsignal.pause()\n"

@@ -1,4 +1,7 @@
-"""Sweeps: edit the recipe, build, and these stages ran in these cells. A failure costs its cell, nothing runs twice."""
+"""Sweeps: edit the recipe, build, and these stages ran in these cells.
+
+Failures stay in their cell, nothing runs twice.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ SWEEP: dict[str, Any] = {
         "exclude": [{"model": "two", "precision": "w8a16", "because": "two is small enough"}],
     },
 }
-# Of the stages, only those that take no time.
+# Only fast stages.
 FEW = ("--no-validate", "--no-analyze")
 CELLS = ["one/fp32", "one/w8a8", "one/w8a16", "two/fp32", "two/w8a8"]
 
 
 class Sweeps(Project):
-    """A folder with a sweep, and what the command line says of it."""
+    """A folder with a sweep, and the output of the command line for it."""
 
     def write(self, **changes: Any) -> None:
-        """The sweep with other keys: ``write(matrix__precision=[...])``."""
+        """Write the sweep with changed keys: ``write(matrix__precision=[...])``."""
         sweep = json.loads(json.dumps(SWEEP))
         for path, value in changes.items():
             *sections, name = path.split("__")
@@ -44,20 +47,20 @@ class Sweeps(Project):
         (self.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep), encoding="utf-8")
 
     def told(self, *more: str, code: int = 0) -> dict[str, Any]:
-        """The JSON of a build."""
+        """Build and return the JSON."""
         finished = self.run("build", "-c", "sweep.yaml", "-o", "out", *FEW, "-f", "json", *more)
         assert finished.returncode == code, finished.stderr
         value: dict[str, Any] = json.loads(finished.stdout)
         return value
 
     def said(self, *more: str, code: int = 0) -> str:
-        """The lines of a build, errors among them."""
+        """Build and return the printed lines, including errors."""
         finished = self.run("build", "-c", "sweep.yaml", "-o", "out", *FEW, *more)
         assert finished.returncode == code, finished.stderr
         return finished.stdout + finished.stderr
 
     def kept(self) -> dict[str, Any]:
-        """What ``sweep.json`` holds."""
+        """Return the contents of ``sweep.json``."""
         value: dict[str, Any] = json.loads((self.out / "sweep.json").read_text(encoding="utf-8"))
         return value
 
@@ -67,7 +70,7 @@ def cells(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def ran(told: dict[str, Any]) -> dict[str, list[str]]:
-    """By cell, the stages that ran for it, if any did."""
+    """Return the stages that ran, by cell, for cells with any."""
     of_cells = {
         name: [stage["stage"] for stage in cell["stages"] if stage["status"] == "ran"]
         for name, cell in cells(told).items()
@@ -81,13 +84,13 @@ def statuses(told: dict[str, Any]) -> dict[str, str]:
 
 
 def models(project: Project) -> dict[str, int]:
-    """When each file in the output folder was written."""
+    """Return the write time of each file in the output folder."""
     return {str(path): path.stat().st_mtime_ns for path in project.out.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
 def built(commands: OneProcess | None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweeps, dict[str, Any]]:
-    """The sweep after its first build, and what that told; not to be changed."""
+    """The sweep after its first build, with its output. Do not change it."""
     project = Sweeps(tmp_path_factory.mktemp("sweep"), commands)
     perceptron(project.folder / "one.onnx", width=8, classes=4)
     perceptron(project.folder / "two.onnx", width=8, classes=4, seed=1)
@@ -99,8 +102,9 @@ def built(commands: OneProcess | None, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def sweeps(built: tuple[Sweeps, dict[str, Any]], commands: OneProcess | None, tmp_path: Path) -> Sweeps:
-    """A copy of the built sweep for one test. Its builds are remembered under the path of their folders, so the copy is
-    brought up to date once; nothing runs for that.
+    """A copy of the built sweep for one test.
+
+    Builds are recorded by the path of their folders, so the copy is brought up to date once, which runs nothing.
     """
     shutil.copytree(built[0].folder, tmp_path / "project")
     copy = Sweeps(tmp_path / "project", commands)
@@ -125,7 +129,7 @@ def test_what_cells_share_runs_once(built: tuple[Sweeps, dict[str, Any]]) -> Non
     assert graph["by_stage"] == {"calibrate": 2, "finalize": 5, "optimize": 2, "quantize": 3}
     for name in CELLS:
         assert (project.out / name / "model.onnx").is_file()
-    # Only what one cell found of another counts as saved.
+    # Only what one cell reused from another counts as saved.
     shared = [stage for name in CELLS for stage in cells(told)[name]["stages"] if stage["status"] == "reused"]
     assert [stage["stage"] for stage in shared] == ["optimize", "optimize", "calibrate", "optimize"]
     assert graph["seconds_saved"] == pytest.approx(sum(stage["made_in_seconds"] for stage in shared), abs=0.01)
@@ -268,7 +272,7 @@ def test_a_cell_that_fails_or_is_refused_costs_itself_alone(sweeps: Sweeps) -> N
     assert Path(failed["failure"]["log"]).is_file()
     assert "missing.npz" in cells(told)["one/w8a16"]["why"]
 
-    # All of it is tried again by any run, and those alone when that is asked for.
+    # Every run retries all of them, and on request only them.
     samples(sweeps.folder / "wide.npz", width=8)
     said = sweeps.said("--retry-failed", code=3)
     assert "missing.npz" in said
@@ -277,7 +281,7 @@ def test_a_cell_that_fails_or_is_refused_costs_itself_alone(sweeps: Sweeps) -> N
     sweeps.write()
     told = sweeps.told("--retry-failed")
     assert told["asked"] == ["one/w8a16"]
-    # The failure has left its folder as it was, and that is what the sweep asks for again.
+    # The failure left its folder unchanged, which equals what the sweep requests again.
     assert statuses(told)["one/w8a16"] == "up to date"
     assert set(statuses(told).values()) == {"built", "up to date", "left out"}
 
@@ -288,7 +292,7 @@ def test_a_failure_that_cells_share_is_told_once(sweeps: Sweeps) -> None:
     (line,) = [line for line in said if line.startswith("error: one/")]
     assert line.startswith("error: one/w8a8, one/w8a16: calibrate failed: ")
     (total,) = [line for line in said if line.startswith("6 cells in ")]
-    # Five cells have found what optimize made, two of them what finalize did; a failure that is shared was not found.
+    # Five cells reused optimize's result, two of them finalize's; a shared failure is not reused.
     assert "2 up to date, 3 failed, 1 left out; 0 stages run, 7 shared or found" in total
     kept = cells(sweeps.kept())
     assert kept["one/w8a8"]["elapsed_seconds"] > kept["one/w8a16"]["elapsed_seconds"] == 0

@@ -1,4 +1,4 @@
-"""The sweeps that come with us: the small one is built as a whole, the one for real use plans.
+"""The bundled sweeps: the small one is built completely, the one for real use is planned.
 
 Real stages, for four architectures in five precisions on two targets; built once for all tests.
 """
@@ -24,7 +24,7 @@ PRECISIONS = ("fp32", "fp16", "w8a8", "w8a16", "w4a16")
 
 @dataclass(frozen=True)
 class Sweep:
-    """A copy of the small sweep. What is measured of cells is left out: it costs as much as building them."""
+    """A copy of the small sweep, without measurements, which cost as much as building."""
 
     project: Project
 
@@ -50,7 +50,7 @@ class Sweep:
 
 
 def ran(result: dict[str, Any]) -> Counter[tuple[str, str]]:
-    """How often each stage ran in the run that *result* is of, by the cell that it ran for."""
+    """Return how often each stage ran in the run of *result*, by the cell that it ran for."""
     return Counter(
         (cell["name"], stage["stage"])
         for cell in result["cells"]
@@ -60,11 +60,11 @@ def ran(result: dict[str, Any]) -> Counter[tuple[str, str]]:
 
 
 def stages(result: dict[str, Any]) -> Counter[str]:
-    """How often each stage ran, for whichever cell."""
+    """Return how often each stage ran, in all cells together."""
     return Counter(stage for _, stage in ran(result).elements())
 
 
-# One test for one build: among several processes of pytest each would build the sweep for itself.
+# One test for one build: otherwise each of several pytest processes would build the sweep.
 @pytest.mark.slow
 def test_forty_cells_share_their_work_a_second_run_runs_nothing_and_an_edit_what_reads_it(
     tmp_path: Path, commands: OneProcess | None
@@ -80,7 +80,7 @@ def test_forty_cells_share_their_work_a_second_run_runs_nothing_and_an_edit_what
     sweep.write(overrides=[{"when": {"precision": "w8a8"}, "quant": {"samples": 5}}])
     edited = sweep.build("--filter", "model=resnet", "--filter", "precision=w8a8,w8a16")
     assert {cell for cell, _ in ran(edited)} == {"resnet/w8a8/cpu", "resnet/w8a8/npu"}
-    # Ranges are found once for both targets.
+    # Ranges are computed once for both targets.
     assert stages(edited) == {"calibrate": 1, "quantize": 2, "compile": 1, "validate": 2, "finalize": 2}
 
 
@@ -88,9 +88,9 @@ def all_are_built_and_what_they_share_ran_once(sweep: Sweep, result: dict[str, A
     assert [cell["status"] for cell in result["cells"]] == ["built"] * 40
     assert {axis: len(labels) for axis, labels in result["axes"].items()} == {"model": 4, "precision": 5, "target": 2}
     counts = stages(result)
-    # For each model one export, one optimize since nothing is discovered, and ranges for all precisions and targets.
+    # Per model one export, one optimize since nothing is discovered, and ranges for all precisions and targets.
     assert (counts["export"], counts["optimize"], counts["calibrate"]) == (4, 4, 4)
-    # Float16 serves both targets, and 4 bits on the CPU are two stages.
+    # Float16 is shared by both targets, and 4 bits on the CPU are two stages.
     assert (counts["quantize"], counts["compile"], counts["validate"], counts["finalize"]) == (32, 20, 40, 40)
     assert sum(counts.values()) == result["graph"]["stages"] < result["graph"]["stages_apart"]
     for model in result["axes"]["model"]:

@@ -1,4 +1,4 @@
-"""Folders that a recipe's own stages put out and read: they have what they should, and nothing else."""
+"""Folders that user-defined stages write and read: they contain exactly what they should."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_stage_may_put_out_a_folder(project: UserProject) -> None:
 
 @pytest.fixture
 def lister(project: UserProject) -> UserProject:
-    """A stage that puts out a folder with a file for each word, and one that lists that folder."""
+    """A stage that outputs a folder with a file per word, and one that lists that folder."""
     project.recipe = {
         "stages": {
             "split": {
@@ -67,7 +67,7 @@ def lister(project: UserProject) -> UserProject:
 
 
 def test_who_reads_a_folder_finds_nothing_of_an_earlier_build_in_it(lister: UserProject) -> None:
-    """Else what it gives would be stored under a key that says otherwise."""
+    """Otherwise its output would be stored under a wrong key."""
     lister.write("raw/notes.txt", "two three")
     edited = lister.build()
     assert edited.ran == ["split", "list"]
@@ -141,7 +141,7 @@ def test_whatever_lies_in_a_folder_that_is_read_and_is_no_part_of_it_is_in_the_w
 
 
 def test_an_empty_folder_in_a_folder_that_is_read_goes(lister: UserProject) -> None:
-    """Artifacts have none: what is stored must not depend on it."""
+    """Artifacts have none: stored results must not depend on it."""
     (lister.folder / "build/words/empty/deep").mkdir(parents=True)
     lister.recipe["stages"]["list"]["command"][2] = f"{LIST}  # edited"
     assert lister.build().ran == ["list"]

@@ -1,4 +1,4 @@
-"""Stages that an installed package brings: found by its entry points, run in a worker, known by its version."""
+"""Stages from an installed package: found by its entry points, run in a worker, with its version in the key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(config, workspace):
 
 @pytest.fixture
 def project(tmp_path: Path) -> UserProject:
-    """A project with a recipe that uses a plug-in, which is installed in a folder of its own."""
+    """A project with a recipe that uses a plug-in, installed in a separate folder."""
     made = UserProject(tmp_path / "project")
     made.write("raw/notes.txt", "b\na\nc\n")
     made.recipe = {

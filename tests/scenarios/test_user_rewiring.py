@@ -1,4 +1,4 @@
-"""A stage of the recipe's own between ours: quantize reads what it has made of the optimized model."""
+"""A user-defined stage between built-in ones: quantize reads its version of the optimized model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from user_project import UserProject
 
 pytestmark = pytest.mark.slow
 
-# Another model than the one given: validate is told to hold the result against this one.
+# Another model than the original: validate must compare the result with this one.
 SURGERY = """\
 import sys
 import onnx

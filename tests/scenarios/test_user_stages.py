@@ -1,4 +1,4 @@
-"""Edit, build, and exactly these stages ran: recipes that declare stages of their own."""
+"""Edit, build, and exactly these stages ran: recipes with user-defined stages."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_failure_is_told_with_the_end_of_its_log(project: UserProject) -> None
     assert "the last words" in log.read_text(encoding="utf-8")
 
 
-# The kernel refuses one call of the system, as older ones and many containers do, to this process and all its children.
+# The kernel rejects one system call, as older ones and many containers do, for this process and all its children.
 REFUSING = """
 import ctypes, struct, sys
 program = b"".join(struct.pack("=HBBI", *line) for line in (
@@ -420,7 +420,7 @@ def test_a_sandbox_shows_a_stage_its_declared_inputs_only(project: UserProject) 
 
 
 def test_a_file_that_turns_up_under_a_name_in_a_command_is_noticed(project: UserProject) -> None:
-    """Also by a plan that stands: what was not there when it was made has a say in it."""
+    """Even with a cached plan: files that did not exist during planning count."""
     optional = (
         "import sys; from pathlib import Path; extra = Path('settings.txt'); "
         "Path(sys.argv[1]).write_text(extra.read_text() if extra.exists() else 'none')"
@@ -457,7 +457,7 @@ def test_a_stage_that_takes_too_long_is_told_where_its_limit_is(project: UserPro
 
 
 def test_an_output_that_cannot_be_put_in_place_says_so_of_its_folder(built: UserProject) -> None:
-    """A name that is taken as a file where a folder should be is found earlier; here the file system refuses."""
+    """A file in place of a folder is found earlier; here the file system fails."""
     folder = built.folder / "build"
     (folder / "count.txt").unlink()
     folder.chmod(0o555)

@@ -1,4 +1,4 @@
-"""A result is run on what its user gives; other inputs make nothing but validate run again."""
+"""A result is run on the user's data; other inputs make only validate run again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def build(folder: Path, *arguments: str) -> dict[str, Any]:
-    """What a build of ``recipe.yaml`` in *folder* tells, by stage."""
+    """Return the output of a build of ``recipe.yaml`` in *folder*, by stage."""
     command = [sys.executable, "-m", "winml_dag", "build", "--cache-dir", "cache", "--format", "json", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -48,10 +48,10 @@ def test_other_inputs_to_validate_on_run_validate_alone(tmp_path: Path) -> None:
     assert (report["inputs"], report["data"], report["samples"]) == ("validate.input_data", "npz", 5)
     assert report["held_out"] is True
     assert report["quality"]["cosine"] > 0.95
-    # What calibration has seen is no proof, wherever it is named.
+    # Calibration data proves nothing, wherever it is named.
     seen = build(tmp_path, "-c", "recipe.yaml", "-o", "out", "--input-data", "calibration.npz")
     assert seen["validate"]["metrics"]["held_out"] is False
-    # The settings that a build leaves are those of the build, wherever they lie.
+    # The settings written by a build are those of the build, wherever they are.
     build(tmp_path, "-c", "recipe.yaml", "-o", "out", "--input-data", "mine.npz")
     assert ran(build(tmp_path, "-c", "out/winml_build_config.json", "-o", "out")) == set()
 

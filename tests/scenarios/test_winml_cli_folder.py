@@ -1,5 +1,5 @@
-"""Building into a folder that winml-cli has made: nothing is overwritten before the user says so, and nothing else of
-the user's is touched then.
+"""Building into a folder made by winml-cli: nothing is overwritten without consent, and no other files are touched
+then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnx_samples import perceptron
 import winml_dag
 from winml_dag.errors import UsageError
 
-# As winml-cli's documentation shows it.
+# As in winml-cli's documentation.
 THEIR_MANIFEST: dict[str, Any] = {
     "schema_version": 1,
     "model_id": "microsoft/resnet-50",
@@ -48,7 +48,7 @@ MINE = {"notes.txt": b"mine", "mine.onnx": b"mine too"}
 
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """A model whose stages are in the cache, so that the tests put files in place and run nothing."""
+    """A model whose stages are cached, so that the tests write files and run nothing."""
     project = Project(tmp_path_factory.mktemp("theirs"), commands)
     perceptron(project.folder / "model.onnx")
     finished = project.run("build", "--onnx", "model.onnx", "--no-validate", "-o", "first")
@@ -89,7 +89,7 @@ def test_overwrite_replaces_what_the_build_has_files_for_and_nothing_else(projec
     assert {entry["name"] for entry in project.manifest()["files"]} <= now.keys()
     kept = {**MINE, "export.onnx": THEIRS["export.onnx"]}
     assert {name: now[name] for name in kept} == kept
-    # From now on it is a folder of ours.
+    # From now on the folder is owned.
     assert build(project)[0] == 0
 
 

@@ -1,4 +1,4 @@
-"""A project with stages of its own, and the command line in it."""
+"""A project with user-defined stages, and the command line in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT = "import sys; from pathlib import Path; " + (
 
 @dataclass(frozen=True)
 class Result:
-    """What one command said."""
+    """The output of one command."""
 
     code: int
     value: dict[str, Any]
@@ -47,8 +47,9 @@ class Result:
 
 
 class UserProject:
-    """A folder with a recipe, a cache beside it, and the command line: a process for each command, or that of
-    *commands* for all.
+    """A folder with a recipe, a cache next to it, and the command line.
+
+    By default there is a process per command; with *commands*, that process runs all of them.
     """
 
     def __init__(self, folder: Path, commands: OneProcess | None = None) -> None:
@@ -68,7 +69,7 @@ class UserProject:
         return (self.folder / name).read_text(encoding="utf-8")
 
     def save(self) -> None:
-        """Write the recipe as it is now."""
+        """Write the current recipe."""
         self.write("recipe.yaml", yaml.safe_dump(self.recipe, sort_keys=False))
 
     def run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -113,7 +114,7 @@ class UserProject:
 
 
 def notes_project(folder: Path, commands: OneProcess | None = None) -> UserProject:
-    """Two commands one after the other: one tidies a text, and one counts its lines."""
+    """Return two commands in sequence: one tidies a text, and one counts its lines."""
     made = UserProject(folder, commands)
     made.write("raw/notes.txt", "  one\ntwo  \n")
     made.write("tools/tidy.py", TIDY)

@@ -1,7 +1,7 @@
-"""A cache over HTTP, in this process, with every fault that a server can have, switched on by a test.
+"""An in-process HTTP cache with every fault that a server can have, turned on by a test.
 
-Without a fault it is what a good server is: create-only where the client asks for it, ranges, lengths, connections that
-stay open. All that comes is written down. Nothing sleeps: what hangs, hangs until the server ends.
+Without a fault it behaves as a good server: create-only on request, ranges, lengths, persistent connections. It records
+every request. Nothing sleeps: a hanging request hangs until the server ends.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Self
 from urllib.parse import unquote
 
 _PIECE_BYTES = 1 << 20
-# What an endless answer says to be long, and after a million times what a record may have we stop.
+# The stated length of an endless response. The server stops after a million times the maximum of a record.
 _ENDLESS_BYTES = 50 << 30
 
 
 class Fault(Enum):
-    """``ERROR`` to ``BAD_REQUEST``: a status and nothing else."""
+    """``ERROR`` to ``BAD_REQUEST``: only a status."""
 
     ERROR = HTTPStatus.INTERNAL_SERVER_ERROR
     BUSY = HTTPStatus.SERVICE_UNAVAILABLE
@@ -34,42 +34,42 @@ class Fault(Enum):
     TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     FORBIDDEN = HTTPStatus.FORBIDDEN
     UNAUTHORIZED = HTTPStatus.UNAUTHORIZED
-    # What WebDAV says of a folder that is not there.
+    # WebDAV's response for a missing folder.
     CONFLICT = HTTPStatus.CONFLICT
     BAD_REQUEST = HTTPStatus.BAD_REQUEST
-    # Whole as far as HTTP goes, and only half of what was put.
+    # A complete HTTP response with only half of the stored bytes.
     SHORT = "short"
-    # The connection ends in the middle of what is sent, or of what is put.
+    # The connection ends in the middle of a download or upload.
     DROP = "drop"
-    # The connection is reset before anything is answered.
+    # The connection is reset before any response.
     RESET = "reset"
-    # One byte of what was put is another.
+    # One byte differs from what was uploaded.
     WRONG_BYTES = "wrong bytes"
-    # A byte now and then, and no end.
+    # A byte now and then, without end.
     TRICKLE = "trickle"
-    # The request is read, and nothing is answered.
+    # The request is read, but never answered.
     SILENT = "silent"
-    # Nothing of what is put is read, as by a server behind a line that stands still.
+    # Uploads are not read, as by a server on a stalled line.
     DEAF = "deaf"
-    # 50 GB, whatever was asked for, and however small it is.
+    # 50 GB, whatever was requested and however small it is.
     ENDLESS = "endless"
-    # The same without saying how much it will be.
+    # The same without stating a length.
     ENDLESS_CHUNKS = "endless chunks"
-    # Says that it is gzip, which nobody asked for.
+    # States gzip encoding, which was not requested.
     ENCODED = "encoded"
-    # 501 for a put with a condition.
+    # 501 for a conditional upload.
     REFUSES_CONDITIONS = "refuses conditions"
-    # Overwrites whatever the condition was.
+    # Overwrites despite the condition.
     IGNORES_CONDITIONS = "ignores conditions"
-    # The whole, with 200, whatever part was asked for.
+    # The whole content, with 200, whatever range was requested.
     NO_RANGES = "no ranges"
-    # 206 and another part than was asked for.
+    # 206 with another range than requested.
     WRONG_RANGE = "wrong range"
 
 
 @dataclass
 class Request:
-    """What came and what went: ``received`` and ``sent`` count bytes of bodies, before the client knows of them."""
+    """A request and its response. ``received`` and ``sent`` count body bytes, before the client knows of them."""
 
     method: str
     path: str
@@ -91,14 +91,14 @@ class _Switched:
 
 
 class FaultyServer:
-    """Begins with ``with``; used by several threads at once. With a *context* it speaks TLS.
+    """A context manager that several threads may use at once. With a *context* it uses TLS.
 
     Attributes:
-        content: what lies under each path, such as ``/main/ac/<key>``.
-        requests: all that have come, in that order, answered or not.
-        redirects: a path, and where it sends to instead.
-        wants: the only ``Authorization`` that it lets in; anybody when empty.
-        connections: how many were made.
+        content: the bytes under each path, such as ``/main/ac/<key>``.
+        requests: all requests in order of arrival, answered or not.
+        redirects: redirection targets by path.
+        wants: the only accepted ``Authorization``; any if empty.
+        connections: number of connections made.
     """
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
@@ -136,17 +136,19 @@ class FaultyServer:
         return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def switch_on(self, fault: Fault, *, times: int | None = None, method: str = "", below: str = "") -> None:
-        """For the next *times* requests or all, of one method or all, *below* ``ac`` or ``cas`` or both."""
+        """Turn on *fault* for the next *times* requests or all, for one method or all, *below* ``ac``, ``cas``
+        or both.
+        """
         with self._changed:
             self._switched.append(_Switched(fault, times, method, below))
 
     def switch_off(self) -> None:
-        """No fault any more."""
+        """Turn off all faults."""
         with self._changed:
             self._switched.clear()
 
     def reset(self) -> None:
-        """As it was when it began, with its connections."""
+        """Reset to the initial state, including connections."""
         self.switch_off()
         with self._changed:
             self.content.clear()
@@ -155,7 +157,7 @@ class FaultyServer:
             self.wants = ""
 
     def count(self, method: str = "", below: str = "") -> int:
-        """How many requests there were."""
+        """Return the number of requests."""
         with self._changed:
             return sum(
                 method in ("", request.method) and (not below or f"/{below}/" in request.path)
@@ -171,13 +173,13 @@ class FaultyServer:
             return sum(request.received for request in self.requests)
 
     def wait_until_begun(self, count: int) -> None:
-        """Until *count* requests have come, answered or not. Raises TimeoutError after half a minute."""
+        """Wait until *count* requests have arrived, answered or not. Raises TimeoutError after 30 seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.requests) >= count, 30):
                 raise TimeoutError(f"{len(self.requests)} of {count} requests have come")
 
     def begin(self, request: Request) -> Fault | None:
-        """A request has come: the fault that it meets."""
+        """Record an arrived request, and return the fault that applies to it."""
         with self._changed:
             self.requests.append(request)
             self._changed.notify_all()
@@ -216,7 +218,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that go away are what tests are about."""
+        """Ignore clients that disconnect, which tests do on purpose."""
 
     def end_connections(self) -> None:
         for connection in list(self._open):
@@ -236,11 +238,11 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_GET  # noqa: N815
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-        """Nothing is printed."""
+        """Print nothing."""
 
     def _serve(self) -> None:
         told_of = self.server.told_of
-        # What follows is the signature of who asks a bucket.
+        # The query is the signature of a bucket's client.
         self.path = unquote(self.path.partition("?")[0])
         self._request = Request(self.command, self.path, dict(self.headers.items()))
         fault = told_of.begin(self._request)
@@ -260,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _hang_up(self, fault: Fault | None) -> None:
         self.close_connection = True
         if fault is Fault.RESET:
-            # Without lingering, closing resets.
+            # Closing without linger sends a reset.
             linger = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.connection.close()
@@ -270,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.told_of.ended.wait()
 
     def _say(self, status: HTTPStatus, **headers: str) -> None:
-        """A *status* with a few words, when the body was read: a client that still sends would not see it."""
+        """Send *status* with a short text after reading the body: a client that is still sending would not see it."""
         if self.command == "PUT" and not self._request.received:
             self._read_body(int(self.headers.get("Content-Length", 0)))
         body = b"" if self.command == "HEAD" or status == HTTPStatus.NO_CONTENT else f"{status.phrase}\n".encode()
@@ -310,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif len(data) < length:
             self.close_connection = True
         elif told_of.put(self.path, data, create=conditional and fault is not Fault.IGNORES_CONDITIONS):
-            # 200 and not 201, as S3 and bazel-remote have it.
+            # 200 instead of 201, as S3 and bazel-remote do.
             self._say(HTTPStatus.OK, ETag=f'"{length}"')
         else:
             self._say(HTTPStatus.PRECONDITION_FAILED)
@@ -328,7 +330,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is Fault.SHORT:
             data = data[: len(data) // 2]
         status, first = HTTPStatus.OK, 0
-        # Clients of S3 want to know when it came and what it is.
+        # S3 clients need a modification time and an ETag.
         headers = {"Accept_Ranges": "bytes", "ETag": f'"{len(data)}"', "Last_Modified": "Sun, 01 Nov 2026 00:00:00 GMT"}
         wanted = self.headers.get("Range", "")
         if wanted and fault is not Fault.NO_RANGES:
@@ -371,6 +373,6 @@ class _Handler(BaseHTTPRequestHandler):
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         else:
             self._begin(HTTPStatus.OK, _ENDLESS_BYTES)
-        # Until the client has enough of it.
+        # Until the client gives up.
         while self.command != "HEAD" and not self.server.told_of.ended.is_set() and self._request.sent < _ENDLESS_BYTES:
             self._send(piece)

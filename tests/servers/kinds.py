@@ -1,4 +1,4 @@
-"""Every kind of remote, opened by its URL as a user would, each with nothing in it."""
+"""Every kind of remote, opened by URL as a user would, each empty."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from winml_dag.store.remote.urls import open_remote
 
 KINDS = ("memory", "file", "http", "nginx", "s3", "az")
 
-# Opens a remote of this kind that nobody has used, or another namespace of the one before.
+# Opens an unused remote of this kind, or another namespace of the previous one.
 Opener = Callable[[str], Remote]
 
 
 @contextmanager
 def remotes(folder: Path) -> Iterator[Opener]:
-    """Opens an empty remote of the kind that is asked for; servers run until the end of the block. Azure's is played by
-    the one of HTTP, which looks at no signature.
+    """Yield a function that opens an empty remote of the requested kind. Servers run until the end of the block.
+
+    The HTTP server also stands in for Azure. It checks no signatures.
     """
     numbers = itertools.count()
     with ExitStack() as running:
@@ -47,7 +48,7 @@ def remotes(folder: Path) -> Iterator[Opener]:
 
         def opened(kind: str) -> Remote:
             if kind == "nginx" and kind not in urls:
-                # Only now: a machine may have none, and the other kinds need it not.
+                # Started on demand: a machine may have no nginx, and the other kinds do not need it.
                 urls[kind] = running.enter_context(nginx_server(folder / kind)).url
             return MemoryRemote() if kind == "memory" else open_remote(urls[kind], f"empty-{next(numbers)}")
 

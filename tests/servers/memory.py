@@ -1,4 +1,4 @@
-"""A remote in memory: the twin of the real ones, with every call written down."""
+"""A remote in memory, the test double of the real ones, which records every call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass
 class MemoryRemote:
-    """See ``Remote``. ``calls``: what was asked for, as (method, key or digest), in the order in which it was."""
+    """See ``Remote``. ``calls``: the requests as (method, key or digest), in order."""
 
     records: dict[str, bytes] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""nginx with WebDAV as a cache, as ``docs/how-to/share-a-cache.md`` shows it: a process of its own on 127.0.0.1."""
+"""nginx with WebDAV as a cache, as in ``docs/how-to/share-a-cache.md``: a separate process on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "share-a-cache.md"
-# Debian has it where only root looks.
+# Debian installs it to a folder that is only on root's PATH.
 _MORE_PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"
 
 
-# As on the page: who may write everything, and who may write below pull/ only. nginx takes passwords as they are.
+# As on the page: one user may write everything, the other only below pull/. nginx accepts plain passwords.
 _WRITERS = {"writers-of-main": ("main",), "writers-of-pull": ("main", "pull")}
 _PASSWORD = "of-the-tests"
 
@@ -37,12 +37,12 @@ http {{
 
 
 class NoNginx(unittest.SkipTest):
-    """Skips the test that asked for it."""
+    """Skips the test that needs nginx."""
 
 
 @dataclass(frozen=True)
 class Nginx:
-    """*host*: with its port. *folder*: what is served, such as ``main/ac/<key>``."""
+    """*host*: with its port. *folder*: the served files, such as ``main/ac/<key>``."""
 
     host: str
     folder: Path
@@ -50,11 +50,11 @@ class Nginx:
 
     @property
     def url(self) -> str:
-        """For who may write everything."""
+        """The URL of the user that may write everything."""
         return self.url_of("main")
 
     def url_of(self, user: str) -> str:
-        """For *user*, ``main`` or ``pull``."""
+        """Return the URL of *user*, ``main`` or ``pull``."""
         return f"http://{user}:{_PASSWORD}@{self.host}"
 
     @property
@@ -63,7 +63,7 @@ class Nginx:
 
 
 def nginx_program() -> str:
-    """Raises NoNginx that says how to get it."""
+    """Return the path of nginx. Raises NoNginx with instructions to install it."""
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}{_MORE_PLACES}")
     if program is None:
         raise NoNginx(
@@ -75,14 +75,14 @@ def nginx_program() -> str:
 
 @contextmanager
 def nginx_server(folder: Path) -> Iterator[Nginx]:
-    """Serves below *folder* until the end of the block."""
+    """Serve the folders below *folder* until the end of the block."""
     program, port = nginx_program(), _free_port()
     for name in ("content", "temp"):
         (folder / name).mkdir(parents=True)
     for name, users in _WRITERS.items():
         (folder / name).write_text("".join(f"{user}:{{PLAIN}}{_PASSWORD}\n" for user in users), encoding="utf-8")
     (folder / "nginx.conf").write_text(_AROUND.format(server=_server(folder, port)), encoding="utf-8")
-    # Root's nginx gives its rights away, to somebody who may not read this folder.
+    # As root, nginx drops its privileges to a user that cannot read this folder.
     stay = "user root;" if getattr(os, "getuid", lambda: 1)() == 0 else ""
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
@@ -100,7 +100,7 @@ def nginx_server(folder: Path) -> Iterator[Nginx]:
 
 
 def _server(folder: Path, port: int) -> str:
-    """The page's own, with our folder and port."""
+    """Return the page's configuration, with the test's folder and port."""
     block = re.search(r"^```nginx\n(.*?)^```$", _PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     if block is None:
         raise RuntimeError(f"{_PAGE} shows no configuration of nginx")
@@ -114,7 +114,7 @@ def _free_port() -> int:
 
 
 def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Until it takes connections. Raises RuntimeError with its log if it ends instead."""
+    """Wait until it accepts connections. Raises RuntimeError with its log if it ends instead."""
     while process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()

@@ -1,4 +1,4 @@
-"""S3 as moto plays it, in this process, with one bucket."""
+"""S3 as emulated by moto, in this process, with one bucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUCKET = "cache"
 
 @dataclass(frozen=True)
 class S3:
-    """*environment*: what a client needs, as AWS's own tools read it."""
+    """*environment*: what a client needs, in the variables of AWS's own tools."""
 
     endpoint: str
     environment: dict[str, str]
@@ -26,7 +26,7 @@ class S3:
 
 @contextmanager
 def s3_server() -> Iterator[S3]:
-    """Runs until the end of the block, and forgets all then."""
+    """Run until the end of the block, then drop all contents."""
     import urllib3
     from moto.server import ThreadedMotoServer
 
@@ -53,7 +53,7 @@ def s3_server() -> Iterator[S3]:
 
 @contextmanager
 def policies_of(s3: S3, policies: dict[str, object]) -> Iterator[dict[str, dict[str, str]]]:
-    """The environment of each user that *policies* names: within the block, everybody may do what theirs says only."""
+    """Yield the environment of each user in *policies*, and enforce the policies within the block."""
     import boto3
     import urllib3
 
@@ -74,7 +74,7 @@ def policies_of(s3: S3, policies: dict[str, object]) -> Iterator[dict[str, dict[
             "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
             "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
         }
-    # So many requests, moto answers without looking at who asks.
+    # For this number of requests, moto does not check permissions.
     urllib3.request("POST", f"{s3.endpoint}/moto-api/reset-auth", body=b"0")
     try:
         yield environments

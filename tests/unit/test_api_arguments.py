@@ -1,4 +1,4 @@
-"""What the functions for Python take by name: what they are documented to take, and nothing else."""
+"""The keyword arguments of the API functions: exactly the documented ones."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def test_rebuild_is_force_rebuild(function: Callable[..., Any]) -> None:
 
 
 def test_fields_of_a_build_that_no_function_names_are_none_of_its_arguments() -> None:
-    """Not even where the object that holds what was asked for has a field of that name."""
+    """Even where the request object has a field of that name."""
     with pytest.raises(TypeError, match=r"build_onnx_model\(\) got an unexpected keyword argument 'sensitivity'"):
         winml_dag.build_onnx_model("model.onnx", "out", sensitivity=True)  # type: ignore[call-arg]

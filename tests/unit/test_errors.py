@@ -1,4 +1,4 @@
-"""An error is told as sentences, also where a library gave the words."""
+"""An error is reported in sentences, even if its text comes from a library."""
 
 from __future__ import annotations
 

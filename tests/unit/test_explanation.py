@@ -1,4 +1,4 @@
-"""What exceptions of onnxruntime, onnx, numpy and Python come to in a message: real failures, each made here."""
+"""Messages for exceptions of onnxruntime, onnx, numpy and Python: real failures, each produced here."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_what_pytorch_says() -> None:
     assert said == "mat1 and mat2 shapes cannot be multiplied (1x3 and 4x5)"
 
 
-# As providers and builds for other systems say it, which do not run everywhere.
+# Messages of providers and builds for other systems, which do not run everywhere.
 WINDOWS = (
     r"Non-zero status code returned while running Reshape node. Name:'a/b' Status Message: "
     r"D:\a\_work\1\s\onnxruntime\core\providers\cpu\tensor\reshape_helper.h:45 onnxruntime::ReshapeHelper::Reshape "

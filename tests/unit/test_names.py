@@ -1,4 +1,4 @@
-"""One rule for the names of files that come from others, wherever they come from: a record, a journal, a model."""
+"""One rule for file names from others, wherever they come from: a record, a journal, a model."""
 
 from __future__ import annotations
 

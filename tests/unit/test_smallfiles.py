@@ -1,4 +1,4 @@
-"""Files that are read whole, and what else can lie in their places."""
+"""Files that are read completely, and other things that can exist at their paths."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ result = build_hf_model("./minilm", "out", config="recipe.yaml", precision="w8a1
 from winml_dag import quantize_onnx
 done = quantize_onnx("model.onnx", precision="w8a16", calibration_data="samples.npz")
 
-export_model, optimize_onnx, calibrate_onnx, compile_onnx and validate_onnx do one stage each, in the same way;
-measure_onnx and evaluate_onnx tell how fast a model is, and how good. build_sweep builds many models as one graph.
+export_model, optimize_onnx, calibrate_onnx, compile_onnx and validate_onnx run one stage each, in the same way.
+measure_onnx measures the latency of a model, evaluate_onnx its accuracy. build_sweep builds many models as one graph.
 """
 
 from winml_dag.api.builds import (

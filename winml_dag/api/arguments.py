@@ -1,4 +1,4 @@
-"""What the functions of the API take by name, and the store that they use."""
+"""Keyword arguments of the API functions, and the store that they use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.store.remote.settings import Mode
 from winml_dag.store.store import Store
 
-# Arguments of builds and sweeps that say how to go about it; all others say what to build.
+# Arguments of builds and sweeps that say how to build. All others say what to build.
 HOW = ("force_rebuild", "overwrite", "link", "final_only", "scheduler", "jobs", "cache_dir", "remote", "remote_mode")
 
 P = ParamSpec("P")
@@ -31,11 +31,11 @@ Config: TypeAlias = str | Path | Mapping[str, Any]
 
 
 class StoreArguments(TypedDict, total=False):
-    """Where results are looked for, and kept.
+    """Where results are cached.
 
-    ``cache_dir``: the folder, by default the user's. ``remote``: the URL of a store that several machines share, or
-    several, the nearest first; ``remote_mode``: what may be done there, ``read``, ``read-write`` or ``off``. Left out,
-    both are as the environment and the configuration say.
+    ``cache_dir``: the cache folder, by default the user's. ``remote``: the URL of a shared store, or several, the
+    nearest first. ``remote_mode``: ``read``, ``read-write`` or ``off``. When omitted, the environment and the
+    configuration decide both.
     """
 
     cache_dir: str | Path | None
@@ -44,13 +44,13 @@ class StoreArguments(TypedDict, total=False):
 
 
 class CommonArguments(StoreArguments, total=False):
-    """What one build and a sweep take. None, or leaving one out, lets the recipe decide.
+    """Arguments of a single build and of a sweep. None, or omitting one, lets the recipe decide.
 
-    ``force_rebuild``, or ``rebuild``, runs every stage, known or not; ``validate`` false leaves that stage out;
-    ``overwrite`` replaces files in the output folder that are not ours, where the build has files of their names;
-    ``link`` puts read-only links into the cache there, not copies; ``final_only`` puts the finished model there, and
-    none of those that it was made from. ``scheduler`` is the address of a cluster, such as ``tcp://host:8786``, on
-    whose workers stages run.
+    ``force_rebuild`` (or ``rebuild``) runs every stage, cached or not. ``validate=False`` skips that stage.
+    ``overwrite`` replaces files in the output folder that the tool does not own, if they have the name of a build's
+    file. ``link`` writes read-only links into the cache instead of copies. ``final_only`` writes the finished model
+    without the intermediate models. ``scheduler`` is the address of a cluster, such as ``tcp://host:8786``, whose
+    workers run the stages.
     """
 
     task: str | None
@@ -74,10 +74,10 @@ class CommonArguments(StoreArguments, total=False):
 
 
 class OnnxArguments(CommonArguments, total=False):
-    """What every build takes.
+    """Arguments of every build.
 
-    ``config`` is a recipe: its file, or the same as a mapping, whose paths are then relative to the current folder.
-    ``observer`` is told of every stage that starts or ends.
+    ``config`` is a recipe: a file, or a mapping, whose paths are relative to the current folder. ``observer`` receives
+    a callback for every stage that starts or ends.
     """
 
     config: Config | None
@@ -85,7 +85,7 @@ class OnnxArguments(CommonArguments, total=False):
 
 
 class HfArguments(OnnxArguments, total=False):
-    """What a build from PyTorch takes as well. ``submodel``: one component of a composite model alone."""
+    """Additional arguments of a build from PyTorch. ``submodel``: build only this component of a composite model."""
 
     submodel: str | None
     random_weights: bool
@@ -93,9 +93,9 @@ class HfArguments(OnnxArguments, total=False):
 
 
 class FileArguments(StoreArguments, total=False):
-    """What every function for one stage takes: how to go about it.
+    """Arguments of every single-stage function.
 
-    ``overwrite``: replace a file that is not ours. The others are as for a build.
+    ``overwrite``: replace a file that the tool does not own. The others are the same as for a build.
     """
 
     overwrite: bool
@@ -105,12 +105,12 @@ class FileArguments(StoreArguments, total=False):
 
 
 class QuantizeArguments(FileArguments, total=False):
-    """What :func:`quantize_onnx` takes. None, or leaving one out, lets ``config`` decide.
+    """Arguments of :func:`quantize_onnx`. None, or omitting one, lets ``config`` decide.
 
-    ``precision``: one, or several that are applied one after the other (``["int4", "fp16"]``). ``config``: a
+    ``precision``: one, or several that are applied in order (``["int4", "fp16"]``). ``config``: a
     ``WinMLQuantizationConfig``, or its fields as a mapping; paths are relative to the current folder.
-    ``calibration_data``: a file or folder. ``ep``, ``device``: whose rules to follow; the CPU's when left out.
-    ``export``: sizes of the model's inputs, as fields of that section. ``validate``: hold the result against the float
+    ``calibration_data``: a file or folder. ``ep``, ``device``: the target whose rules apply, by default the CPU.
+    ``export``: sizes of the model's inputs, as fields of that section. ``validate``: compare the result with the float
     model.
     """
 
@@ -125,7 +125,7 @@ class QuantizeArguments(FileArguments, total=False):
 
 
 def only_known(function: Callable[P, R]) -> Callable[P, R]:
-    """*function*, which takes nothing but what its signature and the ``TypedDict`` of its ``arguments`` name.
+    """Make *function* reject keyword arguments that its signature and its ``TypedDict`` do not name.
 
     Raises:
         TypeError: for any other name, as for a function without ``**arguments``.
@@ -148,10 +148,10 @@ def only_known(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def remote_of(arguments: StoreArguments, recipe: object = None) -> RemoteOptions:
-    """What *arguments* say of remotes; *recipe*: what is built, if that is in a file.
+    """Return the remote options in *arguments*. *recipe*: the recipe, if it is a file.
 
     Raises:
-        UsageError: for a mode that there is not.
+        UsageError: for an unknown mode.
     """
     urls, mode = arguments.get("remote"), arguments.get("remote_mode")
     if mode not in (None, *Mode):
@@ -166,11 +166,10 @@ def remote_of(arguments: StoreArguments, recipe: object = None) -> RemoteOptions
 def driver_of(
     arguments: Mapping[str, Any], remote: RemoteOptions, observer: Observer | None = None
 ) -> Iterator[Driver]:
-    """What carries out builds as *arguments* say, in the store and on the cluster that they name, for as long as one
-    call needs it.
+    """Yield the driver for one call, with the store and the cluster that *arguments* name.
 
     Raises:
-        UsageError: when there is no such cluster, or its workers could not get at inputs.
+        UsageError: if the cluster does not exist, or its workers cannot access the inputs.
     """
     options = BuildOptions(
         arguments.get("jobs", 1),
@@ -185,7 +184,7 @@ def driver_of(
     folder = remote.store_folder(None if cache_dir is None else Path(cache_dir))
     with ExitStack() as open_until:
         if (scheduler := arguments.get("scheduler")) is not None:
-            # Imported here: builds on this machine need none of it.
+            # Lazy import: local builds do not need it.
             from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
 
             meant = ClusterOptions(scheduler, 1, (), options.jobs, options.memory_bytes)
@@ -197,7 +196,7 @@ def driver_of(
 
 @contextmanager
 def store_of(arguments: Mapping[str, Any], remote: RemoteOptions) -> Iterator[Store]:
-    """The store that *arguments* mean, for as long as one call needs it."""
+    """Yield the store that *arguments* name, for the duration of one call."""
     cache_dir = arguments.get("cache_dir")
     store = open_store(None if cache_dir is None else Path(cache_dir), remote)
     try:

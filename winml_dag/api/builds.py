@@ -1,4 +1,4 @@
-"""Builds from Python, whole or of one stage: the same as on the command line, with the same files and cache."""
+"""Builds from Python, complete or of one stage: the same as on the command line, with the same files and cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from winml_dag.recipe.precision import chained
 from winml_dag.recipe.schema import Compile as WinMLCompileConfig
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
-# Those that say how to build; all others say what, as the command line's options of the same names do.
+# Arguments that say how to build. All others say what to build, like the command-line options of the same names.
 _HOW = (*HOW, "config", "observer")
 
 
@@ -42,7 +42,7 @@ _HOW = (*HOW, "config", "observer")
 def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:
     """Build a PyTorch model (a hub id or a folder; None takes the recipe's) into *output_dir*.
 
-    Returns what became of every stage; of a composite model also by component, in ``components``.
+    Returns the outcome of every stage; for a composite model also per component, in ``components``.
 
     Raises:
         StageError: when a stage failed.
@@ -53,7 +53,7 @@ def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments
 
 @only_known
 def build_onnx_model(onnx: str | Path, output_dir: str | Path, **arguments: Unpack[OnnxArguments]) -> BuildResult:
-    """Build a model that is ONNX already into *output_dir*: everything after export. See :func:`build_hf_model`."""
+    """Build a model that is already ONNX into *output_dir*: everything after export. See :func:`build_hf_model`."""
     return _build(Path(output_dir), {"onnx": Path(onnx)}, arguments)
 
 
@@ -61,10 +61,10 @@ def build_onnx_model(onnx: str | Path, output_dir: str | Path, **arguments: Unpa
 def quantize_onnx(
     model: str | Path, output: str | Path | None = None, **arguments: Unpack[QuantizeArguments]
 ) -> QuantizeResult:
-    """Quantize the ONNX file *model* into the file *output*, by default ``<model>_quantized.onnx`` beside it.
+    """Quantize the ONNX file *model* into the file *output*, by default ``<model>_quantized.onnx`` next to it.
 
-    What a build of the same model has done is reused, and the other way round. Returns what was quantized, how long it
-    took and how good it is.
+    Shares cached results with full builds of the same model. Returns what was quantized, the time it took and the
+    quality of the result.
 
     Raises:
         StageError: when a stage failed.
@@ -112,8 +112,8 @@ def export_model(
 ) -> CommandResult:
     """Export a PyTorch *model* (a hub id or a folder) into the ONNX file *output*. *config*: fields of ``export``.
 
-    The components of a composite model have a file each, named after *output* and the component: the first is the
-    result's ``output_path``, the others its ``also_paths``. *submodel* is one component alone.
+    A composite model gives one file per component, named after *output* and the component: the first is the result's
+    ``output_path``, the others its ``also_paths``. *submodel* exports only that component.
 
     Raises:
         StageError: when a stage failed.
@@ -141,9 +141,10 @@ def optimize_onnx(
     validate: bool = True,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
-    """Optimize the ONNX file *model* into the file *output*, by default ``<model>_opt.onnx`` beside it, with
-    *capabilities* on or off. *export*: sizes of its inputs, as fields of that section. Raises as :func:`export_model`
-    does.
+    """Optimize the ONNX file *model* into the file *output*, by default ``<model>_opt.onnx`` next to it.
+
+    *capabilities*: which to turn on or off. *export*: sizes of its inputs, as fields of that section. Raises the same
+    errors as :func:`export_model`.
     """
     overrides = Overrides(
         onnx=Path(model),
@@ -166,9 +167,10 @@ def calibrate_onnx(
     export: Mapping[str, Any] | None = None,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
-    """Put the ranges of the activations of the ONNX file *model* into the file *output*, by default
-    ``<model>_ranges.json`` beside it. *config*: fields of ``quant``. *export*: sizes of its inputs, as fields of that
-    section. Raises as :func:`export_model` does.
+    """Write the activation ranges of the ONNX file *model* into the file *output*.
+
+    *output* is by default ``<model>_ranges.json`` next to the model. *config*: fields of ``quant``. *export*: sizes of
+    its inputs, as fields of that section. Raises the same errors as :func:`export_model`.
     """
     settings = {} if config is None else dict(_fields(config))
     if calibration_data is not None:
@@ -190,11 +192,13 @@ def compile_onnx(
     validate: bool = True,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
-    """Compile the ONNX file *model* for *ep* or *device* into the file *output*, by default ``<model>_compiled.onnx``
-    beside it; for a provider that runs ONNX models as they are, optimize it. *config*: a ``WinMLCompileConfig``, or its
-    fields as a mapping, of which ``quant_config`` has the model quantized first; paths are relative to the current
-    folder. *export*: sizes of its inputs, as fields of that section. *also*: further models, which get one binary with
-    the first, and are put beside it as ``<model>_compiled.onnx``. Raises as :func:`export_model` does.
+    """Compile the ONNX file *model* for *ep* or *device* into the file *output*.
+
+    *output* is by default ``<model>_compiled.onnx`` next to the model. A provider that runs ONNX models directly gets
+    an optimized model. *config*: a ``WinMLCompileConfig``, or its fields as a mapping; its ``quant_config`` quantizes
+    the model first; paths are relative to the current folder. *export*: sizes of its inputs, as fields of that section.
+    *also*: further models, which share one binary with the first and are written next to it as
+    ``<model>_compiled.onnx``. Raises the same errors as :func:`export_model`.
     """
     overrides = Overrides(
         onnx=Path(model),
@@ -231,7 +235,7 @@ def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | Onn
 
 
 def _run(request: Request, arguments: FileArguments | OnnxArguments, config: object = None) -> BuildResult:
-    """Carry out *request*; *config*: the recipe, if that is in a file."""
+    """Run *request*. *config*: the recipe, if it is a file."""
     request = replace(request, remote=remote_of(arguments, config))
     observer = arguments.get("observer")
     told = None if observer is None else WithoutRounds(observer)

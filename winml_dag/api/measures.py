@@ -1,4 +1,4 @@
-"""What looks at a finished model, from Python: is it right, how fast is it, how good."""
+"""Validate, measure and evaluate finished models from Python."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def validate_onnx(
     config: Mapping[str, Any] | None = None,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
-    """Run a finished *model* (an ONNX file, or the output folder of a build) where it is to run, and hold it against
-    *reference*, by default the float model that its build left. *precision*: whose bounds count, by default the
-    model's own. *config*: fields of ``validate``. Raises as :func:`export_model` does.
+    """Run a finished *model* on its target and compare its outputs with *reference*.
+
+    *model* is an ONNX file, or the output folder of a build. *reference* is by default the float model that its build
+    kept. *precision*: the precision whose thresholds apply, by default the model's own. *config*: fields of
+    ``validate``. Raises the same errors as :func:`export_model`.
     """
     from winml_dag.pipeline.assess.validate import ValidationRequest, plan_validation
 
@@ -63,10 +65,12 @@ def measure_onnx(
     output_dir: str | Path | None = None,
     **arguments: Unpack[FileArguments],
 ) -> PerfResult:
-    """Measure how fast a finished *model* (an ONNX file, or the output folder of a build) loads and runs where it was
-    built for, or on *ep* and *device*; anew with ``force_rebuild``. *config*: fields of ``perf``. *baseline*: whose
-    load is measured beside, by default what a compiled one was made from. *output_dir*: where reports go. Raises as
-    :func:`export_model` does.
+    """Measure how fast a finished *model* loads and runs.
+
+    *model* is an ONNX file, or the output folder of a build. It runs on *ep* and *device*, by default the target that
+    it was built for. ``force_rebuild`` measures again. *config*: fields of ``perf``. *baseline*: a model whose load
+    time is measured as well, by default the one that a compiled model was made from. *output_dir*: where reports go.
+    Raises the same errors as :func:`export_model`.
     """
     from winml_dag.pipeline.assess.host import this_host
     from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
@@ -98,9 +102,11 @@ def evaluate_onnx(
     output_dir: str | Path | None = None,
     **arguments: Unpack[FileArguments],
 ) -> EvalResult:
-    """Evaluate a finished *model* (an ONNX file, or the output folder of a build) on *dataset*: a file, a folder, or a
-    hub id. *task*: by default what it was built for. *reference*: evaluated beside it, by default the float model that
-    its build left. *config*: fields of ``eval``. *output_dir*: where the report goes. Raises as :func:`export_model`.
+    """Evaluate a finished *model* on *dataset*: a file, a folder, or a hub id.
+
+    *model* is an ONNX file, or the output folder of a build. *task*: by default the one that it was built for.
+    *reference*: a model to evaluate as well, by default the float model that its build kept. *config*: fields of
+    ``eval``. *output_dir*: where the report goes. Raises the same errors as :func:`export_model`.
     """
     from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
 

@@ -16,11 +16,11 @@ from winml_dag.pipeline.sweep.selection import Selection
 
 
 class SweepArguments(CommonArguments, total=False):
-    """What :func:`build_sweep` takes besides, all as on the command line.
+    """Additional arguments of :func:`build_sweep`, the same as on the command line.
 
-    ``filters``, ``shard`` and ``retry_failed`` choose cells; ``keep_going`` is true unless it is given. No stage takes
-    longer than ``stage_timeout_seconds``, and all that run at once no more than ``memory_bytes``. ``watcher`` is told
-    of every stage and cell. All else holds for every cell.
+    ``filters``, ``shard`` and ``retry_failed`` choose cells. ``keep_going`` is true by default.
+    ``stage_timeout_seconds`` limits each stage, ``memory_bytes`` the memory of all stages that run at once. ``watcher``
+    receives a callback for every stage and cell. All other arguments apply to every cell.
     """
 
     filters: Sequence[str]
@@ -34,7 +34,7 @@ class SweepArguments(CommonArguments, total=False):
     trust_remote_code: bool
 
 
-# Those that say how to build; all others say what.
+# Arguments that say how to build. All others say what to build.
 _HOW = (
     *HOW,
     "filters",
@@ -47,7 +47,7 @@ _HOW = (
 )
 
 
-# Options that have no opposite on the command line.
+# Options without a ``--no-`` form on the command line.
 _FLAGS = frozenset({"allow_unsupported_nodes", "random_weights", "trust_remote_code", "final_only"})
 
 
@@ -57,13 +57,13 @@ def build_sweep(
     output_dir: str | Path | None = None,
     **arguments: Unpack[SweepArguments],
 ) -> SweepResult:
-    """Build all cells of the sweep *config*, or of several recipes, a folder or a pattern of them, into *output_dir*
-    (by default the recipe's), measure them and pursue the goals of the sweep, as it says.
+    """Build all cells of the sweep *config* into *output_dir*, measure them and pursue the goals of the sweep.
 
-    Returns what ``sweep.json`` holds: a cell that failed is told of there, and raises nothing.
+    *config* is a sweep, or several recipes, a folder or a pattern of them. *output_dir* is by default the recipe's.
+    Returns the contents of ``sweep.json``: failed cells are reported there and raise nothing.
 
     Raises:
-        RecipeError, UsageError, InputError, StoreError: as their names say, when nothing can be begun.
+        RecipeError, UsageError, InputError, StoreError: as their names say, when nothing can be started.
     """
     named = [Path(config)] if isinstance(config, str | os.PathLike) else [Path(each) for each in config]
     what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
@@ -81,7 +81,7 @@ def build_sweep(
 
 
 def _command(arguments: Mapping[str, object], named: Sequence[Path], folder: Path | None) -> str:
-    """What builds the same on the command line, whose options have the names of *arguments*."""
+    """Return the command line for the same sweep. Its options have the names of *arguments*."""
     from winml_dag.store.remote.urls import shown
 
     words = [word for path in named for word in ("-c", str(path))]
@@ -89,11 +89,11 @@ def _command(arguments: Mapping[str, object], named: Sequence[Path], folder: Pat
     for name, value in arguments.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):
-            # One without an opposite is off when it is not given.
+            # An option without a ``--no-`` form is off when omitted.
             words += [f"--{option}"] if value else [] if name in _FLAGS else [f"--no-{option}"]
         elif value is not None:
             several = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-            # These words go into files, where a password does not belong.
+            # The command is written to files, so it must not contain a password.
             words += [
                 word
                 for each in several

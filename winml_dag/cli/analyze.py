@@ -1,4 +1,4 @@
-"""``winml-dag analyze``: what a target can do with the operators of a model, and what would help."""
+"""``winml-dag analyze``: what a target supports of a model's operators, and what would help."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from winml_dag.store.store import Store
 
 _NOT_SUPPORTED = 1
-_TRIES = 3  # as often as builds: a result that is damaged again is no matter of another try
+_TRIES = 3  # same as for builds; repeated damage has a cause that retries do not fix
 _VERDICTS = ("supported", "partial", "unsupported", "unknown")
 _MEANING = {
     "supported": "runs on the target",
@@ -124,7 +124,7 @@ def _analyze(built: BuiltModel, request: AnalysisRequest, options: Mapping[str, 
 
 
 def _refuse_several(found: list[TargetAnalysis], options: Mapping[str, Any]) -> None:
-    """Raise UsageError, before anything is put, for what is for one target where there are several."""
+    """Raise UsageError, before any file is written, for options that need a single target when there are several."""
     for option in ("optim_config", "save_node"):
         if len(found) > 1 and options[option]:
             raise UsageError(
@@ -133,7 +133,7 @@ def _refuse_several(found: list[TargetAnalysis], options: Mapping[str, Any]) -> 
 
 
 def _refuse_places(built: BuiltModel, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for files that would take the place of the model, or of each other; --overwrite or not."""
+    """Raise UsageError for output files that would replace the model or each other, even with --overwrite."""
     taken = {(built.folder / name).resolve() for name in built.model.summary.files}
     for option in ("output", "optim_config"):
         path: Path | None = options[option]
@@ -173,7 +173,7 @@ def _look_again(
     how: How,
     timeout: float | None,
 ) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
-    """Once more, with what the target does with all that was unknown."""
+    """Try the unknown operators on the target, then analyze again with the results."""
     from winml_dag.cli.progress import progress
     from winml_dag.pipeline.assess.analysis import try_unknown
 
@@ -211,7 +211,7 @@ def analysis_json(
     put: Mapping[str, Path],
     saved: Sequence[Path],
 ) -> JsonObject:
-    """Everything that was found out, for each target, and where it was put."""
+    """Return all findings per target, and the files written."""
     return {
         "success": True,
         "model": str(plan.built.model.path),
@@ -244,7 +244,7 @@ def analysis_lines(
     *,
     quiet: bool,
 ) -> Iterator[str]:
-    """The same for people; *quiet* leaves only the verdicts."""
+    """Format the findings for people. *quiet* keeps only the verdicts."""
     when = f"analyzed in {done.elapsed_seconds:.1f} s" if done.is_live else f"cached, analyzed {done.made_at}"
     yield f"{plan.built.model.path}: {when}"
     yield from (f"note: {notice}" for notice in plan.notices)
@@ -290,7 +290,7 @@ def _target_lines(analysis: TargetAnalysis, *, quiet: bool) -> Iterator[str]:
 
 
 def _advice(analysis: TargetAnalysis) -> Iterator[str]:
-    """What would help: capabilities, and what only the user can do."""
+    """Yield what would help: capabilities, and changes that only the user can make."""
     results: Any = analysis.file["results"]
     table = str(analysis.metrics["table"])
     for information in results[0]["information"]:
@@ -328,6 +328,6 @@ def _lint_lines(analysis: TargetAnalysis) -> Iterator[str]:
 
 
 def _short(text: str, table: str) -> str:
-    """*text* without the name of the *table*, which is told above."""
+    """Shorten *text* and drop the name of the *table*, which is already printed above."""
     text = text.replace(f" ({table})", "") if table else text
     return text if len(text) <= _MOST_REASON else f"{text[: _MOST_REASON - 1]}…"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _Seconds(click.FloatRange):
-    """A range that "nan" is outside of: no comparison with it holds, so that neither bound would refuse it."""
+    """A range that rejects "nan", for which every comparison with a bound is false."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds: float = super().convert(value, param, ctx)
@@ -105,15 +105,15 @@ def command(
     one = recipes[0] if len(recipes) == 1 else None
     request, cache_dir = request_from({**options, "recipe": one}, first=next(iter(recipes), None))
     at_a_glance = not (rebuild or verbose or check_inputs or output.as_json)
-    # Before anything else is imported: most builds have nothing to do, and this is all that they need.
+    # Before any other import: most builds have nothing to do and need no more than this.
     current_plan = look(request, cache_dir) if len(recipes) < 2 else None
     if at_a_glance:
-        refuse_misfits(where)  # whatever is known
-    # A recipe that has no cells is refused below.
+        refuse_misfits(where)  # even if up to date
+    # A recipe without cells is rejected below.
     chooses = bool(filters or shard or retry_failed)
     if at_a_glance and not chooses and say_up_to_date(current_plan, cache_dir, started):
         return 0
-    # Imported here: it would be a fifth of all that an up-to-date build of one model imports.
+    # Lazy import: it would be a fifth of all imports of an up-to-date single build.
     from winml_dag.cli.sweep import build_sweep, say_sweep_up_to_date
     from winml_dag.pipeline.sweep.selection import Selection
 
@@ -129,7 +129,7 @@ def command(
         jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, access, overwrite, memory
     )
     with errors_as_json(format_), with_cluster(how, where, cache_dir, request.remote, quiet=quiet) as how:
-        # Of several builds, one that fails says nothing of the others.
+        # With several builds, one failure does not affect the others.
         of_several = replace(how, keep_going=keep_going is not False)
         if are_a_sweep(recipes):
             code = build_sweep(recipes, request, selection, cache_dir, of_several, output)
@@ -165,12 +165,12 @@ def _access(*, sandbox: bool, check_inputs: bool) -> FileAccess:
 
 
 def look(request: Request, cache_dir: Path) -> CurrentPlan | None:
-    """What was recorded of the output of *request*; None for a request that is never recorded."""
+    """Return what is recorded of the output of *request*; None for a request that is never recorded."""
     return None if request.words is None else check(str(cache_dir.absolute()), request.words)
 
 
 def say_up_to_date(current_plan: CurrentPlan | None, cache_dir: Path, started: float) -> bool:
-    """Whether there is nothing to do; if so, print that and note the use in the cache."""
+    """Return whether there is nothing to do. If so, print that and record the use in the cache."""
     if current_plan is None or not current_plan.is_up_to_date:
         return False
     note_use(str(cache_dir.absolute()), current_plan)
@@ -188,8 +188,9 @@ def carry_out(
     lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
     refuse: Callable[[BuildSummary], None] = lambda _: None,
 ) -> BuildResult:
-    """Build *request* and print the result: to stdout, or with the format json to stderr. *lines* gives what else to
-    print when something ran. *refuse* raises for a build that must not start.
+    """Build *request* and print the result: to stdout, or with ``--format json`` to stderr.
+
+    *lines* returns additional lines to print when something ran. *refuse* raises for a build that must not start.
     """
     from winml_dag.cli.buildreport import print_result
     from winml_dag.cli.progress import progress
@@ -200,7 +201,7 @@ def carry_out(
     from winml_dag.pipeline.run import Driver
 
     store = opened(cache_dir, request.remote)
-    # A part of the graph is enough, unless every stage is to run or to be printed.
+    # A part of the graph is enough, unless every stage has to run or be printed.
     part = not (how.rebuild or output.verbose or output.as_json)
     planned = plan_request(request, store, download=True, current_plan=current_plan, part=part)
     refuse(planned.summary)
@@ -213,7 +214,7 @@ def carry_out(
 
 
 def _say_what_is_not_watched() -> None:
-    """Print a note where the kernel cannot keep a stage from reading undeclared files by their absolute paths."""
+    """Print a note if the kernel cannot prevent a stage from reading undeclared files by absolute path."""
     from winml_dag.engine.sandbox import watches_absolute_paths
 
     if not watches_absolute_paths():

@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs, lines for people."""
+"""Output of the build commands: JSON for programs, lines for people."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ _MOST_NAMES = 10
 def print_json(
     results: Sequence[BuildResult], elapsed_seconds: float, *, error: str = "", foreseen: bool = False
 ) -> None:
-    """Print exactly one JSON object to stdout. Of what is only *foreseen*, nothing is said of quantization
-    and compilation.
-    """
+    """Print exactly one JSON object to stdout. If *foreseen*, it omits quantization and compilation."""
     value: dict[str, object] = {
         "builds": [build_json(result, foreseen=foreseen) for result in results],
         "elapsed_seconds": round(elapsed_seconds, 3),
@@ -41,7 +39,7 @@ def print_json(
 
 @contextmanager
 def errors_as_json(format_: str) -> Iterator[None]:
-    """With the format json, an error too is the one object on stdout; its sentence still goes to stderr."""
+    """With ``--format json``, also print an error as the single object on stdout. The message still goes to stderr."""
     try:
         yield
     except WinmlDagError as error:
@@ -51,7 +49,7 @@ def errors_as_json(format_: str) -> Iterator[None]:
 
 
 def build_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
-    """What is said of one build; of what is only *foreseen*, nothing of quantization and compilation."""
+    """Return the JSON of one build. If *foreseen*, it omits quantization and compilation."""
     return {
         "output_dir": str(result.build.output_dir),
         **_model_json(result, foreseen=foreseen),
@@ -61,7 +59,7 @@ def build_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
 
 
 def _model_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
-    """What there is to say of one model. What was done to several is told of each by itself."""
+    """Return the fields of a single model. With several components, each has its own."""
     final = {"final_artifact": None if result.final_artifact is None else str(result.final_artifact)}
     if foreseen:
         return {**final}
@@ -82,7 +80,7 @@ def _components_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
 
 
 def stages_json(result: BuildResult) -> list[JsonValue]:
-    """Every place in the line of a build, with what became of it."""
+    """Return every position of the stage sequence, with its outcome."""
     return [
         {
             "id": view.id,
@@ -108,7 +106,7 @@ def _assumed_json(view: StageView) -> JsonObject:
 
 
 def _measured_json(view: StageView) -> JsonObject:
-    """What was measured when the work was done, now or earlier."""
+    """Return the metrics recorded when the stage ran, now or earlier."""
     record = None if view.result is None else view.result.record
     return {} if record is None else {"metrics": record.metrics}
 
@@ -126,9 +124,7 @@ def _failure_json(view: StageView) -> JsonObject:
 def print_result(
     result: BuildResult, output: Output, lines: Callable[[BuildResult], Iterable[str]] = lambda _: ()
 ) -> None:
-    """The end of a build in a few lines: notices, failures with the end of their log, *lines* on what ran, and one line
-    that sums up.
-    """
+    """Print the end of a build: notices, failures with the end of their log, *lines* on what ran, a summary."""
     ran = any(view.status is Status.RAN for view in result.stages)
     if ran and not output.quiet:
         for notice in result.build.notices:
@@ -153,8 +149,8 @@ def print_result(
 
 
 def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:
-    """A failed stage: what happened, what to do, what it had measured, and the end of its log (or all of it)."""
-    # A stage that has a record did not fail: this build cannot go on with what it found.
+    """Yield a failed stage: the error, the advice, its metrics, and the end of its log (or the *whole* log)."""
+    # A stage with a record did not fail: this build cannot continue with its result.
     failed = "" if result.record is not None else f"{result.node.id} failed: "
     yield f"error: {failed}{result.error} {result.advice}".rstrip()
     yield from (f"  {line}" for line in broken_lines(result.metrics))
@@ -181,14 +177,14 @@ def summary(result: BuildResult) -> str:
 
 
 def counts(result: BuildResult) -> str:
-    """``3 ran, 4 reused, 1 left out``: what a failure kept from running is skipped, what nobody wanted is left out."""
+    """Format ``3 ran, 4 reused, 1 left out``: skipped because of a failure, or left out because nobody requested it."""
     found = Counter("left out" if view.result is None else str(view.status) for view in result.stages)
     found[str(Status.REUSED)] += result.others
     return ", ".join(f"{found[word]} {word}" for word in (*map(str, Status), "left out") if found[word])
 
 
 def stage_line(view: StageView, width: int) -> str:
-    """One stage in a plan: ``optimize.0  would run  ~1.2 s  first build``."""
+    """Format one stage of a plan: ``optimize.0  would run  ~1.2 s  first build``."""
     seconds = view.elapsed_seconds
     time = "" if view.status is not Status.RAN or seconds is None else f"~{seconds:.1f} s"
     why = view.result.error if view.result is not None and view.result.error else view.reason

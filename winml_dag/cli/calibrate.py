@@ -1,4 +1,4 @@
-"""``winml-dag calibrate``: write down the ranges of a model's activations."""
+"""``winml-dag calibrate``: write the activation ranges of a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def command(**options: Any) -> int:
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
-    """What the *options* of one call, by the names of the command's parameters, ask for."""
+    """Return the request for the *options* of one call, by the names of the command's parameters."""
     model: Path = options["model"]
     overrides = Overrides(
         onnx=model,

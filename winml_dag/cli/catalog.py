@@ -1,4 +1,4 @@
-"""``winml-dag catalog``: the recipes that come with winml_dag."""
+"""``winml-dag catalog``: the bundled recipes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _matching(
 
     target = resolve_target(ep, device)
     if precision is not None:
-        precision_for(precision, target)  # none of them says otherwise, so that it is possible for all or for none
+        precision_for(precision, target)  # No bundled recipe sets it, so it is possible for all of them or for none.
     for each in shipped_recipes():
         named = {resolve_target(each.recipe.ep, None).ep} if each.recipe.ep else {target.ep}
         if (

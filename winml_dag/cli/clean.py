@@ -1,4 +1,4 @@
-"""``winml-dag clean``: take a build's results away from its output folder."""
+"""``winml-dag clean``: remove a build's results from its output folder."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def command(**options: Any) -> int:
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
-    """What the *options* of one call, by the names of the command's parameters, ask for."""
+    """Return the request for the *options* of one call, by the names of the command's parameters."""
     model: Path = options["model"][0]
     overrides = Overrides(
         onnx=model,

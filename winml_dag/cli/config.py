@@ -1,4 +1,4 @@
-"""``winml-dag config``: write a recipe in which everything is decided."""
+"""``winml-dag config``: write a recipe with every field filled in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from winml_dag.errors import UsageError
 if TYPE_CHECKING:
     from winml_dag.pipeline.frozen_recipe import FrozenRecipe
 
-# What a reader of the recipe may ask of a section; the reference says all of it.
+# A short explanation of each section. The reference documentation has the details.
 _COMMENTS = {
     "loader": "Which PyTorch model, and what it is for.",
     "export": "How it becomes ONNX: a text in a shape is a dimension that varies, a range excludes its end.",
@@ -29,7 +29,7 @@ _COMMENTS = {
 }
 
 
-# A section of fewer fields is written as one line.
+# A section with fewer fields is written on one line.
 _ONE_LINE = 4
 
 
@@ -140,6 +140,6 @@ def _sections(recipe: JsonObject) -> Iterator[str]:
 def _dumped(value: JsonValue, flow: bool | None = None) -> str:
     import yaml
 
-    distinct = json.loads(json.dumps(value))  # YAML would name what stands in several places, and refer to it
+    distinct = json.loads(json.dumps(value))  # YAML would write repeated objects as anchors and aliases
     text: str = yaml.safe_dump(distinct, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=110)
     return text.rstrip("\n")

@@ -1,4 +1,4 @@
-"""A model file in lines for people, and as JSON: what ``winml-dag inspect`` prints."""
+"""A model file as lines for people and as JSON: the output of ``winml-dag inspect``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTH = 11
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Another model of the same folder: ``what`` it is in a few words, or why it cannot be read."""
+    """Another model in the same folder. ``what``: a short description, or why it cannot be read."""
 
     name: str
     size: int
@@ -34,9 +34,9 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Inspected:
-    """All that is said of one model.
+    """All information about one model.
 
-    ``provenance_problem``: why the manifest beside it tells nothing. ``neighbours``: when a folder was asked for.
+    ``provenance_problem``: why the manifest next to it is unusable. ``neighbours``: filled when a folder was requested.
     """
 
     model: Description
@@ -56,12 +56,12 @@ class Inspected:
 
 
 def described_lines(inspected: Inspected, top: int) -> Iterator[str]:
-    """The whole description, with the *top* largest tensors."""
+    """Return the complete description, with the *top* largest tensors."""
     return map(plain, _lines(inspected, top))
 
 
 def plain(line: str) -> str:
-    """*line* without what a terminal would obey or a reader not see: anybody may have written the names in a model."""
+    """Escape characters in *line* that a terminal interprets or a reader cannot see: names in a model are untrusted."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
 
 
@@ -113,7 +113,7 @@ def _precision(inspected: Inspected) -> str:
 
 def _format(model: Description) -> str:
     summary = model.summary
-    # A compiler declares every domain that it knows.
+    # A compiler declares every domain that it supports.
     used = {name.rpartition("/")[0] for name in summary.op_counts} | {"", "ai.onnx"}
     opsets = ", ".join(
         f"{domain or 'ai.onnx'} {version}" for domain, version in sorted(summary.opsets.items()) if domain in used
@@ -216,7 +216,7 @@ def _provenance(told: Provenance) -> Iterator[str]:
 
 
 def described_json(inspected: Inspected, top: int) -> JsonObject:
-    """The same as one object; all partitions, the *top* largest tensors."""
+    """Return the description as one object, with all partitions and the *top* largest tensors."""
     model = inspected.model
     summary, found = model.summary, model.precision
     return {
@@ -284,7 +284,7 @@ def _context_json(context: EpContext) -> JsonObject:
 
 
 def _cpu_nodes_json(model: Description) -> list[JsonValue] | None:
-    """What the compiler left to the CPU; None for a model that is not compiled."""
+    """Return the nodes that the compiler left to the CPU; None for a model that is not compiled."""
     if not model.summary.is_compiled:
         return None
     return [{"name": node.name, "op_type": node.op_type} for node in cpu_nodes(model.model)]

@@ -1,4 +1,4 @@
-"""``winml-dag eval``: how good a finished model is, on labelled data, or beside the float model on the same inputs."""
+"""``winml-dag eval``: the quality of a finished model, on labelled data or compared with the float model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _COUNT = click.IntRange(min=1)
 
-# Of `eval`.
+# Section `eval`.
 _EVAL = Settings(
     (
         click.option("-t", "--task", type=TEXT, help="What is measured [what the model was built for]; see --schema."),
@@ -40,7 +40,7 @@ _EVAL = Settings(
     fields("task mode model_id input_data batch_size pooling ep device", reference_path="reference"),
 )
 
-# Of `eval.dataset`.
+# Section `eval.dataset`.
 _DATASET = Settings(
     (
         click.option("--dataset", type=TEXT, help="Labelled data: a file, a folder, or a data set's hub id."),
@@ -133,7 +133,7 @@ def _evaluate(options: Mapping[str, Any], how: How) -> tuple[EvaluationPlan, Mea
 
 
 def request_of(options: Mapping[str, Any]) -> EvaluationRequest:
-    """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
+    """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section
     from winml_dag.recipe.load import load_recipe
 
@@ -155,13 +155,13 @@ def request_of(options: Mapping[str, Any]) -> EvaluationRequest:
 
 
 def _as_seen_here(text: JsonValue) -> JsonValue:
-    """A path as it is from where the user stands, which may not be the recipe's folder; a hub id as it is."""
+    """Resolve a path against the current folder, which may not be the recipe's. A hub id stays as it is."""
     path = Path(str(text)).expanduser()
     return str(path.absolute()) if path.exists() else text
 
 
 def _labels(given: tuple[str, ...]) -> dict[str, JsonValue]:
-    """As fields of ``eval.dataset``: one file, or pairs."""
+    """Return the labels as fields of ``eval.dataset``: one file, or pairs."""
     if not given:
         return {}
     if len(given) == 1 and Path(given[0]).is_file():
@@ -182,7 +182,7 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
             found[name] = float(text)
         except ValueError:
             found[name] = math.nan
-        if not math.isfinite(found[name]):  # JSON has no others
+        if not math.isfinite(found[name]):  # JSON cannot represent others
             raise UsageError(f"--min: {text!r} is no number.", advice="Give one, such as accuracy=0.8.")
     return found
 
@@ -222,7 +222,7 @@ def _tell_schema(task: str | None, how: How) -> int:
 
 
 def shortfalls(bounds: Mapping[str, float], done: Measurement) -> Iterator[str]:
-    """A sentence for each of *bounds* that the model does not keep."""
+    """Yield a sentence for each of *bounds* that the model fails."""
     from winml_dag.pipeline.assess.eval import figures, kept
 
     known = figures(done)
@@ -233,7 +233,7 @@ def shortfalls(bounds: Mapping[str, float], done: Measurement) -> Iterator[str]:
 
 
 def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
-    """What was measured, for people; *quiet* leaves out what is not a figure."""
+    """Format the measurements for people. *quiet* keeps only the numbers."""
     from winml_dag.pipeline.assess.eval import notices_of, report_of
     from winml_dag.stages.evaluate import REPORT_FILE
 
@@ -251,7 +251,7 @@ def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None
 
 
 def require_known(bounds: Mapping[str, float], done: Measurement) -> None:
-    """Raise UsageError for a bound of what was not measured."""
+    """Raise UsageError for a bound on a metric that was not measured."""
     from winml_dag.pipeline.assess.eval import figures
 
     known = figures(done)

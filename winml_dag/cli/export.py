@@ -1,4 +1,4 @@
-"""``winml-dag export``: turn a PyTorch model into one ONNX file."""
+"""``winml-dag export``: convert a PyTorch model into one ONNX file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(**options: Any) -> int:
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
-    """What the *options* of one call, by the names of the command's parameters, ask for."""
+    """Return the request for the *options* of one call, by the names of the command's parameters."""
     if options["model"] is None and options["recipe"] is None:
         raise UsageError("No model is named.", advice="Give -m, or a recipe with -c.")
     overrides = Overrides(

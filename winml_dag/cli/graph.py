@@ -1,4 +1,4 @@
-"""``winml-dag graph``: the graph of one or many builds, as text for mermaid or graphviz or as a page for a browser."""
+"""``winml-dag graph``: the graph of one or many builds, as mermaid or graphviz text or as an HTML page."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def command(
 def _foreseen(
     recipes: Sequence[Path], selection: Selection, request: Request, store: Store
 ) -> tuple[tuple[ForeseenBuild, ...], tuple[str, ...]]:
-    """Every build that is meant, and what is to be known of those that are not drawn.
+    """Return every selected build, and notices about those that are not drawn.
 
     Raises:
         WinmlDagError: when none can be planned.
@@ -113,7 +113,7 @@ def _of_cells(
 
 
 def _last(folder: Path | None) -> dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]]:
-    """By cell, of the last run: which stage failed, and why; and what became of each stage that it came to."""
+    """Return, per cell of the last run, the failed stage with its reason, and the outcome of each stage reached."""
     from winml_dag.pipeline.sweep.state import read_sweep
 
     last = None if folder is None else read_sweep(folder)
@@ -157,7 +157,7 @@ def _write(path: Path, builds: Sequence[ForeseenBuild], notices: Sequence[str], 
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise UsageError where a file is in the way that no call of ours made."""
+    """Raise UsageError if a file not written by this command exists at *path*."""
     from winml_dag.report.graphpage import GRAPH_PAGE
 
     try:
@@ -188,7 +188,7 @@ _MERMAID_CLASSES = (
 
 
 def mermaid(graph: Graph, statuses: Mapping[str, Status]) -> str:
-    """A mermaid flowchart. See https://mermaid.js.org/syntax/flowchart.html."""
+    """Return a mermaid flowchart. See https://mermaid.js.org/syntax/flowchart.html."""
     names = _short_names(graph)
     lines = ["flowchart LR"]
     lines += [f"  {names[name]}([{_quoted(name)}]):::source" for name in graph.sources]
@@ -201,7 +201,7 @@ def mermaid(graph: Graph, statuses: Mapping[str, Status]) -> str:
 
 
 def dot(graph: Graph, statuses: Mapping[str, Status]) -> str:
-    """A graphviz digraph. See https://graphviz.org/doc/info/lang.html."""
+    """Return a graphviz digraph. See https://graphviz.org/doc/info/lang.html."""
     lines = ["digraph build {", "  rankdir=LR;", "  node [shape=box];"]
     lines += [f"  {json.dumps(name)} [shape=ellipse];" for name in graph.sources]
     lines += [
@@ -216,7 +216,7 @@ def dot(graph: Graph, statuses: Mapping[str, Status]) -> str:
 
 
 def _short_names(graph: Graph) -> dict[str, str]:
-    """Mermaid's ids must be plain words."""
+    """Map names to identifiers that mermaid accepts."""
     return {name: f"n{place}" for place, name in enumerate([*graph.sources, *(node.id for node in graph.nodes)])}
 
 

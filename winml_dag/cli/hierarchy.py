@@ -1,4 +1,4 @@
-"""``winml-dag inspect --hierarchy``: which modules of the PyTorch model the nodes of a graph come from, as a tree."""
+"""``winml-dag inspect --hierarchy``: the PyTorch modules that the nodes of a graph come from, as a tree."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from winml_dag.smallfiles import read_json
 
 _INDENT = "  "
 _MOST_OPERATORS = 4
-# A compiled model has no nodes of its own any more, so what it was made from is asked.
+# A compiled model has lost its nodes, so the models that it was made from are read instead.
 _IN_A_FOLDER = (MODEL, QUANTIZED, OPTIMIZED, EXPORTED)
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """The nodes of ``path`` as a tree of modules; of ``nodes`` in all, the others come from no known module."""
+    """The nodes of ``path`` as a tree of modules. ``nodes`` is the total, including nodes of no known module."""
 
     path: Path
     nodes: int
@@ -36,10 +36,10 @@ class Tagged:
 
 
 def find_hierarchy(path: Path) -> Tagged:
-    """What *path* tells: a model, the output folder of a build, or an ``export_htp_metadata.json``.
+    """Read the module tree of *path*: a model, the output folder of a build, or an ``export_htp_metadata.json``.
 
     Raises:
-        InputError: when it cannot be read, or tells of no module.
+        InputError: when it cannot be read, or names no module.
     """
     files = _files_in(path) if path.is_dir() else [path]
     read = (_of_metadata(file) if file.suffix == ".json" else _of_model(file) for file in files)
@@ -54,7 +54,7 @@ def find_hierarchy(path: Path) -> Tagged:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """What may tell, best first; of a folder with several models, the one that is meant has to be named."""
+    """Return the files that may contain the tree, best first. A folder with several models needs an explicit choice."""
     found = [folder / name for name in _IN_A_FOLDER if (folder / name).exists()]
     return found or [model_file(folder)]
 
@@ -91,7 +91,7 @@ def _json(module: Module) -> JsonObject:
 
 
 def _rows(modules: Sequence[Module], indent: str) -> Iterator[tuple[str, str, str]]:
-    """Name, number of nodes, and the operators that are the module's own."""
+    """Yield name, number of nodes, and the operators outside submodules."""
     for run in alike(modules):
         first, last = run[0], run[-1]
         times = "" if len(run) == 1 else f" to {last.name.rpartition('.')[2]}, {len(run)} alike, each"
@@ -114,7 +114,7 @@ def _of_model(path: Path) -> Tagged:
 
 
 def _of_metadata(path: Path) -> Tagged:
-    """The file names nodes and not their operators."""
+    """Read a metadata file. It names nodes but not their operators."""
     try:
         content: JsonValue = read_json(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``winml-dag inspect``: what a model file is, where it comes from, and what is wrong with it."""
+"""``winml-dag inspect``: what a model file contains, where it comes from, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _inspect(path: Path) -> Inspected:
     provenance, problem = None, ""
     try:
         provenance = provenance_of(file)
-    except InputError as error:  # the model can be told of without its manifest
+    except InputError as error:  # the model can be described without its manifest
         problem = error.message
     model = describe_model(file, for_npu=_is_for_npu(provenance))
     return Inspected(model, provenance, problem, _neighbours(path) if path.is_dir() else ())
@@ -91,7 +91,7 @@ def _is_for_npu(provenance: Provenance | None) -> bool:
 
 
 def _neighbours(folder: Path) -> tuple[Neighbour, ...]:
-    """All models of *folder*, as far as there is more than one."""
+    """Return all models of *folder* if it has more than one."""
     from winml_dag.cli.described import neighbour
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.onnxmodel.precision import precision_of

@@ -1,4 +1,4 @@
-"""What the commands that measure a finished model share: finding that model, and running the measurement."""
+"""Shared by the commands that measure a finished model: finding the model, and running the measurement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def built_model_options(function: F) -> F:
-    """Add what the command is about: PATH, the same as ``-m``, or a recipe."""
+    """Add the options that name the model: PATH, its synonym ``-m``, or a recipe."""
     component = "One component, where PATH or the recipe has a model for each of several."
     function = click.option("--submodel", type=TEXT, help=component)(function)
     recipe = "A recipe, which is built first; its result is meant."
@@ -40,13 +40,12 @@ def stage_timeout_option(function: F) -> F:
 
 
 def built_model_of(options: Mapping[str, Any], how: How) -> BuiltModel:
-    """The model that the *options* of a call name, by :func:`built_model_options`; a recipe is built first, if it is
-    not up to date.
+    """Return the model that the :func:`built_model_options` name, after building an outdated recipe.
 
     Raises:
         UsageError: when none is given, or more than one.
-        InputError: when it is not there.
-        StageError: when the recipe cannot be built; the reason has been printed by then.
+        InputError: when it does not exist.
+        StageError: when the recipe cannot be built. The reason has been printed by then.
     """
     from winml_dag.pipeline.assess.builtmodel import find_built_model
 
@@ -63,7 +62,10 @@ def built_model_of(options: Mapping[str, Any], how: How) -> BuiltModel:
 
 
 def _built(recipe: Path, component: str | None, how: How) -> Path:
-    """The output folder of *recipe*, up to date; nothing is built where that has no one model for *component*."""
+    """Bring the output folder of *recipe* up to date and return it.
+
+    Nothing is built if it has no single model for *component*.
+    """
     from winml_dag.cli.build import carry_out, look
     from winml_dag.pipeline.assess.builtmodel import refuse_component, request_for
     from winml_dag.pipeline.outputdir import output_dir_of
@@ -97,10 +99,10 @@ def measured(
     folder: Path | None = None,
     timeout_seconds: float | None = None,
 ) -> Measurement:
-    """Run *planned*, show its progress, and put its files into *folder*.
+    """Run *planned*, show its progress, and write its files to *folder*.
 
     Raises:
-        StageError: when it fails; the log has been shown by then.
+        StageError: when it fails. The log has been printed by then.
     """
     from winml_dag.cli.buildreport import failure_lines
     from winml_dag.cli.progress import progress

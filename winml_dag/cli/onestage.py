@@ -1,4 +1,4 @@
-"""What the commands for one stage share: options on how to go about it, carrying it out, and what they print."""
+"""Shared by the single-stage commands: options on how to run, running the stage, and printing the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def how_options(function: F) -> F:
-    """Options that every command has: what to overwrite and to run again, the cache, and what to print."""
+    """Add the options that every command has: what to overwrite and run again, the cache, and what to print."""
     for option in reversed(
         (
             click.option("--overwrite", is_flag=True, help="Replace a file that is not ours."),
@@ -42,7 +42,7 @@ def how_options(function: F) -> F:
 
 @dataclass(frozen=True)
 class How(Output):
-    """What :func:`how_options` ask for."""
+    """The values of :func:`how_options`."""
 
     overwrite: bool
     rebuild: bool
@@ -51,7 +51,7 @@ class How(Output):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> How:
-        """Of the *options* of a call, by the names of the command's parameters."""
+        """Read the *options* of a call, by the names of the command's parameters."""
         remote = remote_options(options, options.get("recipe"))
         return cls(
             verbose=options["verbose"],
@@ -66,10 +66,10 @@ class How(Output):
 
 @dataclass(frozen=True)
 class Telling:
-    """What a command prints besides what every build prints.
+    """What a command prints in addition to the output of every build.
 
-    ``value``: the JSON object of a finished build, stages excepted. ``done``: lines for people on what ran. ``always``:
-    lines for people also when all was known and nothing is imported.
+    ``value``: the JSON object of a finished build, without the stages. ``done``: lines for people on what ran.
+    ``always``: lines for people even if everything was cached and nothing is imported.
     """
 
     value: Callable[[BuildResult, Request], JsonObject]
@@ -78,9 +78,9 @@ class Telling:
 
 
 def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]], Request], telling: Telling) -> int:
-    """Run what the *options* of a call, by the names of the command's parameters, ask for. Returns the exit code.
+    """Run the request for the *options* of a call, by the names of the command's parameters, and return the exit code.
 
-    With the format json exactly one object is printed, also for what is refused.
+    With ``--format json`` exactly one object is printed, also for errors.
     """
     started = time.monotonic()
     how = How.of(options)
@@ -140,14 +140,14 @@ def _outcome_lines(result: BuildResult, request: Request) -> Iterator[str]:
         yield f"{counted(len(components), 'component')} of one model in {took}"
     elif line:
         yield f"{line(outcome.metrics)}, {took}"
-    # Of other providers, and of what was quantized, every build says it.
+    # For other providers and for quantized models, every build prints it.
     on_cpu = outcome.validation is not None and outcome.validation["execution_provider"] == CPU.name
     if on_cpu and outcome.quality is not None and quantize_result(result) is None:
         yield f"held against the model that was given: {outcome.quality.sentence()}"
 
 
 def _by_component(metrics: JsonObject) -> Mapping[str, Mapping[str, Any]]:
-    """The metrics of each component, where several were made together."""
+    """Return the metrics of each component, if there are several."""
     found = metrics.get("components")
     return {name: own for name, own in found.items() if isinstance(own, Mapping)} if isinstance(found, Mapping) else {}
 

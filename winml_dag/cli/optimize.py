@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from winml_dag.recipe.capabilities import Capability
     from winml_dag.stages.optimize.check import Change, NodeName
 
-# Names as they are typed: in any case, with hyphens.
+# Names as typed on the command line: case-insensitive, with hyphens.
 _BY_WORD = {name.lower(): name for name in CATALOG}
 
-# Nodes of each kind that --check-optim names unless all are asked for.
+# Nodes of each kind that --check-optim lists without --verbose.
 _SHOWN = 3
 
 
 def _winml_cli_options(function: Any) -> Any:
-    """``--enable-gelu-fusion`` and ``--disable-gelu-fusion``, as winml-cli spells them; help has the short form."""
+    """Add winml-cli's ``--enable-gelu-fusion`` and ``--disable-gelu-fusion``; the help shows the short form."""
     for name in CATALOG:
         word = name.replace("_", "-")
         function = click.option(f"--enable-{word}/--disable-{word}", name, default=None, hidden=True)(function)
@@ -83,7 +83,7 @@ def command(**options: Any) -> int:
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
-    """What the *options* of one call, by the names of the command's parameters, ask for."""
+    """Return the request for the *options* of one call, by the names of the command's parameters."""
     model: Path = options["model"]
     overrides = Overrides(
         onnx=model,
@@ -102,10 +102,10 @@ def request_of(options: Mapping[str, Any]) -> Request:
 
 
 def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Every capability that is switched on or off by name.
+    """Return every capability that is explicitly turned on or off.
 
     Raises:
-        UsageError: for a capability that is switched both on and off.
+        UsageError: for a capability that is turned both on and off.
     """
     found: dict[str, JsonValue] = {name: options[name] for name in CATALOG if options[name] is not None}
     for option, on in (("enable", True), ("disable", False)):
@@ -162,7 +162,7 @@ def _long(entry: Capability) -> str:
 
 
 def tell_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
-    """Raises what ``winml_dag.pipeline.assess.optimcheck.checked`` does."""
+    """Print the changes. Raises the same errors as ``winml_dag.pipeline.assess.optimcheck.checked``."""
     from winml_dag.pipeline.assess.optimcheck import checked
 
     with checked(request, names) as found:

@@ -1,4 +1,4 @@
-"""The options that every command about a build has, the request that they make, and how they are typed."""
+"""The options that all build commands share, the request they form, and how to write them as arguments."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def cache_option(function: F) -> F:
-    """Where results are found and kept: the cache folder and its remotes."""
+    """Add the options for the cache folder and its remotes."""
     return click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")(
         remote_option(function)
     )
 
 
 def remote_option(function: F) -> F:
-    """Which remotes there are, and whether to read and write them."""
+    """Add the options for the remotes, and whether to read and write them."""
     modes = click.Choice(["read", "read-write", "off"])
     function = click.option(
         "--remote-mode", type=modes, help="What may be done there [WINML_DAG_REMOTE_MODE, or as configured]."
@@ -102,22 +102,22 @@ _CELL_OPTIONS = (
 
 
 def request_options(function: F) -> F:
-    """Add the options; the command gets them as ``**options``."""
+    """Add the options. The command receives them as ``**options``."""
     return _with_options(function, _RECIPE, *_FOLDER)
 
 
 def shared_options(function: F) -> F:
-    """Those of a build, without the output folder."""
+    """Add the options of a build, without the output folder."""
     return _with_options(function, _RECIPE)
 
 
 def several_request_options(function: F) -> F:
-    """The same for a command that takes several recipes, which it gets as ``recipes``."""
+    """Add the same options for a command that takes several recipes, which it receives as ``recipes``."""
     return _with_options(function, _RECIPES, *_FOLDER)
 
 
 def _with_options(function: F, *first: Callable[[Any], Any]) -> F:
-    # Imported here and below: commands that have only --format need none of them.
+    # Lazy imports here and below: commands with only --format do not need them.
     from winml_dag.cli.settings import COMPILE, VALIDATION, input_options
 
     options: tuple[Callable[[Any], Any], ...] = (*first, *_OPTIONS, input_options, COMPILE, VALIDATION)
@@ -127,15 +127,16 @@ def _with_options(function: F, *first: Callable[[Any], Any]) -> F:
 
 
 def cell_options(function: F) -> F:
-    """Add the options; the command gets them as ``filters`` and ``shard``."""
+    """Add the options. The command receives them as ``filters`` and ``shard``."""
     for option in reversed(_CELL_OPTIONS):
         function = option(function)
     return function
 
 
 def are_a_sweep(recipes: Sequence[Path]) -> bool:
-    """Whether *recipes* are several, or one with a matrix or a list of modules. A folder or pattern is a sweep, however
-    many are in it.
+    """Return whether *recipes* are several, or one with a matrix or a list of modules.
+
+    A folder or pattern is a sweep, regardless of the number of recipes in it.
     """
     from winml_dag.recipe.reading import is_sweep, module_items, recipe_files
 
@@ -154,7 +155,7 @@ def format_option(function: F) -> F:
 
 
 def output_options(function: F) -> F:
-    """How much is printed, and in which form; see :class:`Output`."""
+    """Add the options for the amount and format of output; see :class:`Output`."""
     verbose = "Say the reason of every stage, and show logs of failures whole."
     function = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line.")(
         format_option(function)
@@ -164,22 +165,23 @@ def output_options(function: F) -> F:
 
 @dataclass(frozen=True)
 class Output:
-    """What :func:`output_options` ask for."""
+    """The values of :func:`output_options`."""
 
     verbose: bool
     quiet: bool
     as_json: bool
 
     def say(self, line: str) -> None:
-        """Print a line for people: to stderr where stdout has a JSON object."""
+        """Print a line for people: to stderr if stdout has a JSON object."""
         echo(line, err=self.as_json)
 
 
 def request_from(
     options: dict[str, Any], *, loader: JsonObject | None = None, first: Path | None = None
 ) -> tuple[Request, Path]:
-    """The request and the cache folder that *options* mean; *loader*: fields of that section; *first*: of several
-    recipes, whose project's configuration counts.
+    """Return the request and the cache folder for *options*.
+
+    *loader*: fields of that section. *first*: of several recipes, the one whose project configuration applies.
     """
     from winml_dag.cli.settings import COMPILE, VALIDATION, taken_inputs
 
@@ -207,8 +209,9 @@ def request_from(
 
 
 def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, Store]:
-    """The graph of the build that *options* mean, and the store, for commands that only look at a build: they download
-    nothing and need no output folder; without one they look at the build as it would be with ``--use-cache``.
+    """Return the build graph of *options*, and the store, for commands that only inspect a build.
+
+    They download nothing and need no output folder. Without one, they plan the build as with ``--use-cache``.
     """
     from winml_dag.pipeline.planning import plan_request
 
@@ -218,7 +221,7 @@ def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, Store]:
 
 
 def given_words(context: click.Context, but: Collection[str] = ()) -> tuple[str, ...]:
-    """The options that were given on the command line of *context*, word for word, without those named *but*."""
+    """Return the options given on the command line of *context*, verbatim, except those in *but*."""
     return tuple(
         word
         for parameter in context.command.params
@@ -244,7 +247,7 @@ def _written(option: click.Option, value: object) -> str:
     if isinstance(option.type, Recipe) and isinstance(value, Path):
         return _recipe_word(value)
     if isinstance(option.type, Address):
-        # These words go into files and logs, where a password does not belong.
+        # The arguments are written to files and logs, so they must not contain a password.
         from winml_dag.store.remote.urls import shown
 
         return shown(str(value))
@@ -252,10 +255,10 @@ def _written(option: click.Option, value: object) -> str:
 
 
 def _recipe_word(path: Path) -> str:
-    """*path* as it was written: where the catalog lies is another place on every machine."""
+    """Return *path* as it was written: the location of the catalog differs between machines."""
     if not path.is_absolute():
         return str(path)
-    # Imported here: it needs the schema of a recipe.
+    # Lazy import: it needs the recipe schema.
     from winml_dag.recipe.load import shipped_name
 
     name = shipped_name(path)

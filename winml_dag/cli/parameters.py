@@ -1,4 +1,4 @@
-"""The kinds of values that options have everywhere: texts and paths, neither of them ever empty, and memory."""
+"""Parameter types shared by all commands: non-empty texts and paths, and memory sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CATALOG = "catalog:"
 
 
 class _NotEmpty(click.ParamType[Any]):
-    """What is empty is a variable that a script has not set: it means neither a default nor the current folder."""
+    """Rejects empty values, which come from unset script variables and mean no default and no current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -28,15 +28,15 @@ class _Path(_NotEmpty, click.Path):
 
 
 class Address(_Text):
-    """The URL of a remote, which may have a password in it."""
+    """The URL of a remote, possibly with a password."""
 
 
 class Recipe(_Path):
-    """A recipe's file, or the name of one that comes with us."""
+    """A recipe file, or the name of a bundled recipe."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and value.startswith(CATALOG):
-            # Imported here: reading recipes costs more than all else that a build with nothing to do needs.
+            # Lazy import: loading the recipe modules costs more than everything else in a build with nothing to do.
             from winml_dag.errors import UsageError
             from winml_dag.recipe.load import shipped_path
 
@@ -55,7 +55,7 @@ class _Json(_Path):
 
 
 class _Memory(click.ParamType[Any]):
-    """Bytes for all that runs at the same time; ``none`` is no limit."""
+    """Bytes for everything that runs at the same time; ``none`` means no limit."""
 
     name = "memory"
 

@@ -1,4 +1,4 @@
-"""``winml-dag perf``: measure how long a finished model takes to load and to run, and how much memory it needs."""
+"""``winml-dag perf``: measure load time, latency and memory use of a finished model."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LABEL = 12
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, int] | None:
-    """``NAME=NUMBER`` several times, as a mapping."""
+    """Parse repeated ``NAME=NUMBER`` options into a mapping."""
     named = pairs(context, parameter, given) or {}
     if wrong := next((value for value in named.values() if not value.isdecimal() or int(value) < 1), None):
         raise click.BadParameter(f"{wrong!r} is no whole number above 0.", param=parameter)
     return {name: int(value) for name, value in named.items()} or None
 
 
-# Of `perf`.
+# Section `perf`.
 _PERF = Settings(
     (
         click.option("--iterations", type=_COUNT, help="Inferences that are measured [100]."),
@@ -103,7 +103,7 @@ def _measure(options: Mapping[str, Any], how: How) -> tuple[PerfPlan, Measuremen
 
 
 def request_of(options: Mapping[str, Any]) -> PerfRequest:
-    """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
+    """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.perf import PerfRequest
     from winml_dag.recipe.assessment import Perf
     from winml_dag.recipe.load import load_recipe
@@ -117,7 +117,7 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
     loaded = None if options["recipe"] is None else load_recipe(options["recipe"])
     written = {} if loaded is None else loaded.recipe.perf.to_dict()
     for one, other in (("iterations", "duration"), ("input_data", "sizes")):
-        if given.keys() & {one, other}:  # the call's word on either is its word on both
+        if given.keys() & {one, other}:  # an option for either replaces both
             written = {name: value for name, value in written.items() if name not in (one, other)}
     perf = Perf.from_dict({**written, **given})
     base = Path.cwd() if loaded is None else loaded.path.parent
@@ -144,7 +144,7 @@ def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> N
 
 
 def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
-    """What was measured, for people; *quiet* leaves out what is not a figure."""
+    """Format the measurements for people. *quiet* keeps only the numbers."""
     from winml_dag.stages.perf import PICTURE_FILE, REPORT_FILE
     from winml_dag.stages.perf.notices import EMULATED
 
@@ -156,7 +156,7 @@ def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet
     yield from _latency_lines(found)
     yield _labelled("memory", _memory(found["memory_bytes"]))
     if quiet:
-        # Without it, the figures above would be taken for the device's.
+        # Without this note, the numbers above would be mistaken for the device's.
         yield from (f"note: {notice}" for notice in found["notices"] if notice == EMULATED)
         return
     yield _labelled("inputs", _inputs(found))
@@ -216,7 +216,7 @@ def _latency_lines(found: Any) -> Iterator[str]:
 
 
 def _digits(value: float) -> str:
-    """Four of them, but no power of ten for what is larger."""
+    """Format four significant digits, without an exponent for larger numbers."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 

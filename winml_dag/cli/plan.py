@@ -1,4 +1,4 @@
-"""``winml-dag plan``: what a build would run and why, with nothing run and nothing written."""
+"""``winml-dag plan``: what a build would run and why. Runs and writes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from winml_dag.cli.sweepplan import PlanOptions
     from winml_dag.pipeline.request import Request
 
-# That a matrix of GitHub's and of Azure's may have.
+# Limit of a matrix in GitHub Actions and Azure Pipelines.
 _MOST_JOBS = 256
 
 
@@ -105,10 +105,10 @@ def command(
 
 
 def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
-    """Whether cells are meant: those of a sweep, or of a list of recipes.
+    """Return whether the recipes are cells: those of a sweep, or of a list of recipes.
 
     Raises:
-        UsageError: when some of a sweep are *asked_for*, and this is none.
+        UsageError: when cells are *asked_for*, and this is no sweep.
     """
     if are_a_sweep(recipes):
         return True

@@ -1,9 +1,8 @@
-"""What is going on, while it goes on: a live table on a terminal, plain lines everywhere else.
+"""Build progress: a live table on a terminal, plain lines everywhere else.
 
-How far a stage is gets read when it is shown: by the table whenever it is redrawn, by the lines once in a while.
+The progress of a stage is read when it is displayed: at every redraw of the table, or periodically for the lines.
 
-Among thousands of stages the few that matter must not drown: then the table has only those that run or have failed,
-and the lines leave out what is reused or skipped.
+With thousands of stages, the table shows only running and failed ones, and the lines omit those reused or skipped.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
 
 # As many as a terminal shows without scrolling.
 _FEW = 40
-# Between two lines of one stage that tells how far it is: few enough for a log, often enough for who waits.
+# Interval between two progress lines of one stage: sparse enough for a log, frequent enough for a waiting user.
 _SECONDS_BETWEEN_LINES = 10.0
 _BAR_WIDTH = 12
 
 
 @contextmanager
 def progress(*, quiet: bool, to_stderr: bool, stages: int = 0) -> Iterator[Observer]:
-    """An observer for one run of so many *stages*. *to_stderr* keeps stdout free for a JSON result."""
+    """Yield an observer for one run of *stages* stages. *to_stderr* keeps stdout free for a JSON result."""
     stream = sys.stderr if to_stderr else sys.stdout
     if quiet:
         yield Silent()
-    elif stream is not None and stream.isatty():  # None when it is closed, or for a program without a console
+    elif stream is not None and stream.isatty():  # None when it is closed, or in a program without a console
         table = LiveTable(to_stderr=to_stderr, few=stages <= _FEW)
         try:
             yield table
@@ -57,7 +56,7 @@ def progress(*, quiet: bool, to_stderr: bool, stages: int = 0) -> Iterator[Obser
 
 @dataclass
 class _Watched:
-    """A stage that runs: when its next line is due, of ``time.monotonic``, and what the last one said."""
+    """A running stage: when its next line is due (``time.monotonic``), and what the last one reported."""
 
     progress: ReadProgress
     due: float
@@ -65,7 +64,7 @@ class _Watched:
 
 
 class Ticker:
-    """Calls *tick* in a thread from :meth:`start` to :meth:`stop`, each time after as many seconds as *wait* says."""
+    """Calls *tick* in a thread between :meth:`start` and :meth:`stop`. *wait* returns the seconds to the next call."""
 
     def __init__(self, tick: Callable[[], None], wait: Callable[[], float]) -> None:
         self._tick = tick
@@ -74,14 +73,14 @@ class Ticker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the thread unless it is running."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
-        # An interrupt may have come while it was being started; what comes to life later sees that it is to stop.
+        # An interrupt may have come while the thread started. A thread that starts later sees the stop flag.
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
@@ -89,14 +88,14 @@ class Ticker:
         while not self._stopped.wait(self._wait()):
             try:
                 self._tick()
-            except (OSError, ValueError):  # nobody reads any more: whoever writes the next line will say so
+            except (OSError, ValueError):  # the output is closed: the next writer reports it
                 return
 
 
 class Redrawn:
-    """What *draw* returns, redrawn on the terminal from :meth:`show` to :meth:`stop`.
+    """Redraws the result of *draw* on the terminal from :meth:`show` to :meth:`stop`.
 
-    rich is imported when it is shown first, not before. *console* takes the place of stdout or stderr.
+    rich is imported on the first :meth:`show`. *console* replaces stdout or stderr.
     """
 
     def __init__(self, draw: Callable[[], RenderableType], *, to_stderr: bool, console: Console | None) -> None:
@@ -115,7 +114,7 @@ class Redrawn:
             self._live.start()
 
     def stop(self, *, keep: bool) -> None:
-        """Draw it for the last time, and *keep* that or take it away."""
+        """Draw for the last time, then *keep* the result on the screen or erase it."""
         if self._live is not None:
             self._live.transient = not keep
             self._live.update(self._draw(), refresh=True)
@@ -123,9 +122,9 @@ class Redrawn:
 
 
 class Lines:
-    """A line when a stage begins and one when it ends, for logs and CI; in between some of a stage that tells more.
+    """One line when a stage starts and one when it ends, for logs and CI, with progress lines in between.
 
-    These are written by a thread, begun with the first stage; :meth:`stop` ends it.
+    A thread, started with the first stage, writes the progress lines; :meth:`stop` ends it.
     """
 
     def __init__(self, *, to_stderr: bool, few: bool = True, every_seconds: float = _SECONDS_BETWEEN_LINES) -> None:
@@ -133,7 +132,7 @@ class Lines:
         self._few = few
         self._every = every_seconds
         self._running: dict[str, _Watched] = {}
-        # Held while a line is written: nothing is told of a stage after its end.
+        # Held while a line is written, so that no progress line follows the end of a stage.
         self._lock = threading.Lock()
         self._ticker = Ticker(lambda: self.tell(time.monotonic()), self._seconds_to_next)
 
@@ -151,7 +150,7 @@ class Lines:
                 self._say(f"{result.node.id:<12} {_end(result)}")
 
     def tell(self, now: float) -> None:
-        """Write how far those stages are whose line is due at *now* (of ``time.monotonic``) and that have got on."""
+        """Write a line for each stage whose line is due at *now* (``time.monotonic``) and that has made progress."""
         with self._lock:
             for node_id, watched in self._running.items():
                 if watched.due > now:
@@ -167,7 +166,7 @@ class Lines:
 
     def _seconds_to_next(self) -> float:
         with self._lock:
-            # What begins meanwhile is due later than any of these.
+            # Stages that start in the meantime are due later than any of these.
             due = min((watched.due for watched in self._running.values()), default=time.monotonic() + self._every)
         return max(0.0, due - time.monotonic())
 
@@ -176,7 +175,7 @@ class Lines:
 
 
 class LiveTable:
-    """One row for each stage, redrawn while stages run. Of more than a *few*, those that are done become numbers."""
+    """One row per stage, redrawn while stages run. With more than a *few* stages, finished ones are only counted."""
 
     def __init__(self, *, to_stderr: bool, few: bool = True, console: Console | None = None) -> None:
         self._few = few
@@ -206,7 +205,7 @@ class LiveTable:
         from rich.text import Text
 
         table = Table("stage", "status", "time", "reason", box=None, header_style="bold", pad_edge=False)
-        for node_id, row in tuple(self._rows.items()):  # drawn from a thread of its own
+        for node_id, row in tuple(self._rows.items()):  # drawn from another thread
             status = Text(row.status, style=_COLOURS.get(row.status, "white"))
             table.add_row(node_id, status, row.time(), row.told())
         if self._done:
@@ -231,11 +230,11 @@ class _Row:
         return f"{time.monotonic() - self._since:.1f} s{expected}"
 
     def told(self) -> RenderableType:
-        """The reason, and below it how far the stage is or was."""
+        """Return the reason, with the progress of the stage below it."""
         from rich.console import Group
         from rich.text import Text
 
-        # Brackets in a reason are a list of its recipe, not markup.
+        # Brackets in a reason are a list from its recipe, not markup.
         reason = Text(self._reason)
         told = self._progress()
         if told is None:
@@ -254,7 +253,7 @@ def _bar(told: Progress) -> RenderableType:
 
 
 def _end(result: StageResult) -> str:
-    """``ran in 12.3 s (512 samples, 41.6/s): never built before``."""
+    """Format ``ran in 12.3 s (512 samples, 41.6/s): never built before``."""
     if result.status is Status.FAILED:
         where = "" if result.progress is None else f" at {count(result.progress)}"
         return f"failed{where}: {result.error}"
@@ -267,16 +266,16 @@ def _end(result: StageResult) -> str:
 _COLOURS = {"running": "yellow", "ran": "green", "reused": "cyan", "failed": "red", "skipped": "bright_black"}
 
 
-# How far a stage is, in words: ``64/512 samples, 5.2/s, 1 min 26 s left``.
+# Progress as text: ``64/512 samples, 5.2/s, 1 min 26 s left``.
 
 
 def under_way(told: Progress) -> str:
-    """Of a stage that runs: count, rate and the time that is left, as far as they are known."""
+    """Format the progress of a running stage: count, rate and time left, as far as available."""
     return ", ".join([count(told), *_rate(told), *_left(told)])
 
 
 def counted(told: Progress) -> str:
-    """Of a stage that has ended: ``512 samples, 41.6/s``."""
+    """Format the progress of a finished stage: ``512 samples, 41.6/s``."""
     return ", ".join([f"{told.done} {told.unit}" if told.done == told.total else count(told), *_rate(told)])
 
 

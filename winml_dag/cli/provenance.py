@@ -1,4 +1,4 @@
-"""``winml-dag provenance``: a finished build told to others, as SLSA provenance or as a bill of materials."""
+"""``winml-dag provenance``: describe a finished build as SLSA provenance or as a bill of materials."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ from winml_dag.store.quantities import counted
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult
 
-# Of the report of --sensitivity.
+# Maximum rows of the --sensitivity report.
 _MOST_ROWS = 15
-# Below this nobody could tell the results apart.
+# A smaller gain makes no noticeable difference.
 _LEAST_GAIN_DB = 1.0
 
 
@@ -62,7 +62,7 @@ def command(**options: Any) -> int:
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
-    """What the *options* of one call, by the names of the command's parameters, ask for."""
+    """Return the request for the *options* of one call, by the names of the command's parameters."""
     model: Path = options["model"]
     chain = chained(options["precision"])
     given = [group.given(options) for group in (CALIBRATION, INTEGERS, RANGES)]
@@ -90,14 +90,14 @@ def request_of(options: Mapping[str, Any]) -> Request:
 
 
 def _sensitivity(request: Request) -> Iterator[str]:
-    """The ranking, also when it was known: who asks for it wants to see it."""
+    """Yield the ranking, even if it was cached, since the user requested it."""
     if request.overrides.sensitivity:
         assert request.output_file is not None
         yield from sensitivity_lines(request.output_file)
 
 
 def _value(result: BuildResult, request: Request) -> JsonObject:
-    """What quantization did."""
+    """Return the quantization result."""
     done = result.quantization
     assert done is not None
     ranking: JsonObject = {}
@@ -108,7 +108,7 @@ def _value(result: BuildResult, request: Request) -> JsonObject:
 
 
 def sensitivity_json(output: Path) -> JsonObject:
-    """The report beside *output*, and where it and the picture lie."""
+    """Return the report next to *output*, and the paths of the report and the picture."""
     from winml_dag.pipeline.layout import REPORTS, beside_output
     from winml_dag.smallfiles import read_json
 
@@ -118,7 +118,7 @@ def sensitivity_json(output: Path) -> JsonObject:
 
 
 def sensitivity_lines(output: Path) -> Iterator[str]:
-    """The report beside *output*, for people."""
+    """Format the report next to *output* for people."""
     report: Any = sensitivity_json(output)
     nodes = report["nodes"]
     held_out = "held-out " if report["held_out"] else ""
@@ -150,7 +150,7 @@ def _relief_lines(report: Any) -> Iterator[str]:
     if most < _LEAST_GAIN_DB:
         yield "No few nodes are to blame: sparing them gains less than 1 dB. Try a higher precision or other data."
         return
-    # The fewest that bring a good part of what is to be had: each more makes the model slower.
+    # The fewest nodes that bring a good part of the possible gain: each additional node makes the model slower.
     chosen = others[next(index for index, gain in gains.items() if gain >= most / 3)]
     yield f"to have the worst {chosen['worst_nodes']} {RELIEF[chosen['by']]}, add to the recipe:"
     yield from _recipe(chosen["by"], [node["node"] for node in report["nodes"][: chosen["worst_nodes"]]], report)
@@ -162,7 +162,7 @@ def _recipe(field: str, names: list[str], report: Any) -> Iterator[str]:
     yield "quant:"
     yield f"  {field}:"
     for name in names:
-        # A text in JSON is one in YAML, whatever is in it.
+        # Every JSON string is also a YAML string.
         text = json.dumps(name, ensure_ascii=False)
         if field == "nodes_to_exclude":
             yield f"    - {text}"
@@ -175,7 +175,7 @@ def _quality(figures: Any) -> str:
 
 
 def _decibels(figures: Any) -> str:
-    """Without noise there is no ratio, and without a signal neither; the cosine tells which."""
+    """Format the SQNR. It is undefined without noise and without a signal; the cosine tells these cases apart."""
     ratio = figures["sqnr_db"]
     if ratio is None:
         return "exact" if figures["cosine"] == 1 else "lost"

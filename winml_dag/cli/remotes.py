@@ -1,4 +1,4 @@
-"""What commands have to do with remotes: their options, the store with remotes behind it, and what is said of them."""
+"""Remotes in commands: their options, the store with remotes, and messages about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
-    """What the *options* of a call, by their names, say of remotes; *recipe*: what is built, if that is in a file."""
+    """Return the remote options in *options*, by their names. *recipe*: the recipe, if it is a file."""
     folder = None
     if isinstance(recipe, Path):
         folder = recipe if recipe.is_dir() else recipe.parent
@@ -28,7 +28,7 @@ def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteO
 
 
 def opened(cache_dir: Path, remote: RemoteOptions) -> Store:
-    """The store of a command, which is let go of when the command has ended, however it ends."""
+    """Open the store of a command. It is closed when the command ends, however it ends."""
     from winml_dag.pipeline.opened import let_go, open_store
 
     watcher = Transfers() if _tells_progress() else None
@@ -44,22 +44,22 @@ def _tells_progress() -> bool:
 
 
 def say(sentence: str) -> None:
-    """Tell of a remote that is left alone, or of what is not believed: on stderr, also where little is said."""
+    """Report an unavailable remote or rejected data on stderr, even with --quiet."""
     echo(f"note: {sentence}", err=True)
 
 
 def traffic_of(store: Store) -> Traffic | None:
-    """What has gone through *store*; None when it has no remote."""
+    """Return the traffic of *store*; None when it has no remote."""
     return store.traffic() if store.has_remotes else None
 
 
 def traffic_json(traffic: Traffic | None) -> JsonObject:
-    """``{"remote": {...}}`` for the JSON object of a command; nothing without a remote."""
+    """Return ``{"remote": {...}}`` for the JSON object of a command; empty without a remote."""
     return {} if traffic is None else {"remote": asdict(traffic)}
 
 
 def traffic_lines(traffic: Traffic | None) -> Iterator[str]:
-    """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if there is any to tell."""
+    """Yield ``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if any."""
     if traffic is not None and (text := _text(traffic)):
         yield f"remote: {text}"
 

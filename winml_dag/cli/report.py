@@ -1,4 +1,4 @@
-"""``winml-dag report``: what became of a sweep or of builds, as a table and as files, and what has changed since."""
+"""``winml-dag report``: the results of a sweep or of builds, as a table and as files, and what has changed since."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from winml_dag.report.row import Report
     from winml_dag.report.table import Line
 
-# Where the width is not known, as in a log.
+# Used when the width is unknown, as in a log.
 _WIDTH = 120
 _KINDS = ("html", "json", "csv")
 
@@ -92,7 +92,7 @@ def _reported(folders: tuple[Path, ...], options: dict[str, Any]) -> tuple[Repor
     from winml_dag.report.compare import bounds_of
 
     bounds = bounds_of(options["bounds"])
-    # Before any file is written: the old report may be the one that is replaced.
+    # Read before any file is written: this run may replace the old report.
     then = None if options["against"] is None else _older(options["against"])
     report = sorted_by(chosen(collect(folders), options["filters"]), options["sort"])
     if then is None:
@@ -103,7 +103,7 @@ def _reported(folders: tuple[Path, ...], options: dict[str, Any]) -> tuple[Repor
 
 
 def _older(path: Path) -> Report:
-    """The report in the file *path*, or of what lies in that folder, or that was left there by an earlier call."""
+    """Return the report in the file *path*, or that of the folder *path*: collected now, or written earlier."""
     from winml_dag.errors import InputError
     from winml_dag.report.collect import collect
     from winml_dag.report.files import REPORT, read_report
@@ -119,7 +119,7 @@ def _older(path: Path) -> Report:
 
 
 def _files(folders: tuple[Path, ...], options: dict[str, Any]) -> dict[str, Path]:
-    """Where the report is written, by format. What is only a part of it does not replace a whole one unasked."""
+    """Return the output file of each format. A partial report does not replace a complete one by default."""
     from winml_dag.report.files import default_files
 
     given = {kind: options[name] for kind, name in zip(_KINDS, ("html", "json_", "csv"), strict=True)}
@@ -132,7 +132,7 @@ def _files(folders: tuple[Path, ...], options: dict[str, Any]) -> dict[str, Path
 def _written(
     files: dict[str, Path], report: Report, comparison: Comparison | None, options: dict[str, Any]
 ) -> dict[str, Path]:
-    """Write *files*; what is left is what was written. A folder that may only be read costs those that nobody named."""
+    """Write *files* and return those written. A read-only folder is an error only for files named by an option."""
     from winml_dag.errors import StoreError
     from winml_dag.report.files import write_files
 
@@ -166,14 +166,14 @@ def _echo(lines: Iterable[Line]) -> None:
         Style.DOMINATED: {"dim": True},
         Style.BAD: {"fg": "red"},
     }
-    # Without a terminal click leaves colours out by itself.
+    # Without a terminal click omits colours itself.
     color = False if os.environ.get("NO_COLOR") else None
     click.echo("\n".join(click.style(plain(line.text), **looks[line.style]) for line in lines), color=color)
 
 
 @contextmanager
 def _errors_as_json(format_: str) -> Iterator[None]:
-    """With the format json, an error too is the one object on stdout; its sentence still goes to stderr."""
+    """With ``--format json``, also print an error as the single object on stdout. The message still goes to stderr."""
     try:
         yield
     except WinmlDagError as error:

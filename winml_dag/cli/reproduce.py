@@ -1,4 +1,4 @@
-"""``winml-dag reproduce``: run the stages of a finished build again, and say whether they give the same bytes."""
+"""``winml-dag reproduce``: run the stages of a finished build again, and report whether they give the same bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(
 
         how = ReproduceOptions(runs, jobs or os.cpu_count() or 1, stage_timeout)
         planned, store = planned_build(options)
-        # What goes on is told on stderr: stdout has the result and nothing else.
+        # Progress goes to stderr: stdout has only the result.
         with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
             found = reproduce(planned, store, stages, how, observer=observer)
     if format_ == "json":

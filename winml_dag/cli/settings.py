@@ -1,4 +1,4 @@
-"""Options that are fields of a section of a recipe, in groups that several commands have, and files of such fields."""
+"""Options that set fields of a recipe section, in groups shared by several commands, and JSON files of such fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INTEGERS = ("uint8", "int8", "uint16", "int16")
 
 @dataclass(frozen=True)
 class Settings:
-    """Options in the order in which help shows them; and by field of the section, which parameter says it."""
+    """Options in the order of the help, and the parameter that sets each field of the section."""
 
     options: tuple[Callable[[Any], Any], ...]
     fields: Mapping[str, str]
@@ -33,12 +33,12 @@ class Settings:
         return function
 
     def given(self, parameters: Mapping[str, Any]) -> dict[str, JsonValue]:
-        """The fields that a call has set, as a recipe has them. Paths are relative to where the user stands."""
+        """Return the fields that a call sets, as they appear in a recipe. Paths are relative to the current folder."""
         values = {field: _json(parameters[name]) for field, name in self.fields.items()}
         return {field: value for field, value in values.items() if value is not None}
 
     def taken(self, parameters: dict[str, Any]) -> dict[str, JsonValue]:
-        """The same, and the group's parameters are gone from *parameters*."""
+        """Return the same fields as :meth:`given`, and remove the group's parameters from *parameters*."""
         values = self.given(parameters)
         for name in self.fields.values():
             del parameters[name]
@@ -46,12 +46,12 @@ class Settings:
 
 
 def fields(names: str = "", **renamed: str) -> dict[str, str]:
-    """By field of a section, the parameter with its value: one of the same name for *names*, which spaces separate."""
+    """Map fields of a section to parameters: *names*, separated by spaces, to the same name, *renamed* as given."""
     return {**{name: name for name in names.split()}, **renamed}
 
 
 def _json(value: Any) -> JsonValue:
-    """An option's value as a recipe has it; None for one that was not given."""
+    """Return an option's value as in a recipe; None for an option that was not given."""
     if isinstance(value, Path):
         return str(value.absolute())
     if isinstance(value, tuple):
@@ -61,7 +61,7 @@ def _json(value: Any) -> JsonValue:
 
 
 def target_options(function: F) -> F:
-    """Add what the model is for: an execution provider and a device. Without either it is the CPU."""
+    """Add the target options: execution provider and device. Without either, the target is the CPU."""
     device = "npu, gpu, cpu or auto; an execution provider's name works too."
     function = click.option("-d", "--device", type=TEXT, help=device)(function)
     return click.option("--ep", type=TEXT, help="Execution provider that the model is for: cpu, qnn, openvino, ...")(
@@ -69,7 +69,7 @@ def target_options(function: F) -> F:
     )
 
 
-# Of `quant`.
+# Section `quant`.
 INTEGERS = Settings(
     (
         click.option(
@@ -91,7 +91,7 @@ INTEGERS = Settings(
     ),
 )
 
-# Of `quant` too: what to calibrate with.
+# Also section `quant`: calibration.
 CALIBRATION = Settings(
     (
         click.option("--samples", type=click.IntRange(min=1), help="Samples to calibrate with."),
@@ -131,7 +131,7 @@ EXPORT = Settings(
 
 
 def pairs(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str] | None:
-    """``NAME=VALUE`` several times, as a mapping."""
+    """Parse repeated ``NAME=VALUE`` options into a mapping."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -179,7 +179,7 @@ COMPILE = Settings(
     ),
 )
 
-# Of `validate`: what a build and the commands that end with it have.
+# Section `validate`: options of builds and of the commands that end with validation.
 VALIDATION = Settings(
     (
         click.option(
@@ -192,7 +192,7 @@ VALIDATION = Settings(
     fields("min_cosine input_data"),
 )
 
-# Of `validate` too: what only its own command has as options.
+# Also section `validate`: options of its own command only.
 BOUNDS = Settings(
     (
         click.option("--min-sqnr-db", type=click.FloatRange(-1000, 1000), help="The least signal to noise, in dB."),
@@ -223,8 +223,8 @@ _BATCH = click.option(
     type=click.IntRange(min=1),
     help="The first dimension of every input [1; an ONNX model's own, where the target takes that].",
 )
-# winml-cli's files of JSON. One for a single field wins over the one for the whole section, and an option over both.
-# These are for a model that is ONNX already as well.
+# winml-cli's JSON files. A file for a single field takes precedence over the one for the whole section, and an option
+# over both. The files in _SHAPES also apply to models that are already ONNX.
 _SHAPES = {
     "shape_config": 'Sizes by dimension, as JSON or a file of it: {"sequence_length": 64}.',
     "input_specs": 'Inputs, as JSON or a file of it: {"NAME": {"dtype", "shape": [1, 64]}}; a text in shape varies.',
@@ -237,12 +237,12 @@ _FILES = {
 
 
 def input_options(function: F) -> F:
-    """What the inputs of the exported model are; a command that has these needs no others to export."""
+    """Add the options that describe the inputs of the exported model."""
     return _with_files(function, _FILES)
 
 
 def shape_options(function: F) -> F:
-    """Those of a command that takes ONNX models only: the sizes of their inputs."""
+    """Add the input size options of commands that take only ONNX models."""
     return _with_files(function, _SHAPES)
 
 
@@ -253,11 +253,11 @@ def _with_files(function: F, files: Mapping[str, str]) -> F:
 
 
 def taken_inputs(options: dict[str, Any]) -> dict[str, JsonValue]:
-    """The fields of ``export`` that the options of :func:`input_options` say, which are gone from *options* then.
+    """Return the fields of ``export`` set by the options of :func:`input_options`, and remove those from *options*.
 
     Raises:
-        InputError: for a file that cannot be read, or is no JSON object.
-        UsageError: for inputs that are none.
+        InputError: for a file that cannot be read or contains no JSON object.
+        UsageError: for invalid inputs.
     """
     found = given_shapes(options)
     if content := _content(options, "dynamic_axes"):
@@ -269,7 +269,7 @@ def taken_inputs(options: dict[str, Any]) -> dict[str, JsonValue]:
 
 
 def given_shapes(options: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """The fields of ``export`` that the options of :func:`shape_options` say. Raises as :func:`taken_inputs` does."""
+    """Return the fields of ``export`` set by :func:`shape_options`. Raises the same errors as :func:`taken_inputs`."""
     found: dict[str, JsonValue] = {}
     if sizes := _content(options, "shape_config"):
         found["shape_config"] = sizes
@@ -281,12 +281,12 @@ def given_shapes(options: Mapping[str, Any]) -> dict[str, JsonValue]:
 
 
 def export_options(function: F) -> F:
-    """All of them, for the command whose only work is to export."""
+    """Add all export options, for the command that only exports."""
     return input_options(EXPORT(function))
 
 
 def taken_export(options: dict[str, Any]) -> dict[str, JsonValue]:
-    """As :func:`taken_inputs`, of all options of :func:`export_options`."""
+    """Return what :func:`taken_inputs` does, for all options of :func:`export_options`."""
     return {**taken_inputs(options), **EXPORT.taken(options)}
 
 
@@ -299,7 +299,7 @@ def _tensor(name: str, spec: JsonValue) -> JsonValue:
 
 
 def _content(options: Mapping[str, Any], name: str) -> JsonObject:
-    """The object that an option says, or has in the file that it names; empty without one."""
+    """Return the JSON object given as the option's value or in the file it names; empty without the option."""
     given: Path | str | None = options[name]
     if given is None:
         return {}

@@ -1,4 +1,4 @@
-"""The lines that the end of a build prints for its stages: what a stage did to the model, and warnings about that."""
+"""Lines about the stages at the end of a build: what a stage did to the model, with warnings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult
 
 _VERDICTS = ("supported", "partial", "unsupported", "unknown")
-# As many as fit into a line beside the rest; the manifest and the JSON output name all.
+# As many as fit on a line with the rest. The manifest and the JSON output list all.
 _MOST_NAMES = 3
 _MOST_TYPES = 5
 
 
 def stage_lines(result: BuildResult) -> Iterator[str]:
-    """What the stages did to a model; where a build has several components, to each, with its name."""
+    """Yield what the stages did to a model; with several components, for each, prefixed with its name."""
     for name, part in (result.components or {"": result}).items():
         prefix = f"{name}: " if name else ""
         lines = (
@@ -40,7 +40,7 @@ def stage_lines(result: BuildResult) -> Iterator[str]:
 
 
 def normalized_lines(result: BuildResult) -> Iterator[str]:
-    """``normalized: 2 dimensions fixed, opset 11 -> 21``."""
+    """Yield ``normalized: 2 dimensions fixed, opset 11 -> 21``."""
     for view in result.stages:
         if view.stage == "normalize" and view.result is not None and view.result.record is not None:
             yield from _normalization(view.result.record.metrics)
@@ -61,13 +61,16 @@ def _normalization(metrics: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unchecked(metrics: Mapping[str, Any]) -> str:
-    """Random inputs mean nothing to some models; then only validate can tell."""
+    """Return a note on a model that was not compared, because it does not run on random inputs.
+
+    Only validate can check such a model.
+    """
     return "" if metrics["outputs_compared"] else " (not compared: it does not run on random inputs)"
 
 
 def analyzed_lines(result: BuildResult) -> Iterator[str]:
-    """``analyzed for QNNExecutionProvider npu: 118 of 122 nodes supported, 4 unknown; switched on gelu_fusion in 2
-    rounds``.
+    """Yield ``analyzed for QNNExecutionProvider npu: 118 of 122 nodes supported, 4 unknown; switched on gelu_fusion in
+    2 rounds``.
     """
     return map(_analysis, searches(view.result for view in result.stages if view.result is not None))
 
@@ -82,7 +85,7 @@ def _analysis(searched: Searched) -> str:
 
 
 def quantized_lines(result: BuildResult) -> Iterator[str]:
-    """A line for each quantization in *result*, one for the quality, and a warning when that is poor.
+    """Yield a line per quantization in *result*, one on the quality, and a warning if it is poor.
 
     ``quantized 49 of 61 nodes (left in float: 6 Softmax), 86.6 MiB -> 22.4 MiB, calibration 1.2 s on 32 samples (text),
     Q/DQ in 0.8 s``
@@ -122,7 +125,7 @@ def _kept_in_float(step: QuantizeStep) -> str:
 
 
 def _operators(counts: Mapping[str, int], last: Collection[str] = ()) -> str:
-    """``6 Softmax, 2 Gather, 3 more``: the most frequent operators first, those in *last* after all others."""
+    """Format ``6 Softmax, 2 Gather, 3 more``: the most frequent operators first, those in *last* at the end."""
     ranked = sorted(counts.items(), key=lambda entry: (entry[0] in last, -entry[1], entry[0]))
     texts = [f"{count} {op_type}" for op_type, count in ranked[:_MOST_TYPES]]
     if more := sum(count for _, count in ranked[_MOST_TYPES:]):
@@ -135,8 +138,9 @@ def _reused(cached: bool) -> str:
 
 
 def compiled_lines(result: BuildResult) -> Iterator[str]:
-    """``compiled for QNNExecutionProvider npu: 1 partition, nothing on the CPU, 23.8 MiB binary, SDK 2.51.0, 1.1 s``,
-    and a second line that names operators which stayed on the CPU.
+    """Yield the compilation result, and a second line with the operators left on the CPU.
+
+    ``compiled for QNNExecutionProvider npu: 1 partition, nothing on the CPU, 23.8 MiB binary, SDK 2.51.0, 1.1 s``
     """
     done = compile_result(result)
     if done is None:
@@ -155,12 +159,12 @@ def compiled_lines(result: BuildResult) -> Iterator[str]:
 
 
 def _short(version: str) -> str:
-    """``v2.51.0.260929181845`` without the number of the build."""
+    """Shorten ``v2.51.0.260929181845`` by its build number."""
     return ".".join(version.removeprefix("v").split(".")[:3])
 
 
 def _kept_on_cpu(done: CompileResult) -> str:
-    """``2 Gather, 1 Cast (/embed/Gather, /pool/Gather, /Cast_1)``; conversions last, as they follow from others."""
+    """Format ``2 Gather, 1 Cast (/embed/Gather, /pool/Gather, /Cast_1)``, with conversions last."""
     types = _operators(done.nodes_on_cpu, last=QDQ)
     nodes = sorted(done.cpu_nodes, key=lambda node: node.get("op_type") in QDQ)
     names = [node.get("name", "") for node in nodes[:_MOST_NAMES]]
@@ -170,8 +174,9 @@ def _kept_on_cpu(done: CompileResult) -> str:
 
 
 def validated_lines(result: BuildResult) -> Iterator[str]:
-    """``validated on QNNExecutionProvider npu: cosine 0.99998, largest error 0.01 (logits), on 3 random samples``, of a
-    model that was not quantized here; of a quantized one, another line says that.
+    """Yield the validation result of a model that this build did not quantize; quantized models have another line.
+
+    ``validated on QNNExecutionProvider npu: cosine 0.99998, largest error 0.01 (logits), on 3 random samples``
     """
     metrics = _validation(result)
     if metrics is None:
@@ -191,14 +196,14 @@ def validated_lines(result: BuildResult) -> Iterator[str]:
 
 
 def broken_lines(metrics: JsonObject) -> Iterator[str]:
-    """The figures of every output, of a validation that failed over its bounds; nothing for what failed otherwise."""
+    """Yield the metrics of every output if validation failed its thresholds; nothing for other failures."""
     outputs, broken = metrics.get("outputs"), metrics.get("broken")
     if isinstance(outputs, Mapping) and isinstance(broken, Mapping):
         yield from outputs_table(outputs, broken)
 
 
 def outputs_table(outputs: Mapping[str, Any], broken: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """A line for each output, the figures of its worst sample among them, and the bounds that are *broken*."""
+    """Yield a line per output, with the metrics of its worst sample and the *broken* thresholds."""
     if not outputs:
         return
     width = max(len("output"), *map(len, outputs))

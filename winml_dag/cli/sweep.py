@@ -1,4 +1,4 @@
-"""What ``build`` does with several builds at once: a sweep, several recipes, a folder or a pattern of them."""
+"""``build`` with several builds at once: a sweep, several recipes, a folder or a pattern of them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from winml_dag.recipe.sweep import Cell
     from winml_dag.store.remote.traffic import Traffic
 
-# More names than that in one line say nothing more.
+# Maximum names listed on one line.
 _MOST_NAMES = 4
 _MOST_NODES = 8
-# Options that do not belong into the command for one cell: how to go about it, and which cells there are.
+# Options that the command for a single cell omits: how to run, and which cells to choose.
 _NOT_OF_A_CELL = frozenset(
     {"filters", "shard", "retry_failed", "jobs", "memory", "keep_going", "rebuild", "verbose", "quiet", "format_"}
     | set(CLUSTER_OPTIONS)
@@ -43,7 +43,7 @@ _NOT_OF_A_CELL = frozenset(
 def say_sweep_up_to_date(
     recipes: Sequence[Path], request: Request, selection: Selection, cache_dir: Path, started: float
 ) -> bool:
-    """Whether there is nothing to do for the sweep that *recipes* are; then that is said."""
+    """Return whether the sweep of *recipes* has nothing to do. If so, print that."""
     words = None if selection.retry_failed else _words(recipes, request, selection)
     found = None if words is None else load_sweep_stamp(cache_dir, words)
     if found is None:
@@ -64,10 +64,10 @@ def build_sweep(
     how: BuildOptions,
     output: Output,
 ) -> int:
-    """Build the cells of a sweep that are *selected*, and tell of them; returns the exit code.
+    """Build the *selected* cells of a sweep, print the results and return the exit code.
 
     Raises:
-        WinmlDagError: as reading the sweep and running it do.
+        WinmlDagError: the errors of reading the sweep and running it.
     """
     from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
     from winml_dag.cli.sweepprogress import sweep_progress
@@ -119,9 +119,7 @@ def build_sweep(
 
 
 def exit_code(done: SweepDone) -> int:
-    """0 when all is there and every goal has a winner; that of the refusals where there is nothing but one kind; else
-    1.
-    """
+    """Return 0 if all cells exist and every goal has a winner, the errors' code if they are of one kind, else 1."""
     from winml_dag.errors import StageError
 
     missing = [cell for cell in done.cells if not cell.is_there and cell.trial_of is None]
@@ -138,7 +136,7 @@ class _Line:
 
 
 def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bool, verbose: bool) -> Iterator[_Line]:
-    """What there is to tell of a sweep: what failed or was refused, and why; what is left out; what its goals chose."""
+    """Yield what to print about a sweep: failed, rejected and skipped cells with reasons, and the goals' winners."""
     yield from _problems(done.cells, verbose=verbose)
     if not quiet:
         yield from _left_out(left_out)
@@ -157,10 +155,10 @@ def _gone(folders: Sequence[str]) -> Iterator[_Line]:
 
 
 def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
-    """Each problem once, with the cells that have it: what they share fails for all of them."""
+    """Yield each problem once, with the cells that have it: a failure in a shared stage affects all of them."""
     by_problem: dict[object, list[CellResult]] = {}
     for cell in cells:
-        # A trial that fails is no problem, but an answer, which its search tells.
+        # A failed trial is no problem but a result, which its search reports.
         if cell.status in FAILED and cell.trial_of is None:
             by_problem.setdefault((cell.why, cell.failure), []).append(cell)
     for same in by_problem.values():
@@ -187,7 +185,7 @@ def _left_out(cells: Sequence[Cell]) -> Iterator[_Line]:
 
 
 def _measured(cells: Sequence[CellResult]) -> Iterator[_Line]:
-    """What could not be measured, each reason once."""
+    """Yield what could not be measured, each reason once."""
     by_reason: dict[tuple[str, str], list[CellResult]] = {}
     for cell in cells:
         for what, measured in (("perf", cell.perf), ("eval", cell.eval)):
@@ -207,7 +205,10 @@ def _names(cells: Sequence[Cell | CellResult]) -> str:
 
 
 def _total(done: SweepDone, left_out: int, seconds: float) -> str:
-    """``40 cells in 92 s: 38 built, 1 failed, 1 left out; 163 stages run, 77 shared or found; saved about 5 min.``"""
+    """Format the totals of a sweep.
+
+    ``40 cells in 92 s: 38 built, 1 failed, 1 left out; 163 stages run, 77 shared or found; saved about 5 min.``
+    """
     of_sweep = [cell for cell in done.cells if cell.trial_of is None]
     numbers = [(sum(cell.status is status for cell in of_sweep), str(status)) for status in CellStatus]
     trials = len(done.cells) - len(of_sweep)
@@ -222,7 +223,7 @@ def _total(done: SweepDone, left_out: int, seconds: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """``0.42 s``, ``92 s``, ``5 min``, ``2 h 05 min``."""
+    """Format ``0.42 s``, ``92 s``, ``5 min``, ``2 h 05 min``."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     if seconds < 120:
@@ -232,8 +233,9 @@ def time_text(seconds: float) -> str:
 
 
 def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:
-    """Print exactly one JSON object to stdout: what ``sweep.json`` holds, the names of cells that are not there, and
-    what went between here and remotes.
+    """Print exactly one JSON object to stdout.
+
+    It has the contents of ``sweep.json``, the names of missing cells, and the traffic with remotes.
     """
     from winml_dag.cli.remotes import traffic_json
     from winml_dag.pipeline.sweep.codec import encode
@@ -244,8 +246,9 @@ def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:
 
 
 def _is_settled(done: SweepDone) -> bool:
-    """Whether there is nothing left to try again, and nothing that could change unseen: data that cells are measured on
-    is looked at where measuring is planned, and nowhere else.
+    """Return whether there is nothing to retry, and nothing that could change unnoticed.
+
+    Data that cells are measured on is checked only where measurements are planned.
     """
     failed = any(each is not None and each.error for cell in done.cells for each in (cell.perf, cell.eval))
     return not failed and not done.has_data
@@ -256,7 +259,7 @@ def _words(recipes: Sequence[Path], request: Request, selection: Selection) -> s
 
 
 def goal_lines(goal: GoalResult) -> Iterator[str]:
-    """One line for the winner or for why there is none, and one for its search."""
+    """Yield a line on the winner or the reason for none, and one on the search."""
     of = ", ".join(f"{axis} {label}" for axis, label in goal.group.items())
     which = f"smallest {goal.minimize}" if goal.minimize != "size" else "smallest"
     whose = f"{f' of {of}' if of else ''} ({which})"

@@ -1,4 +1,4 @@
-"""What ``plan`` tells of a sweep: a line for each cell, what all of them are as one graph, and the jobs of a CI."""
+"""The output of ``plan`` for a sweep: a line per cell, totals of the combined graph, and the jobs for a CI."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from winml_dag.store.store import Store
 
 
-# More names than that in one line say nothing more.
+# Maximum names listed on one line.
 _MOST_NAMES = 4
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How a sweep is looked at: as it would be with so many *jobs*."""
+    """How to plan a sweep. *jobs*: the number of parallel jobs to assume."""
 
     jobs: int
     rebuild: bool
@@ -39,7 +39,7 @@ class PlanOptions:
 
 
 def look_at_sweep(sweep: Sweep, cells: Sequence[Cell], request: Request, store: Store, options: PlanOptions) -> int:
-    """Tell what `build` would do with *cells* of *sweep* under the options of *request*; returns the exit code."""
+    """Print what `build` would do with *cells* of *sweep* under the options of *request*, and return the exit code."""
     asked = tuple(requests_of(sweep, cells, request))
     planned = plan_each(asked, store, download=False, needs_folder=False)
     capacity = Capacity(options.jobs, memory_for_runs())
@@ -55,7 +55,10 @@ def look_at_sweep(sweep: Sweep, cells: Sequence[Cell], request: Request, store: 
 
 
 def requests_of(sweep: Sweep, cells: Sequence[Cell], request: Request) -> Iterator[tuple[str, Request]]:
-    """By name, what builds each of *cells* that is not left out; without a folder for them, as with ``--use-cache``."""
+    """Yield name and request of each of *cells* that is not skipped.
+
+    Without a folder, requests are as with ``--use-cache``.
+    """
     folder = request.output_dir or sweep.output_dir
     for cell in cells:
         if cell.left_out:
@@ -80,7 +83,7 @@ def _cell_lines(cells: Sequence[Cell], foreseen: Foreseen) -> Iterator[str]:
 
 
 def _error_lines(foreseen: Foreseen) -> Iterator[str]:
-    """Each reason once, with the cells that are refused for it."""
+    """Yield each reason once, with the cells that are rejected for it."""
     cells: dict[str, list[str]] = {}
     for label, error in foreseen.errors.items():
         cells.setdefault(str(error), []).append(label)
@@ -89,7 +92,7 @@ def _error_lines(foreseen: Foreseen) -> Iterator[str]:
 
 
 def _exit_code(foreseen: Foreseen) -> int:
-    """0 when all can be built; that of the refusals where there is nothing else and they are of one kind; else 1."""
+    """Return 0 if everything can be built, the errors' code if all cells fail with the same code, otherwise 1."""
     if not foreseen.errors:
         return 0
     codes = {error.exit_code for error in foreseen.errors.values()}
@@ -97,7 +100,7 @@ def _exit_code(foreseen: Foreseen) -> int:
 
 
 def _graph_lines(foreseen: Foreseen) -> Iterator[str]:
-    """``2 builds = 14 stages (16 one by one), 2 exports, 4 cached, about 0:52 left.``, and what stages these are."""
+    """Yield ``2 builds = 14 stages (16 one by one), 2 exports, 4 cached, about 0:52 left.``, and counts per stage."""
     census = foreseen.census
     if not census.builds:
         if not foreseen.errors:
@@ -117,7 +120,7 @@ def _graph_lines(foreseen: Foreseen) -> Iterator[str]:
 
 
 def _uncounted(sweep: Sweep) -> Iterator[str]:
-    """What a run does besides building, if anything: what that takes nobody knows before."""
+    """Yield a line about the work of a run besides building, whose duration cannot be predicted."""
     more = [f"{' and '.join(sweep.measure)} of each cell"] if sweep.measure else []
     more += ["trials of the search"] if sweep.search else []
     if more:
@@ -134,7 +137,7 @@ def _time(foreseen: Foreseen) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``0:52``, ``12:05``, ``1:02:10``."""
+    """Format *seconds* as ``0:52``, ``12:05`` or ``1:02:10``."""
     minutes, rest = divmod(max(1, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -174,8 +177,9 @@ def _cell_json(cell: Cell, foreseen: Foreseen) -> JsonObject:
 
 
 def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) -> dict[str, list[JsonObject]]:
-    """The matrix of a CI that builds *cells*, in *number* shards or each by itself: what ``fromJSON`` of GitHub's
-    actions takes. *words*: the options of this run, which each of the jobs has as well.
+    """Return the CI matrix that builds *cells*, in *number* shards or one job per cell.
+
+    The format is the input of ``fromJSON`` in GitHub Actions. *words*: the options of this run, which each job repeats.
     """
     built = [cell for cell in cells if not cell.left_out]
     if number is None:
@@ -203,7 +207,7 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
 
 
 def azure_matrix(jobs: Sequence[JsonObject]) -> dict[str, dict[str, str]]:
-    """*jobs* of :func:`job_matrix` as Azure Pipelines takes them: by a name of letters and digits, with texts alone."""
+    """Convert *jobs* of :func:`job_matrix` for Azure Pipelines: alphanumeric job names, and only text values."""
     return {
         f"job_{place}": {name: str(value) for name, value in job.items() if name != "values"}
         for place, job in enumerate(jobs, 1)

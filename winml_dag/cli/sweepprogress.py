@@ -1,8 +1,8 @@
-"""What is going on in a sweep, while it goes on: a live table on a terminal, plain lines everywhere else.
+"""Sweep progress: a live table on a terminal, plain lines everywhere else.
 
-Cells are what its user counts in, and there may be thousands of stages: so what is shown is how many cells are done and
-how long the rest will take, what runs just now, and every failure once, as it happens. A stage that many cells share is
-called by the first of them.
+Users count in cells, and a sweep may have thousands of stages. So the display shows how many cells are done, the time
+left, what is running, and each failure once, when it happens. A stage shared by several cells is named after the first
+of them.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ if TYPE_CHECKING:
 
     from winml_dag.engine.eta import Eta
 
-# Between two lines that say how far it all is: few enough for the log of a night, often enough for who waits.
+# Interval between two lines of total progress: sparse enough for the log of a night, frequent enough for a waiting
+# user.
 _SECONDS_BETWEEN_LINES = 30.0
-# What is left is worked out anew after that, and never for more than so small a part of the time.
+# The time left is recomputed at this interval, and takes at most this share of the total time.
 _SECONDS_BETWEEN_FORECASTS = 1.0
 _SHARE_OF_FORECASTS = 0.02
 _GIB = 1 << 30
-# As many rows as leave room on a small terminal; of failures the last ones, all are told of at the end.
+# Rows that fit on a small terminal. Only the last failures are shown; the end of the run lists all of them.
 _MOST_RUNNING = 12
 _MOST_FAILED = 5
 
 
 @contextmanager
 def sweep_progress(quiet: bool, to_stderr: bool, cells: Sequence[str]) -> Iterator[Watcher]:
-    """One for a run that begins with building *cells*. *to_stderr* keeps stdout free for a JSON result."""
+    """Yield a watcher for a run that starts with building *cells*. *to_stderr* keeps stdout free for a JSON result."""
     if quiet:
         yield SilentWatcher()
         return
     stream = sys.stderr if to_stderr else sys.stdout
-    on_terminal = stream is not None and stream.isatty()  # None when it is closed, or for a program without a console
+    on_terminal = stream is not None and stream.isatty()  # None when it is closed, or in a program without a console
     shown = SweepTable(to_stderr=to_stderr) if on_terminal else SweepLines(to_stderr=to_stderr)
     shown.phase("building", cells)
     try:
@@ -62,7 +63,7 @@ def sweep_progress(quiet: bool, to_stderr: bool, cells: Sequence[str]) -> Iterat
 
 @dataclass(frozen=True)
 class _Stage:
-    """One that runs. ``since`` is of ``time.monotonic``; ``seconds``: what it is expected to take."""
+    """A running stage. ``since``: start time (``time.monotonic``). ``seconds``: its estimated duration."""
 
     cell: str
     name: str
@@ -78,7 +79,7 @@ class _Stage:
 
 @dataclass
 class _State:
-    """Where a sweep stands: changed by the thread that runs it, read by the one that shows it."""
+    """The state of a sweep. The running thread changes it, the display thread reads it."""
 
     doing: str = ""
     cells: frozenset[str] = frozenset()
@@ -99,13 +100,13 @@ class _State:
         self.running[node.id] = _Stage(cell, name, time.monotonic(), seconds, progress)
 
     def end(self, result: StageResult) -> str | None:
-        """What is to be told of it, if it failed."""
+        """Record the end of a stage, and return the line to print if it failed."""
         self.running.pop(result.node.id, None)
         self.stages[result.status] += 1
         return self._fail(f"{result.node.id}: {result.error}") if result.status is Status.FAILED else None
 
     def settle(self, name: str, status: CellStatus, why: str) -> str | None:
-        """What is to be told of a cell that no stage of its own has said."""
+        """Record the end of a cell, and return the line to print unless one of its stages reported the failure."""
         self.done[name] = status
         said = status is CellStatus.FAILED and any(why.endswith(line.partition(": ")[2]) for line in self.failed)
         return None if said or status not in (CellStatus.FAILED, CellStatus.REFUSED) else self._fail(f"{name}: {why}")
@@ -115,14 +116,14 @@ class _State:
         return line
 
     def counts(self) -> str:
-        """``building 12 of 40 cells: 10 built, 2 failed``."""
+        """Format ``building 12 of 40 cells: 10 built, 2 failed``."""
         numbers = Counter(self.done.copy().values())
         told = ", ".join(f"{numbers[status]} {status}" for status in CellStatus if numbers[status])
         noun = "cell" if len(self.cells) == 1 else "cells"
         return f"{self.doing} {len(self.done)} of {len(self.cells)} {noun}{': ' if told else ''}{told}"
 
     def more(self) -> Iterator[str]:
-        """What else there is to say in a few words: stages, time, memory."""
+        """Yield short texts on stages, time and memory."""
         stages = self.stages.copy()
         if told := [f"{stages[status]} {status}" for status in (Status.RAN, Status.REUSED) if stages[status]]:
             yield f"stages: {', '.join(told)}"
@@ -144,7 +145,7 @@ class _State:
 
 
 class _SweepProgress:
-    """What a run tells goes into a state; what is shown of it, and how, is for who is one of these."""
+    """Collects the callbacks of a run in a state. Subclasses display it."""
 
     def __init__(self) -> None:
         self._state = _State()
@@ -172,17 +173,17 @@ class _SweepProgress:
         self._failed(self._state.end(result))
 
     def _begin(self) -> None:
-        """A stage has started; the first one, or another."""
+        """Called when a stage starts, the first one or another."""
         raise NotImplementedError
 
     def _failed(self, line: str | None) -> None:
-        """Something has ended, with *line* to be told if it failed."""
+        """Called when a stage or cell ends. *line*: the message to print if it failed."""
 
 
 class SweepLines(_SweepProgress):
-    """For logs and CI: every failure as it happens, and once in a while how far it all is.
+    """Lines for logs and CI: each failure when it happens, and the total progress periodically.
 
-    These are written by a thread, begun with the first stage; :meth:`stop` ends it.
+    A thread, started with the first stage, writes the progress; :meth:`stop` ends it.
     """
 
     def __init__(self, *, to_stderr: bool, every_seconds: float = _SECONDS_BETWEEN_LINES) -> None:
@@ -200,7 +201,7 @@ class SweepLines(_SweepProgress):
         self._ticker.start()
 
     def tell(self) -> None:
-        """Write how far it all is."""
+        """Write the total progress."""
         self._say(f"{'; '.join([self._state.counts(), *self._state.more()])}.")
 
     def stop(self, *, finished: bool) -> None:  # noqa: ARG002 - what was said stays in any case
@@ -216,14 +217,14 @@ class SweepLines(_SweepProgress):
 
 
 class SweepTable(_SweepProgress):
-    """A table that is redrawn while stages run, and goes when all has ended: then what became of the cells is told."""
+    """A table that is redrawn while stages run and removed at the end, when the results of the cells are printed."""
 
     def __init__(self, *, to_stderr: bool, console: Console | None = None) -> None:
         super().__init__()
         self._shown = Redrawn(self._drawn, to_stderr=to_stderr, console=console)
 
     def stop(self, *, finished: bool) -> None:
-        """Take the table away; of a run that has not *finished*, how far it came stays."""
+        """Remove the table. If the run has not *finished*, the last progress stays."""
         self._state.running.clear()
         self._shown.stop(keep=not finished)
 
@@ -252,7 +253,7 @@ def _table(running: Sequence[_Stage]) -> RenderableType:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
-    # Where there is little room, the first and the last give way, and neither is ever broken into lines.
+    # On a narrow terminal the first and last columns shrink. The columns between them never wrap.
     table.add_column()
     table.add_column(no_wrap=True, style="yellow")
     table.add_column(no_wrap=True, justify="right")
@@ -266,7 +267,7 @@ def _table(running: Sequence[_Stage]) -> RenderableType:
 
 
 def _failures(failed: Sequence[str]) -> Iterator[Text]:
-    """A line for each of the last ones."""
+    """Yield a line for each of the last failures."""
     from rich.text import Text
 
     if len(failed) > _MOST_FAILED:
@@ -276,7 +277,7 @@ def _failures(failed: Sequence[str]) -> Iterator[Text]:
 
 
 def _parted(node_id: str, cells: frozenset[str]) -> tuple[str, str]:
-    """The name of the cell that *node_id* begins with, and what follows; both may have a ``/`` in them."""
+    """Split *node_id* into the name of its cell and the rest. Both may contain a ``/``."""
     at = node_id.rfind("/")
     while at > 0 and node_id[:at] not in cells:
         at = node_id.rfind("/", 0, at)
@@ -288,5 +289,5 @@ def _left(seconds: float) -> str:
 
 
 def _rough(seconds: float) -> str:
-    """As exact as anybody reads it while it changes: ``4.2 s``, ``38 s``, ``5 min``."""
+    """Round to the precision that is readable while it changes: ``4.2 s``, ``38 s``, ``5 min``."""
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 100 else duration_text(seconds)

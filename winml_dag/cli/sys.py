@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.assess.host import Host
     from winml_dag.pipeline.detect_devices import DetectedDevices, Device, ProviderFound
 
-# Whose versions decide what comes out; the other builds of onnxruntime are told when they are there.
+# Packages whose versions affect the output. Other builds of onnxruntime are listed if installed.
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript", "numpy", "torch", "transformers")
 _FORMATS = ("text", "json", "compact")
 
@@ -154,7 +154,7 @@ def _device_line(device: Device, drivers: list[ProviderFound]) -> str:
 
 
 def _compact(found: DetectedDevices, parts: list[str]) -> Iterator[str]:
-    """One line for each part, for a look and for scripts."""
+    """Yield one line per part, for a quick overview and for scripts."""
     aliases = " ".join(each.ep.alias for each in found.providers if each.is_available)
     devices = " ".join(dict.fromkeys(device.type for device in found.drivers()))
     if parts:

@@ -1,6 +1,6 @@
-"""The progress of transfers: a line every ten seconds, which a live table prints above itself.
+"""Progress of transfers: a line every ten seconds, which a live table prints above itself.
 
-The thread that moves the bytes writes it, so no thread of its own is needed.
+The thread that transfers the bytes writes the line, so no extra thread is needed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from winml_dag.cli.plaintext import echo
 
-# What is done sooner needs no word; after that as often as a stage tells how far it is.
+# Shorter transfers print nothing; longer ones as often as the progress of a stage.
 _SECONDS_TO_FIRST_LINE = 2.0
 _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Transfers:
-    """Told of bytes by several threads. *clock* tells seconds, *say* takes a line."""
+    """Receives byte counts from several threads. *clock* returns seconds, *say* prints a line."""
 
     def __init__(self, say: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._say = say or _say
@@ -28,7 +28,7 @@ class Transfers:
         self._last: dict[str, float] = {}
 
     def received(self, count: int) -> None:
-        """*count* more bytes of blobs have come."""
+        """Record that *count* more bytes of blobs have arrived."""
         with self._lock:
             self._received += count
             if self._is_due("fetched"):
@@ -37,7 +37,7 @@ class Transfers:
                 self._say(f"remote: {size_text(self._received)} fetched so far")
 
     def waits(self, gone: int, everything: int) -> None:
-        """The build has ended, and waits for what still has to go."""
+        """Record that the build has finished and waits for uploads."""
         with self._lock:
             if gone < everything and self._is_due("put"):
                 from winml_dag.store.quantities import size_text
@@ -46,7 +46,7 @@ class Transfers:
 
     def _is_due(self, what: str) -> bool:
         now = self._clock()
-        # After a pause it is another transfer, which may be done as soon as the first.
+        # A transfer after a pause counts as a new one, which may again be short.
         if now - self._last.get(what, now - _SECONDS_BETWEEN_LINES) > _SECONDS_TO_FIRST_LINE:
             self._due[what] = now + _SECONDS_TO_FIRST_LINE
         self._last[what] = now

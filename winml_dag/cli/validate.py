@@ -1,4 +1,4 @@
-"""``winml-dag validate``: run a finished model and hold it against the one that it was made from."""
+"""``winml-dag validate``: run a finished model and compare it with the one that it was made from."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _validate(options: Mapping[str, Any], how: How) -> tuple[ValidationPlan, Mea
 
 
 def request_of(options: Mapping[str, Any]) -> ValidationRequest:
-    """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
+    """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.validate import ValidationRequest
     from winml_dag.recipe.assessment import Validate
     from winml_dag.recipe.load import load_recipe

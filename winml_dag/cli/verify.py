@@ -1,4 +1,4 @@
-"""``winml-dag verify``: whether an output folder is as its build left it."""
+"""``winml-dag verify``: whether an output folder is unchanged since its build."""
 
 from __future__ import annotations
 

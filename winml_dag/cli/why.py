@@ -1,4 +1,4 @@
-"""``winml-dag why``: the whole reason of the decision about one stage, or about each that would run."""
+"""``winml-dag why``: the complete reason for the decision about one stage, or about every stage that would run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from winml_dag.engine.graph import Graph
     from winml_dag.pipeline.buildresult import StageView
 
-# Files of one input that get a line each.
+# Maximum files of one input that are listed on separate lines.
 _MOST_FILES = 20
 
 
@@ -56,7 +56,7 @@ def _running(views: Sequence[StageView]) -> list[StageView]:
 def _explanation(
     view: StageView, by_id: Mapping[str, StageView], graph: Graph, *, all_are_shown: bool
 ) -> Iterator[str]:
-    """What would become of a stage, and below it, indented, all that is known of why."""
+    """Yield the outcome of a stage, followed by the indented reasons."""
     yield f"{view.id}: {FORESEEN[view.status]}"
     if view.result is None:
         yield f"  {view.reason}"
@@ -82,7 +82,7 @@ def _explanation(
 
 
 def _reason_lines(reason: Reason) -> Iterator[str]:
-    """The reason with a line for each thing that differs."""
+    """Yield the reason, with one line per difference."""
     if reason.nearest is not None and reason.kind == "first build":
         yield f"never built like this; nearest is {reason.nearest.name}:"
         yield from (f"  {line}" for change in reason.nearest.changes for line in change.lines(_MOST_FILES))
@@ -94,7 +94,7 @@ def _reason_lines(reason: Reason) -> Iterator[str]:
 
 
 def _origins(result: StageResult, by_id: Mapping[str, StageView], graph: Graph) -> Iterator[str]:
-    """Which stage gave an input that changed, and when."""
+    """Yield the stage that produced each changed input, and when it ran."""
     for change in result.reason.changes:
         maker = graph.makers.get(result.node.inputs.get(change.name, "")) if change.kind == "input" else None
         made = None if maker is None else by_id[maker.id].result

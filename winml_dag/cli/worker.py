@@ -44,6 +44,6 @@ def command(
         echo(f"Working at {address} for {scheduler}: {report.summary}, process {os.getpid()}.")
 
     folder = cache_dir or default_cache_dir()
-    Store(folder)  # makes the folder, by which builds recognise workers that use theirs
+    Store(folder)  # creates the folder, by which builds recognize workers that share it
     serve(scheduler, folder, partial(Report.here, folder, places, memory, tags), name, began)
     return 0

@@ -1,4 +1,4 @@
-"""What the files of one build say that belongs into a report: its manifest, and the reports of perf and eval."""
+"""What a report takes from the files of one build: its manifest, and the reports of perf and eval."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from winml_dag.report.row import Accuracy, Latency, Placement, Quality, Row, Siz
 from winml_dag.stages.evaluate import METRICS
 from winml_dag.store.quantities import counted
 
-# The value of a tool that is known by its content, not by a version.
+# The version of a tool that is identified by its content.
 _DIGESTS = ("xxh3-128:", "sha256:")
-# What the notice of perf on an emulated device says, in all of its versions.
+# Part of perf's notice on an emulated device, in all versions.
 _EMULATED = "emulated"
 
 
 def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
-    """The row of the build of which *manifest* lies in *folder*, with all that it says."""
+    """Return the complete row of the build whose *manifest* is in *folder*."""
     told, components = manifest.told, tuple(manifest.told.components)
     stages = [_Stage.of(stage, components) for stage in told.stages]
     done = [stage for stage in stages if stage.told.is_done]
@@ -73,14 +73,14 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
 
 
 def _model(told: BuildManifest, done: Sequence[_Stage]) -> str:
-    """With the module, where only that was built: each of them is a model of its own."""
+    """Return the model's name, with the module if only that was built: each module is a model of its own."""
     modules = (stage.told.settings.loader.module_path for stage in _done(done, "export"))
     return " ".join(part for part in (told.model_id, next(modules, "")) if part)
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """One stage of a manifest, and what a report has of it."""
+    """One stage of a manifest, and the data that a report uses."""
 
     told: Stage
     run: StageRun
@@ -108,7 +108,7 @@ class _Stage:
 
 
 def _why_skipped(stages: Iterable[_Stage], name: str, otherwise: str) -> str:
-    """Why no stage of that *name* has a result."""
+    """Return why no stage called *name* has a result."""
     return next((stage.told.reason for stage in stages if stage.told.name == name and stage.told.reason), otherwise)
 
 
@@ -117,7 +117,7 @@ def _done(stages: Iterable[_Stage], name: str) -> list[_Stage]:
 
 
 def _last_of_each(stages: Iterable[_Stage], name: str) -> list[_Stage]:
-    """Of each component the last: a second quantization tells of the model that came out."""
+    """Return the last stage of each component: a second quantization describes the final model."""
     return list({stage.component: stage for stage in _done(stages, name)}.values())
 
 
@@ -127,7 +127,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 
 def _size(manifest: Manifest, done: Sequence[_Stage]) -> tuple[Size | None, str]:
-    """Each content once, however often it lies there."""
+    """Return the size of the model and the folder. Files of equal content count once."""
     folder = sum({file.digest: file.size for file in manifest.files}.values())
     shipped = {file.digest: (file.size, file.name) for stage in _done(done, "finalize") for file in stage.told.files}
     if not shipped:
@@ -141,7 +141,7 @@ def _size(manifest: Manifest, done: Sequence[_Stage]) -> tuple[Size | None, str]
 
 
 def _quality(stages: Sequence[_Stage]) -> tuple[Quality | None, str]:
-    """Of several components, that of the one that is farthest from its float model."""
+    """Return the quality; of several components, that of the one farthest from its float model."""
     validated = _done(stages, "validate")
     found = [quality for stage in validated if (quality := _quality_of(stage.told)) is not None]
     if found:
@@ -155,7 +155,7 @@ def _quality_of(stage: Stage) -> Quality | None:
     told, bound = stage.metrics.quality, stage.metrics.min_cosine
     if told is None:
         return None
-    # It has a record, so it kept all of its bounds.
+    # It has a record, so it passed all thresholds.
     return Quality(**dict(told), bound=bound, passed=None if bound is None else True)
 
 
@@ -171,7 +171,7 @@ def _placement(stages: Sequence[_Stage]) -> tuple[Placement | None, str]:
 
 
 def _when_loaded(stages: Sequence[_Stage]) -> str:
-    """Where the nodes of a model that is not compiled ran when it was validated; of the CPU there is nothing to say."""
+    """Return where the nodes of an uncompiled model ran during validation; empty if on the CPU."""
     assigned: Counter[str] = Counter()
     for stage in _done(stages, "validate"):
         for provider, by_type in stage.told.metrics.assigned_nodes.items():
@@ -181,7 +181,7 @@ def _when_loaded(stages: Sequence[_Stage]) -> str:
 
 
 def _versions(done: Iterable[_Stage]) -> dict[str, str]:
-    """By tool; where stages were made with different ones, all of them."""
+    """Return versions per tool; all of them if stages ran with different ones."""
     found: dict[str, set[str]] = {}
     for stage in done:
         for name, version in stage.told.toolchain.items():
@@ -201,15 +201,15 @@ def _digest(stage: _Stage) -> str:
 
 
 def _alias(provider: str) -> str:
-    """As users write it."""
+    """Return the name that users write."""
     try:
         return find_ep(provider).alias if provider else ""
-    except UsageError:  # of a version that knows more of them
+    except UsageError:  # from a version that supports more providers
         return provider
 
 
 def latency_of(perf: Measured | None, *, is_through: bool = True) -> tuple[Latency | None, str]:
-    """What perf measured; or None, and why there is nothing. *is_through*: the run came to its end."""
+    """Return the latency that perf measured, or None and the reason. *is_through*: the run was completed."""
     if perf is None:
         return None, _not_measured("perf", is_through)
     if perf.error:
@@ -237,7 +237,10 @@ def latency_of(perf: Measured | None, *, is_through: bool = True) -> tuple[Laten
 def accuracy_of(
     found: Measured | None, goals: Iterable[GoalResult] = (), *, is_through: bool = True
 ) -> tuple[Accuracy | None, str]:
-    """The same of eval, and of a task its most telling metric. The bound is that of *goals*."""
+    """Return the accuracy that eval measured, or None and the reason.
+
+    For a task it is the most significant metric. The bound comes from *goals*.
+    """
     if found is None:
         return None, _not_measured("eval", is_through)
     if found.error:
@@ -250,7 +253,7 @@ def accuracy_of(
     value, reference = metric.candidate.value, metric.reference.value
     if value is None:
         return None, f"{name} is not defined on these samples"
-    # All metrics of eval are better when they are higher.
+    # For all metrics of eval, higher is better.
     drop = None if reference is None else reference - value
     bound = _bound("accuracy_drop", goals)
     return Accuracy(
@@ -270,7 +273,7 @@ def accuracy_of(
 
 
 def quality_of(found: Measured | None) -> Quality | None:
-    """The worst of all outputs, where eval compared them with those of the float model."""
+    """Return the worst quality of all outputs, if eval compared them with those of the float model."""
     if found is None:
         return None
     told = EvalReport.model_validate(found.report)
@@ -292,7 +295,7 @@ def quality_of(found: Measured | None) -> Quality | None:
 
 
 def held_to(quality: Quality, goals: Iterable[GoalResult]) -> Quality:
-    """*quality* with the bound of *goals*, where that asks for more than validate did."""
+    """Return *quality* with the bound of *goals*, if that is stricter than validate's."""
     bound = _bound("cosine", goals)
     if bound is None or quality.cosine is None or (quality.bound is not None and quality.bound >= bound):
         return quality
@@ -314,7 +317,7 @@ def _interval(metric: MetricReport) -> tuple[float, float] | None:
 
 
 def _bound(measure: str, goals: Iterable[GoalResult]) -> float | None:
-    """The first that a goal has for *measure*, such as ``<=0.01``."""
+    """Return the first bound that a goal sets on *measure*, such as ``<=0.01``."""
     for goal in goals:
         try:
             return float(goal.subject_to[measure].lstrip("<>= "))

@@ -1,4 +1,4 @@
-"""A report of everything that lies in some folders: sweeps, shards of sweeps, and builds; a row for each build."""
+"""Collects a report from folders: sweeps, shards of sweeps, and builds, with one row per build."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from winml_dag.report.row import Report, Row
 K = TypeVar("K")
 V = TypeVar("V")
 
-# Of builds that no sweep names, a notice names so many.
+# Maximum builds outside any sweep that notices name.
 _MOST_NAMED = 5
 
 
 def collect(folders: Sequence[Path]) -> Report:
-    """The report of all that lies in *folders* and below.
+    """Return the report on everything in *folders* and below.
 
-    Sweeps of one name with the same axes are shards: each cell is told as that one tells it which built it. What is
-    damaged or not ours is told in ``notices``.
+    Sweeps with the same name and axes are shards: each cell's result comes from the shard that built it. Damaged and
+    foreign files are reported in ``notices``.
 
     Raises:
-        InputError: for a folder that is not there, and when no build or sweep lies in any.
+        InputError: for a folder that does not exist, and when none contains a build or sweep.
     """
     found = [find(folder) for folder in folders]
     notices = [notice for each in found for notice in each.notices]
@@ -63,7 +63,7 @@ def collect(folders: Sequence[Path]) -> Report:
 
 
 def _row_of(build: FoundBuild) -> Row:
-    """The row of a build outside of a sweep."""
+    """Return the row of a build outside a sweep."""
     row = row_of_build(build.name, build.manifest, build.folder)
     not_measured = "nothing was measured: a sweep does that, with measure: [perf, eval]"
     missing = {**row.missing, "latency": not_measured, "accuracy": not_measured}
@@ -94,20 +94,20 @@ def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]
 
 
 def _folders(sweep: Joined) -> Iterator[str]:
-    """All folders that may belong to it: those of its cells in each of its parts, and where winners were put."""
+    """Yield all folders that may belong to the sweep: those of its cells in each shard, and those of its winners."""
     for top in sweep.folders:
         yield from (place_of(_folder_of(cell, top)) for cell in sweep.result.cells)
         yield from (place_of(top / goal.folder) for goal in sweep.result.goals if goal.folder)
 
 
 def _outside(folder: Path) -> FoundBuild | None:
-    """The build in a cell's folder that is not below the sweep's."""
+    """Return the build in a cell's folder that is not below the sweep's."""
     manifest = read_manifest(folder)
     return None if manifest is None else FoundBuild(folder, folder.name, manifest)
 
 
 def _agreed(pairs: Iterable[tuple[K, V]]) -> dict[K, V]:
-    """The value of each key that has only one."""
+    """Return the value of each key that has only one."""
     found: dict[K, set[V]] = defaultdict(set)
     for key, value in pairs:
         found[key].add(value)
@@ -115,7 +115,7 @@ def _agreed(pairs: Iterable[tuple[K, V]]) -> dict[K, V]:
 
 
 def _with_free_names(sweep: Joined, taken: set[str]) -> Joined:
-    """*sweep* with names of cells that no other sweep has."""
+    """Return *sweep* with cell names that no other sweep uses."""
     return sweep.named({cell.name: _free(cell.name, sweep.result.name, taken) for cell in sweep.result.cells})
 
 
@@ -155,7 +155,7 @@ def _report(found: Sequence[Found], sweeps: Sequence[SweepResult], rows: tuple[R
 
 
 def _unnamed(builds: Sequence[FoundBuild]) -> Iterator[str]:
-    """What to know of builds within the folder of a sweep that are none of its cells."""
+    """Yield notices on builds within the folder of a sweep that are none of its cells."""
     for build in builds[:_MOST_NAMED]:
         yield f"{build.folder} has a build that is no cell of the sweep: it is left out."
     if len(builds) > _MOST_NAMED:
@@ -168,7 +168,7 @@ def _nothing(folders: Sequence[Path], notices: Sequence[str]) -> str:
 
 
 def place_of(folder: Path) -> str:
-    """What tells whether two paths name one folder."""
+    """Return a normalized path, equal for two paths of the same folder."""
     return os.path.normcase(os.path.abspath(folder))  # noqa: PTH100 - links stay what they are
 
 
@@ -177,9 +177,9 @@ def _is_below(folder: Path, top: str) -> bool:
     return place == top or place.startswith(top + os.sep)
 
 
-# The parts of a row that may be None, each for a reason.
+# The parts of a row that may be None, each with a reason.
 _PARTS = ("size", "latency", "quality", "accuracy", "placement", "nodes_quantized")
-# Axes whose labels say more to their user than what they came to.
+# Axes whose labels are more useful than their resolved values.
 _MODEL, _PRECISION, _AUTO = "model", "precision", "auto"
 _TARGETS = ("ep", "device", "target")
 
@@ -187,10 +187,10 @@ _TARGETS = ("ep", "device", "target")
 def _row_of_cell(
     cell: CellResult, folder: Path, built: Row | None, sweep: SweepResult, model: str, target: tuple[str, str]
 ) -> Row:
-    """The row of *cell* of *sweep*, whose output folder is *folder*; *built* is what the manifest there says, and None
-    without one.
+    """Return the row of *cell* of *sweep*, with the output folder *folder*.
 
-    *model*, *target*: what is known of the model, and of the provider and device, of a cell that has none.
+    *built* is the row of the manifest there, None without one. *model*, *target*: the model, and the provider and
+    device, inferred for a cell without a manifest.
     """
     told = built if cell.is_there else None
     is_through = not sweep.interrupted
@@ -238,12 +238,12 @@ def _failed(tried: Measured | None) -> bool:
 
 
 def _folder_of(cell: CellResult, sweep: Path) -> Path:
-    """Where *cell* of the sweep in *sweep* lies, as its user would write it."""
+    """Return the folder of *cell* of the sweep in *sweep*, as a user would write it."""
     return Path(os.path.normpath(sweep / cell.folder))
 
 
 def _again(folder: Path) -> str:
-    """What builds the same, from the recipe that every build leaves beside its model."""
+    """Return a command that repeats the build, from the recipe that every build writes next to its model."""
     config = folder / BUILD_CONFIG
     if not config.exists():
         return ""
@@ -256,7 +256,7 @@ def _label(cell: CellResult, axis: str) -> str:
 
 
 def _why(cell: CellResult, built: Row | None, folder: Path) -> str:
-    """Why nothing is known of *cell*; of one that is there, of its folder."""
+    """Return why *cell* has no result; for an existing cell, what is wrong with its folder."""
     if cell.is_there:
         return "" if built is not None else f"{folder} has no manifest any more; build the cell again"
     if cell.failure is not None:
@@ -266,20 +266,22 @@ def _why(cell: CellResult, built: Row | None, folder: Path) -> str:
 
 
 def _goal_name(goal: GoalResult) -> str:
-    """``latency of bert, npu``."""
+    """Format ``latency of bert, npu``."""
     group = ", ".join(goal.group.values())
     return f"{goal.minimize} of {group}" if group else goal.minimize
 
 
 def _model_of(cell: CellResult, known: Mapping[tuple[tuple[str, str], ...], str]) -> str:
-    """The model of a cell that has no manifest: that of all cells that differ only in what is made of it. Its own name
-    where these have several, as of recipes that are built together without a matrix.
+    """Return the model of a cell without a manifest: that of all cells which differ only in how the model is built.
+
+    Where these have several models, as with recipes that are built together without a matrix, it is the cell's own
+    name.
     """
     return (known.get(_of_which(cell)) if cell.values else None) or cell.name
 
 
 def _of_which(cell: CellResult) -> tuple[tuple[str, str], ...]:
-    """The labels of *cell* that may say which model it is of: no precision, no target, no field of a section."""
+    """Return the labels of *cell* that may identify its model: no precision, no target, no field of a section."""
     return tuple(
         (axis, label)
         for axis, label in cell.values.items()
@@ -288,19 +290,19 @@ def _of_which(cell: CellResult) -> tuple[tuple[str, str], ...]:
 
 
 def _target_of(cell: CellResult, known: Mapping[tuple[str, str], tuple[str, str]]) -> tuple[str, str]:
-    """The provider and device of a cell that has no manifest, by what all cells with one of its labels have."""
+    """Return the provider and device of a cell without a manifest, from the cells that share one of its labels."""
     for axis, label in cell.values.items():
         if axis not in (_MODEL, _PRECISION) and (found := known.get((axis, label))) is not None:
             return found
     return cell.values.get("ep", ""), cell.values.get("device", "")
 
 
-# A report on Linux may be of builds on Windows.
+# A report made on Linux may cover builds from Windows.
 _SEPARATORS = re.compile(r"[/\\]+")
 
 
 def _with_short_names(rows: Sequence[Row]) -> list[Row]:
-    """*rows* with the last parts of each path, as few as tell it from all other models, and without ``.onnx``."""
+    """Return *rows* with each path shortened to the fewest last parts that are unique, without ``.onnx``."""
     ends = {row.model: _ends(row.model) for row in rows}
     uses = Counter(end for each in ends.values() for end in each)
     short = {model: next((end for end in each if uses[end] == 1), model) for model, each in ends.items()}
@@ -308,8 +310,8 @@ def _with_short_names(rows: Sequence[Row]) -> list[Row]:
 
 
 def _ends(model: str) -> list[str]:
-    """What *model* could be called, the shortest first."""
-    # What follows a space may be the module of a model that only that was built of.
+    """Return candidates for the short name of *model*, the shortest first."""
+    # After a space may follow the module, if only that was built.
     if not is_path_like(model.partition(" ")[0]):
         return [model]
     parts = _SEPARATORS.split(re.sub(r"\.onnx$", "", model.rstrip("/\\"), flags=re.IGNORECASE))

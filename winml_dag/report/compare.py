@@ -1,4 +1,4 @@
-"""Two reports beside each other: which builds have become worse or better, beyond what bounds allow."""
+"""Compares two reports: which builds have become worse or better by more than the bounds allow."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from winml_dag.report.measures import MEASURES, Measure
 from winml_dag.report.row import Latency, Report, Row
 from winml_dag.store.quantities import counted
 
-# Of measured latencies the bound leaves room for what another run of the same model differs by.
+# For measured latencies, the bound includes the variation between runs of the same model.
 _LATENCIES = ("latency", "latency_p90", "latency_p99", "load", "peak_memory")
-# Where 90 of 100 values of a normal distribution lie below, in standard deviations.
+# The 90th percentile of a normal distribution, in standard deviations.
 _P90_OF_NORMAL = 1.2816
 _ROUNDING = 1e-12
-# Of fewer, one that was disturbed decides on the 90th percentile, and so on the spread. Of three inferences each, a
-# model that had only been calibrated anew was told to be 67 % slower.
+# With fewer inferences, a single disturbed one decides the 90th percentile, and so the spread. With three each, a model
+# that was only recalibrated was reported to be 67 % slower.
 _FEWEST = 20
-# Nobody asked for these cells, so nothing is wrong when they have no result.
+# Nobody requested these cells, so a missing result is no problem.
 _NOT_WANTED = (CellStatus.LEFT_OUT, CellStatus.NOT_REACHED)
 
 
 class Verdict(StrEnum):
-    """What is said of one measure of a build that is in both reports."""
+    """The verdict on one measure of a build that is in both reports."""
 
     REGRESSION = "regression"
     IMPROVEMENT = "improvement"
@@ -38,8 +38,9 @@ class Verdict(StrEnum):
 
 
 class Fate(StrEnum):
-    """What became of a build between two reports. ``now failing``: it was there, and is not, or was
-    measured, and could not be; that is a regression.
+    """What happened to a build between two reports.
+
+    ``now failing``: it existed or was measured before and no longer is; that is a regression.
     """
 
     SAME = "in both"
@@ -52,8 +53,9 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Bound:
-    """How much worse *measure* may become. ``allowed`` is positive: a share of the former value where ``relative``,
-    else in the units of the measure.
+    """How much worse *measure* may become.
+
+    ``allowed`` is positive: a share of the previous value if ``relative``, otherwise in the units of the measure.
     """
 
     measure: str
@@ -64,14 +66,14 @@ class Bound:
 
 @dataclass(frozen=True)
 class Change:
-    """One measure then and now.
+    """One measure, before and now.
 
     Attributes:
         measure: its name, as in ``--bound``; ``label`` and ``unit`` are for people.
-        worse: by how much it is worse, in the units of the measure, negative when it is better; None where it is not
-            compared. ``share``: the same as a share of the former value; None where that is 0.
-        bound: as it was given, such as ``+10%``.
-        why: why it is not compared, or what to know of the verdict; may be empty.
+        worse: by how much it is worse, in the units of the measure, negative if better; None if it is not compared.
+            ``share``: the same as a share of the previous value; None if that is 0.
+        bound: as given, such as ``+10%``.
+        why: why it is not compared, or a remark on the verdict; may be empty.
     """
 
     measure: str
@@ -88,8 +90,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Compared:
-    """One build. ``name`` is that of its row in the new report, or in the old one where it is gone; ``then`` is the
-    name in the old one, None for a new build. ``why``: a sentence on what is not there.
+    """One build.
+
+    ``name`` is that of its row in the new report, or in the old one if it is gone. ``then`` is the name in the old one,
+    None for a new build. ``why``: a sentence on what is missing.
     """
 
     name: str
@@ -108,15 +112,16 @@ class Compared:
 
     @property
     def is_improvement(self) -> bool:
-        """Something is better, and nothing worse."""
+        """Return whether something is better and nothing worse."""
         better = any(one.verdict is Verdict.IMPROVEMENT for one in self.changes)
         return (better or self.fate is Fate.NOW_THERE) and not self.is_regression
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A new report against an old one; ``then`` and ``now`` are what was compared, as the user named it. Rows with
-    regressions come first.
+    """A new report compared with an old one.
+
+    ``then`` and ``now`` are their names as the user gave them. Rows with regressions come first.
     """
 
     then: str
@@ -137,8 +142,9 @@ class Comparison:
 
 
 def compare(now: Report, then: Report, bounds: Sequence[Bound]) -> Comparison:
-    """*now* against *then*. Rows of one name belong together, and then those that are the only ones of a model,
-    precision, provider and device in both reports.
+    """Compare *now* with *then*.
+
+    Rows are matched by name, then by model, precision, provider and device where these are unique in both reports.
     """
     pairs = _pairs(now.rows, then.rows)
     rows = [_compared(row, old, bounds) for row, old in pairs]
@@ -166,7 +172,7 @@ def _pairs(rows: Sequence[Row], old_rows: Sequence[Row]) -> list[tuple[Row, Row 
 
 
 def _only_ones(rows: Sequence[Row]) -> dict[tuple[str, ...], Row]:
-    """Those rows that no other one is like."""
+    """Return the rows that are unique in model, precision, provider and device."""
     alike: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         alike[_kind(row)].append(row)
@@ -202,12 +208,12 @@ def _fate(now: Row, then: Row | None) -> Fate:
         return Fate.NOW_THERE
     if not _is_there(then):
         return Fate.MISSING
-    # Of what the recipe leaves out, or this run did not come to, nothing can be said.
+    # Cells that the recipe skips or this run did not reach allow no conclusion.
     return Fate.GONE if now.status in _NOT_WANTED else Fate.NOW_FAILING
 
 
 def _lost(now: Row, then: Row) -> tuple[str, ...]:
-    """The parts that were measured then, and could not be now: who holds a build to a bound must hear of that."""
+    """Return the parts that were measured then and could not be measured now: a bound on them must report that."""
     return tuple(part for part in now.unmeasured if getattr(then, part) is not None)
 
 
@@ -228,7 +234,7 @@ def _why(row: Row) -> str:
 
 
 def _changes(now: Row, then: Row, bounds: Sequence[Bound]) -> Iterator[Change]:
-    """One for each bound on what is known in either report."""
+    """Yield a change per bound whose measure has a value in either report."""
     for bound in bounds:
         measure = MEASURES[bound.measure]
         values = measure.of(then), measure.of(now)
@@ -255,7 +261,7 @@ def _change(
     if obstacle:
         return change(worse, Verdict.NOT_COMPARED, obstacle)
     allowed = bound.allowed * abs(then) if bound.relative else bound.allowed
-    # Values have few digits, and their difference has many.
+    # Rounded values have few digits, their difference has many.
     allowed += _ROUNDING * max(1.0, abs(then))
     if abs(worse) <= allowed:
         return change(worse, Verdict.WITHIN)
@@ -265,29 +271,29 @@ def _change(
 
 
 def _doubt(measure: str, slower: Latency | None, faster: Latency | None, difference: float, allowed: float) -> str:
-    """Why a *difference* of two medians beyond what is *allowed* may be none of the models'; empty when it is."""
+    """Return why a *difference* of two medians above *allowed* may not be caused by the models; empty if it is."""
     if measure != "latency" or slower is None or faster is None:
         return ""
-    # While a thread waits for a processor it does nothing: without that, an inference would take so much less at best.
+    # A thread waiting for a processor does nothing: without the wait, an inference would take at most this much less.
     waited = slower.waited_share or 0.0
     if difference <= allowed + waited * slower.p50:
         return f"a thread waited for a processor for {waited:.0%} of the time, so it may be no slower"
     inferences = min(slower.inferences, faster.inferences)
     if inferences < _FEWEST:
         return f"{counted(inferences, 'inference')}: too few to compare latencies by, it takes {_FEWEST}"
-    # In 95 of 100 cases two medians of one model differ by less, since they are of few inferences.
+    # Sampling error: in 95 % of cases, two medians of one model differ by less.
     by_chance = 1.96 * math.hypot(_error_of_median(slower), _error_of_median(faster))
     return f"medians of so few inferences differ by {by_chance:.2g} ms" if difference <= by_chance else ""
 
 
 def _error_of_median(latency: Latency) -> float:
-    """Its standard error, with the spread from the upper half, in which latencies have most of theirs."""
+    """Return the standard error of the median, with the spread of the upper half, where latencies vary most."""
     spread = (latency.p90 - latency.p50) / _P90_OF_NORMAL
     return math.sqrt(math.pi / 2) * spread / math.sqrt(max(latency.inferences, 1))
 
 
 def _obstacle(measure: str, now: Row, then: Row) -> str:
-    """Why two values that are known cannot be compared; empty when they can."""
+    """Return why two existing values cannot be compared; empty if they can."""
     if measure in _LATENCIES and now.latency is not None and then.latency is not None:
         return _of_latencies(measure, now.latency, then.latency)
     if measure.startswith("accuracy") and now.accuracy is not None and then.accuracy is not None:
@@ -336,15 +342,15 @@ _ORDER: Mapping[Fate, int] = {
 
 
 def _urgency(row: Compared) -> tuple[int, float]:
-    """Regressions first, the worst of them before all others; then what is better, and then the rest as it came."""
+    """Return the sort key: regressions first, the worst of them at the top, then improvements, then the rest."""
     if row.fate is Fate.SAME and row.is_regression:
         shares = [abs(one.share or 1.0) for one in row.changes if one.verdict is Verdict.REGRESSION]
         return 1, -max(shares)
     return (2 if row.is_improvement else _ORDER[row.fate]), 0.0
 
 
-# Bytes hardly change by themselves, cosines and accuracies not at all; a place that moves to the CPU always matters.
-# Medians of latency do change: the same model measured again and again on one machine stays within this.
+# Bytes hardly change by themselves, cosines and accuracies not at all. A node that moves to the CPU always matters.
+# Median latencies do vary: repeated measurements of a model on one machine stay within this bound.
 DEFAULTS = (
     "latency=+10%",
     "size=+1%",
@@ -359,10 +365,10 @@ _OFF = "off"
 
 
 def bounds_of(texts: Sequence[str]) -> tuple[Bound, ...]:
-    """The default bounds, with those of *texts* in their place; ``latency=off`` takes one away.
+    """Return the default bounds, overridden by those in *texts*; ``latency=off`` removes one.
 
     Raises:
-        UsageError: for a measure that there is not, and for what is no bound on it.
+        UsageError: for an unknown measure, and for an invalid bound.
     """
     found = {(bound := _bound(text)).measure: bound for text in DEFAULTS}
     for text in texts:

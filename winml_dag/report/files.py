@@ -1,7 +1,8 @@
-"""The files that a report is written into: a page, JSON, which is read back, and CSV.
+"""The files of a report: an HTML page, JSON, which is read back, and CSV.
 
-A file that somebody else has made is never replaced unless that is asked. A spreadsheet runs what looks like a formula,
-and names come from users: such texts begin with an apostrophe in CSV (RFC 4180)."""
+Foreign files are replaced only on request. Spreadsheets run text that looks like a formula, and names come from users,
+so such texts start with an apostrophe in the CSV (RFC 4180).
+"""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ REPORT = "report.json"
 
 
 def report_json(report: Report) -> JsonObject:
-    """Every field of *report* under its own name; ``format`` is raised when the meaning of one changes."""
+    """Return every field of *report* under its own name. ``format`` is raised when the meaning of a field changes."""
     value: JsonObject = encode(report)
     return value
 
 
 def comparison_json(comparison: Comparison) -> JsonObject:
-    """Every field, and how many builds have become worse and better."""
+    """Return every field, and the number of regressions and improvements."""
     return {
         **encode(comparison),
         "regressions": len(comparison.regressions),
@@ -41,7 +42,7 @@ def comparison_json(comparison: Comparison) -> JsonObject:
 
 
 def json_text(value: JsonObject) -> str:
-    """One line for each row: a file that can be compared line by line."""
+    """Format *value* with one line per row, so that files can be compared line by line."""
     lists = {name: each for name, each in value.items() if name in ("rows", "candidates") and isinstance(each, list)}
     lines = [f"{json.dumps(name)}: {_dumped(each)}" for name, each in value.items() if name not in lists]
     lines += [
@@ -52,10 +53,10 @@ def json_text(value: JsonObject) -> str:
 
 
 def read_report(path: Path) -> Report:
-    """The report in the file *path*, which ``winml-dag report`` wrote.
+    """Read the report in the file *path*, as written by ``winml-dag report``.
 
     Raises:
-        InputError: when there is none, or it is damaged, of a later format, or another program's.
+        InputError: when it does not exist, is damaged, has a newer format, or comes from another program.
     """
     try:
         value: Any = parse_json(read_bytes(path, MOST_BYTES_OF_MANY), allow_nan=False)
@@ -65,7 +66,7 @@ def read_report(path: Path) -> Report:
         return decode(Report, value)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:  # DecodeError is one
+    except ValueError as error:  # includes DecodeError
         raise InputError(
             f"{path} is no report: {error}.", advice="Give a report.json, or the folder that a sweep was built into."
         ) from None
@@ -79,12 +80,13 @@ CSV = "report.csv"
 
 _Value: TypeAlias = str | int | float | bool | None
 
-# What a spreadsheet takes for a formula, also in its wide form; the last three it drops before it looks.
+# Characters that start a formula in a spreadsheet, including the fullwidth forms. It strips the last three before it
+# checks.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r", "\n")
 
 
 def _of(part: str, name: str) -> Callable[[Row], _Value]:
-    """The field *name* of a *part* that may be missing."""
+    """Return a getter for the field *name* of a *part* that may be missing."""
 
     def found(row: Row) -> _Value:
         value: _Value = getattr(getattr(row, part), name, None)
@@ -93,7 +95,7 @@ def _of(part: str, name: str) -> Callable[[Row], _Value]:
     return found
 
 
-# New columns come last: programs count on the places of the others.
+# New columns go last: programs rely on the positions of the others.
 COLUMNS: Mapping[str, Callable[[Row], _Value]] = {
     "name": lambda row: row.name,
     "model": lambda row: row.model,
@@ -160,7 +162,7 @@ COLUMNS: Mapping[str, Callable[[Row], _Value]] = {
 
 
 def csv_of(report: Report) -> str:
-    """The whole table, lines ended as RFC 4180 has it. A value that is missing is an empty field."""
+    """Return the whole table, with line ends as in RFC 4180. A missing value is an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(COLUMNS)
@@ -184,23 +186,23 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 HTML = "report.html"
 
-# What files of ours that are no pages have near their beginning, by suffix.
+# Text near the start of owned files other than pages, by suffix.
 _MARKS = {".json": '",\n"subjects": [', ".csv": ",".join(list(COLUMNS)[:6])}
 _BEGINNING = 4096
 
 
 def default_files(folder: Path) -> dict[str, Path]:
-    """By format, where the files go; nowhere in the folder of a single build, whose files its manifest lists."""
+    """Return the default path per format; none in the folder of a single build, whose files its manifest lists."""
     if (folder / MANIFEST).exists():
         return {}
     return {"html": folder / HTML, "json": folder / REPORT, "csv": folder / CSV}
 
 
 def write_files(files: dict[str, Path], report: Report, comparison: Comparison | None, *, overwrite: bool) -> None:
-    """Write *report* into each of *files*, a path by its format: ``html``, ``json``, ``csv``.
+    """Write *report* to each of *files*, a path per format: ``html``, ``json``, ``csv``.
 
     Raises:
-        UsageError: for a folder, and when a file of somebody else's is in the way; then nothing was written.
+        UsageError: for a folder, and when a foreign file is in the way; then nothing was written.
         StoreError: when a file cannot be written.
     """
     for kind, path in files.items():

@@ -1,4 +1,4 @@
-"""What lies in folders that a report can be of: sweeps, with their shards joined into one, and manifests of builds."""
+"""Finds what a report can cover: sweeps, with their shards joined into one, and manifests of builds."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from winml_dag.pipeline.sweep.result import (
 )
 from winml_dag.pipeline.sweep.state import read_sweep
 
-# Where builds of stages of a recipe's own have their manifests, below the recipe's folder.
+# Folder for the manifests of builds of user-defined stages, below the recipe's folder.
 KEPT = ".winml-dag"
 
 
 @dataclass(frozen=True)
 class FoundSweep:
-    """The content of a ``sweep.json``, and the folder that it lies in."""
+    """The content of a ``sweep.json``, and its folder."""
 
     folder: Path
     result: SweepResult
@@ -36,7 +36,7 @@ class FoundSweep:
 
 @dataclass(frozen=True)
 class FoundBuild:
-    """A build's manifest. ``name``: its folder below the one that was looked through, with ``/``."""
+    """The manifest of a build. ``name``: its folder relative to the searched one, with ``/``."""
 
     folder: Path
     name: str
@@ -45,7 +45,7 @@ class FoundBuild:
 
 @dataclass(frozen=True)
 class Found:
-    """What lies below one folder. ``notices``: what could not be read, a sentence each."""
+    """The contents below one folder. ``notices``: a sentence on each file that could not be read."""
 
     folder: Path
     sweeps: tuple[FoundSweep, ...]
@@ -54,10 +54,10 @@ class Found:
 
 
 def find(folder: Path) -> Found:
-    """Everything that a report can be of in *folder* and below.
+    """Return everything that a report can cover in *folder* and below.
 
     Raises:
-        InputError: when there is no such folder.
+        InputError: when the folder does not exist.
     """
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
@@ -81,19 +81,19 @@ def find(folder: Path) -> Found:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Every folder below, in the order of names, with the names of its files; hidden ones hold what is no result."""
+    """Yield every folder below *folder*, in order of names, with its file names. Hidden folders contain no results."""
     for where, below, names in os.walk(folder):
         below[:] = sorted(name for name in below if not name.startswith(".") or name == KEPT)
         yield Path(where), set(names)
 
 
 def _name(top: Path, folder: Path) -> str:
-    """*folder* below *top*; of a build of stages of a recipe's own without where its manifest is kept."""
+    """Return *folder* relative to *top*, for user-defined stages without the folder that holds the manifest."""
     parts = [part for part in folder.relative_to(top).parts if part != KEPT]
     return "/".join(parts) or top.resolve().name
 
 
-# What is known of a cell, the best first.
+# Result statuses of a cell, the best first.
 _KNOWN = (
     (CellStatus.BUILT, CellStatus.UP_TO_DATE),
     (CellStatus.FAILED,),
@@ -105,14 +105,17 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Joined:
-    """A whole sweep. ``folders``: those of its parts; ``places``: by cell, the one that it is told from."""
+    """A complete sweep.
+
+    ``folders``: those of its shards. ``places``: per cell, the folder that its result comes from.
+    """
 
     result: SweepResult
     folders: tuple[Path, ...]
     places: Mapping[str, Path]
 
     def named(self, names: Mapping[str, str]) -> Joined:
-        """With other *names* for its cells, by their own."""
+        """Return the sweep with its cells renamed according to *names*."""
         result = self.result
         cells = (replace(cell, name=names[cell.name], trial_of=_renamed(cell.trial_of, names)) for cell in result.cells)
         goals = (_goal_named(goal, names) for goal in result.goals)
@@ -121,11 +124,11 @@ class Joined:
 
 
 def joined(sweeps: Sequence[FoundSweep]) -> list[Joined]:
-    """One sweep for all those that have one name and the same axes."""
+    """Join all sweeps that share name and axes."""
     parts: dict[tuple[object, ...], list[FoundSweep]] = {}
     for found in sweeps:
         axes = tuple((name, tuple(labels)) for name, labels in found.result.axes.items())
-        # Without axes it is several recipes, of which the names are all that there is.
+        # Without axes it consists of several recipes, which only their names identify.
         names = () if axes else tuple(cell.name for cell in found.result.cells)
         parts.setdefault((found.result.name, axes, names), []).append(found)
     return [_join(same) for same in parts.values()]
@@ -144,7 +147,7 @@ def _goal_named(goal: GoalResult, names: Mapping[str, str]) -> GoalResult:
 
 
 def _join(parts: Sequence[FoundSweep]) -> Joined:
-    # The later run knows better, where both know as much.
+    # On a tie the later run wins.
     parts = sorted(parts, key=lambda part: part.result.began_at, reverse=True)
     chosen: dict[str, tuple[CellResult, Path]] = {}
     for part in parts:
@@ -163,7 +166,7 @@ def _join(parts: Sequence[FoundSweep]) -> Joined:
         graph=_graph([result.graph for result in results]),
         goals=tuple(_waiting(goal, missing) for goal in goals),
         began_at=min(result.began_at for result in results),
-        # They ran beside each other.
+        # The shards ran in parallel.
         elapsed_seconds=max(result.elapsed_seconds for result in results),
         interrupted=any(result.interrupted for result in results),
     )
@@ -176,7 +179,7 @@ def _rank(cell: CellResult) -> int:
 
 
 def _graph(graphs: Sequence[SharedGraph]) -> SharedGraph:
-    """Work that was done in several parts was done several times, so it adds up."""
+    """Sum up the shards: work done in several of them was done several times."""
     if len(graphs) == 1:
         return graphs[0]
     longest = max(graphs, key=lambda graph: graph.critical_path_seconds)
@@ -201,7 +204,7 @@ def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _goals(goals: Sequence[GoalResult]) -> tuple[GoalResult, ...]:
-    """Each goal once. Every part has chosen among its own cells; the best of these is the best of all."""
+    """Join equal goals. Each shard chose among its own cells; the best of these is the best overall."""
     same: dict[tuple[object, ...], list[GoalResult]] = {}
     for goal in goals:
         key = (goal.minimize, tuple(goal.group.items()), tuple(goal.subject_to.items()))
@@ -221,14 +224,14 @@ def _goal(goals: Sequence[GoalResult]) -> GoalResult:
 
 
 def _waiting(goal: GoalResult, missing: Container[str]) -> GoalResult:
-    """*goal*, which may have waited in each part for cells that another one has: then nothing is *missing* any more."""
+    """Update *goal*, which may have waited in each shard for cells of another: then nothing is *missing* any more."""
     if not goal.pending or any(each.cell in missing for each in goal.candidates):
         return goal
     return replace(goal, why="its cells are there in several parts; a build of the whole sweep chooses among them")
 
 
 def _achieved(goal: GoalResult) -> tuple[bool, float]:
-    """What orders goals by how good their winner is; those without one come last."""
+    """Return the sort key of a goal by the value of its winner. Those without a winner come last."""
     found = next((each.values.get(goal.minimize) for each in goal.candidates if each.cell == goal.winner), None)
     return goal.winner is None, float("inf") if found is None else found
 

@@ -1,7 +1,8 @@
-"""The graph of one or many builds as one file for a browser: to zoom, to search, and to ask of each stage why.
+"""The graph of one or many builds as a single HTML page, with zoom, search and the reason of each stage.
 
-Boxes are in columns from left to right, so that lines are short and seldom cross. That is done here and not in the
-page: a graph of thousands of boxes is laid out once, and a page that only draws opens at once."""
+Boxes are in columns from left to right, so that edges are short and rarely cross. The layout is computed here and not
+in the page: a graph of thousands of boxes is laid out once, and a page that only draws opens at once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _WORDS = {"ran": "would run", "reused": "reused", "failed": "failed"}
 
 
 def graph_html(view: GraphView, title: str, made: str) -> str:
-    """The whole page, in ASCII; *made* says when and by what."""
+    """Return the whole page, in ASCII. *made*: creation time and program."""
     folded = folded_view(view)
     content: JsonObject = {
         "cells": list(view.cells),
@@ -53,7 +54,7 @@ def graph_html(view: GraphView, title: str, made: str) -> str:
 
 
 def summary(view: GraphView) -> str:
-    """``40 builds = 203 stages, 152 of them apart: 12 would run, 191 reused.``"""
+    """Format ``40 builds = 203 stages, 152 of them apart: 12 would run, 191 reused.``"""
     stages = [box for box in view.boxes if box.step != SOURCE]
     statuses = Counter(box.status for box in stages)
     shared = sum(len(box.cells) > 1 for box in stages)
@@ -80,7 +81,7 @@ def _drawn(view: GraphView) -> JsonObject:
 
 
 def _box(box: Box, cells: Sequence[str]) -> JsonObject:
-    """Fields that say nothing are left out."""
+    """Return the JSON of a box, without empty fields."""
     told: JsonObject = {
         "step": box.stage or "sources" if box.step == SOURCE else box.step,
         "status": box.status,
@@ -99,7 +100,7 @@ def _box(box: Box, cells: Sequence[str]) -> JsonObject:
 
 
 def _label(box: Box, cells: Sequence[str]) -> str:
-    """What the names of a box's builds have in common; how many it has where that is nothing."""
+    """Return the common part of the names of a box's builds; without one, the number of builds."""
     names = [cells[place] for place in box.cells]
     if len(box.members) > 1:
         return f"{len(box.members)} stages of {counted(len(names), 'build')}"
@@ -117,14 +118,14 @@ def _label(box: Box, cells: Sequence[str]) -> str:
 
 Name = TypeVar("Name", bound=Hashable)
 
-# More of them changed no more crossings in sweeps of 40 and of 136 builds.
+# Higher values removed no further crossings in sweeps of 40 and of 136 builds.
 _ORDERINGS = 6
 _ALIGNMENTS = 8
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``columns`` and ``rows`` of boxes, by their place in the list; rows may be parts of one, at least 1 apart."""
+    """``columns`` and ``rows`` of boxes, by their index. Rows may be fractional, at least 1 apart."""
 
     columns: tuple[int, ...]
     rows: tuple[float, ...]
@@ -141,11 +142,11 @@ class Layout:
 def lay_out(
     steps: Sequence[str], edges: Sequence[tuple[int, int]], ranks: Sequence[float], pulls: Sequence[bool]
 ) -> Layout:
-    """A place for each box, of which *steps* has the name of its step; *edges* go from box to box, without a cycle.
+    """Return a position for each box. *steps* has the step name of each box, *edges* connect boxes and have no cycle.
 
-    Boxes of one step share a column wherever the steps have an order at all. In a column they are in the order of
-    *ranks*; only among equals lines decide. A box that does not pull is put near its neighbours, right before the first
-    that reads it, and moves none: what everything reads would draw everything together.
+    Boxes of one step share a column wherever the steps can be ordered. Within a column they are ordered by *ranks*, and
+    only ties by edges. A box that does not pull is placed near its neighbours, directly before its first reader, and
+    moves no other box: a source that everything reads would pull everything together.
     """
     columns = _columns(steps, edges, pulls)
     before, after = _neighbours(len(steps), edges, pulls)
@@ -177,7 +178,7 @@ def _columns(steps: Sequence[str], edges: Sequence[tuple[int, int]], pulls: Sequ
 
 
 def _levels(names: Iterable[Name], edges: Iterable[tuple[Name, Name]]) -> dict[Name, int]:
-    """How many come before each of *names* at most."""
+    """Return the length of the longest path to each of *names*."""
     graph = networkx.DiGraph()
     graph.add_nodes_from(names)
     graph.add_edges_from(edges)
@@ -185,7 +186,7 @@ def _levels(names: Iterable[Name], edges: Iterable[tuple[Name, Name]]) -> dict[N
 
 
 def _beside_readers(columns: list[int], edges: Sequence[tuple[int, int]], pulls: Sequence[bool]) -> list[int]:
-    """*columns* with sources next to what reads them: no line goes across the page from each of them."""
+    """Return *columns* with sources next to their readers, so that no edges from them cross the whole page."""
     readers: dict[int, int] = {}
     for maker, reader in edges:
         readers[maker] = min(readers.get(maker, columns[reader]), columns[reader])
@@ -198,7 +199,7 @@ def _beside_readers(columns: list[int], edges: Sequence[tuple[int, int]], pulls:
 def _neighbours(
     count: int, edges: Iterable[tuple[int, int]], pulls: Sequence[bool]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """By box, those before and those after it that have a say in its row."""
+    """Return, per box, the boxes before and after it that influence its row."""
     before: list[list[int]] = [[] for _ in range(count)]
     after: list[list[int]] = [[] for _ in range(count)]
     for maker, reader in edges:
@@ -216,7 +217,7 @@ def _swept(in_columns: list[list[int]], turn: int) -> Iterable[list[int]]:
 def _wanted_rows(
     boxes: Sequence[int], neighbours: Sequence[Sequence[int]], rows: Mapping[int, float]
 ) -> dict[int, float]:
-    """The middle of the neighbours of each; its own row for a box without any."""
+    """Return the mean row of each box's neighbours, or its own row without neighbours."""
     return {
         box: sum(rows[other] for other in neighbours[box]) / len(neighbours[box]) if neighbours[box] else rows[box]
         for box in boxes
@@ -224,9 +225,9 @@ def _wanted_rows(
 
 
 def _apart(wanted: Sequence[float]) -> list[float]:
-    """The rows nearest to those *wanted* (least squares) that keep the order and are at least 1 apart.
+    """Return the rows nearest to those *wanted* (least squares) that keep the order and are at least 1 apart.
 
-    Without the distance this is isotonic regression, which the merging of neighbours that are out of order solves.
+    Without the distance this is isotonic regression, solved by merging neighbours that are out of order.
     """
     blocks: list[tuple[float, int]] = []
     for place, row in enumerate(wanted):

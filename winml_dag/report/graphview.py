@@ -1,9 +1,10 @@
-"""The graph of one or many builds as it is drawn: boxes with all that there is to say of each, and lines between them.
+"""The graph of one or many builds as drawn: boxes with all their details, and edges between them.
 
-Rounds of optimize and analyze that come to what an earlier one did are not drawn: what reads them reads that one. In a
-sweep of a hundred builds they would be half of all boxes, and say nothing.
+Rounds of optimize and analyze with the same result as an earlier round are not drawn: their readers read that one. In a
+sweep of a hundred builds they would be half of all boxes, without information.
 
-A graph of hundreds of boxes is drawn as a few dozen: those of one step are one, or a few of unlike config."""
+A graph of hundreds of boxes is folded to a few dozen: boxes of one step become one, or a few with different configs.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +23,24 @@ from winml_dag.pipeline.rounds import folded
 from winml_dag.store.store import Store
 
 SOURCE = "source"
-# Of several builds that have a stage in common, what is most to be known.
+# The status to show for a stage shared by several builds, most important first.
 _FIRST_TOLD = (Status.FAILED, Status.RAN, Status.REUSED, Status.SKIPPED)
 
 
 @dataclass(frozen=True)
 class Box:
-    """A stage of the common graph, a source, or in a folded graph several of one kind.
+    """A stage of the merged graph, a source, or in a folded graph several of one kind.
 
     Attributes:
-        step: what it is called in its build, without the build: ``optimize.0``; ``source`` for a source.
-        stage: the name of the stage; of a source, its own.
-        status: ``source``, or that of a plan: ``ran`` is what would run.
-        cells: the places of the builds that have it, in order.
-        seconds: what it took when it was made, of one that would run, the estimate; None where nobody knows.
-        config: what the stage reads of the recipe.
-        members: of a folded one, the places of the boxes that it stands for.
-        apart: what of its config tells it from other boxes of its step, where these are few.
-        last: what became of it in the last run that is known of, and ``last_reason`` why; empty where none is.
+        step: its name within its build, without the build: ``optimize.0``; ``source`` for a source.
+        stage: the name of the stage; for a source, its own name.
+        status: ``source``, or that of a plan: ``ran`` means it would run.
+        cells: indices of the builds that contain it, in order.
+        seconds: the time it took, or the estimate if it would run; None if unknown.
+        config: the recipe fields that the stage reads.
+        members: for a folded box, the indices of the boxes it represents.
+        apart: the parts of its config that distinguish it from other boxes of its step, if these are few.
+        last: its outcome in the last recorded run, and ``last_reason`` the reason; empty without one.
     """
 
     step: str
@@ -59,7 +60,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """What ``reader`` reads of ``maker``, both by place; ``count`` lines in one where boxes are folded."""
+    """The artifact of ``maker`` that ``reader`` reads, both as indices; ``count``: number of edges folded into one."""
 
     maker: int
     reader: int
@@ -69,7 +70,7 @@ class Line:
 
 @dataclass(frozen=True)
 class GraphView:
-    """``cells``: the labels of the builds, which boxes name by place. ``notices``: what is not drawn, and why."""
+    """``cells``: the labels of the builds, which boxes refer to by index. ``notices``: what is not drawn, and why."""
 
     cells: tuple[str, ...]
     boxes: tuple[Box, ...]
@@ -82,8 +83,9 @@ class GraphView:
 
 @dataclass(frozen=True)
 class ForeseenBuild:
-    """A build and what would become of each of its stages. ``failed``: by id, why a stage failed when it last ran;
-    ``last``: by id, what became of it then, and the reason.
+    """A build and the expected outcome of each of its stages.
+
+    ``failed``: by id, why a stage failed in its last run. ``last``: by id, its outcome then, and the reason.
     """
 
     label: str
@@ -106,17 +108,17 @@ class ForeseenBuild:
 
 
 def together(builds: Sequence[ForeseenBuild]) -> Merged:
-    """The one graph of *builds*, whose labels differ."""
+    """Merge the graphs of *builds*, whose labels must differ."""
     return merge([Part(build.label, build.graph.graph, build.graph.sources) for build in builds])
 
 
 def statuses_of(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, Status]:
-    """By id in the common graph, what would become of a stage."""
+    """Return the expected status of each stage, by id in the merged graph."""
     return {node_id: told[0] for node_id, told in _told(builds, merged).items()}
 
 
 def view_of(builds: Sequence[ForeseenBuild], notices: Sequence[str] = ()) -> GraphView:
-    """What is drawn of *builds*, whose labels differ."""
+    """Return the drawing of *builds*, whose labels must differ."""
     merged = together(builds)
     like = _like(builds, merged)
     told = _told(builds, merged)
@@ -142,14 +144,15 @@ def view_of(builds: Sequence[ForeseenBuild], notices: Sequence[str] = ()) -> Gra
 
 
 def _without_label(name: str, builds: Sequence[ForeseenBuild]) -> str:
-    """What a source is called in its build, where another one has taken the name among all."""
+    """Return the name of a source within its build, without the label that made it unique in the merged graph."""
     label = next((build.label for build in builds if name.startswith(f"{build.label}/")), None)
     return name if label is None else name.removeprefix(f"{label}/")
 
 
 def _told(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, tuple[Status, StageResult, str]]:
-    """By id in the common graph: status, what is foreseen, and why it failed when it last ran; of the builds that have
-    a stage, the one with most to tell.
+    """Return, by id in the merged graph, status, expected result, and the reason of the last failure.
+
+    For a shared stage, they come from the build with the most important status.
     """
     found: dict[str, tuple[Status, StageResult, str]] = {}
     for build, ids in zip(builds, merged.ids, strict=True):
@@ -163,12 +166,12 @@ def _told(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, tuple[St
 
 
 def _last(builds: Sequence[ForeseenBuild], merged: Merged, like: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """By id in the common graph, what became of a stage in the last run, and why: it ran if it did for any build."""
+    """Return, by id in the merged graph, the last outcome of a stage, and the reason. It ran if it did in any build."""
     found: dict[str, tuple[str, str]] = {}
     for build, ids in zip(builds, merged.ids, strict=True):
         for own, last in build.last.items():
             if own not in ids:
-                continue  # of another recipe, or another version of it
+                continue  # from another recipe, or another version of it
             node_id = _settled(ids[own], like)
             if node_id not in found or _rank(last[0]) < _rank(found[node_id][0]):
                 found[node_id] = last
@@ -180,8 +183,9 @@ def _rank(status: str) -> int:
 
 
 def _like(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, str]:
-    """By id of a stage that is not drawn, the one in whose place it would be; both in the common graph: rounds that say
-    nothing new, and stages that turned out to do the same work, since they have one key.
+    """Return, by id of each stage that is not drawn, the stage drawn in its place; both in the merged graph.
+
+    These are redundant rounds, and stages that have the same key and so do the same work.
     """
     found: dict[str, str] = {}
     first_of: dict[str, str] = {}
@@ -192,7 +196,7 @@ def _like(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, str]:
             node_id = ids[result.node.id]
             if result.cache_key and node_id not in found:
                 found[node_id] = first_of.setdefault(result.cache_key, node_id)
-    # Of rounds that are one node only some builds may know what came of it: those that tell it apart are believed.
+    # Rounds may share a node while only some builds have results for it. Those that distinguish it take precedence.
     return {node_id: first for node_id, first in found.items() if first != node_id}
 
 
@@ -205,7 +209,7 @@ def _settled(name: str, like: Mapping[str, str]) -> str:
 
 
 def _cells(readers: Mapping[str, Sequence[tuple[int, str]]], like: Mapping[str, str]) -> dict[str, set[int]]:
-    """By id, which builds have a stage, or a later round that is like it."""
+    """Return, by id, the builds that contain a stage, or a later round like it."""
     found: dict[str, set[int]] = {}
     for node_id, read_by in readers.items():
         found.setdefault(_settled(node_id, like), set()).update(place for place, _ in read_by)
@@ -240,16 +244,16 @@ def _box(node: Node, step: str, cells: set[int], status: Status, result: StageRe
     )
 
 
-# Above that many a page shows the folded graph first.
+# Above this number a page shows the folded graph first.
 MOST_BOXES = 300
-# A step with more configs than that is one box: every export has a config of its own.
+# A step with more configs is folded to one box, since every export has a config of its own.
 _MOST_CONFIGS = 8
 _SAYS_NOTHING = ("false", "null", "", "[]", "{}")
 _WORST_FIRST = (Status.FAILED, Status.RAN, Status.REUSED, Status.SKIPPED)
 
 
 def folded_view(view: GraphView) -> GraphView:
-    """*view* with boxes of one step and equal config as one; of a step with many configs, all as one."""
+    """Fold boxes of one step and equal config; of a step with many configs, all."""
     kinds = _kinds(view.boxes)
     groups: dict[tuple[str, str], list[int]] = {}
     for place, kind in enumerate(kinds):
@@ -266,7 +270,7 @@ def folded_view(view: GraphView) -> GraphView:
 
 
 def _kinds(boxes: Sequence[Box]) -> list[tuple[str, str]]:
-    """By box, what tells it from boxes that are not folded with it."""
+    """Return the key by which each box is folded."""
     hashes = [json_hash(box.config) for box in boxes]
     configs: dict[str, set[str]] = {}
     for box, config in zip(boxes, hashes, strict=True):
@@ -278,7 +282,7 @@ def _kinds(boxes: Sequence[Box]) -> list[tuple[str, str]]:
 
 
 def _told_apart(boxes: Sequence[Box]) -> Iterator[Box]:
-    """*boxes*, those of one step with the fields of their configs that differ."""
+    """Yield *boxes* with the config fields that differ within their step."""
     by_step: dict[str, list[dict[str, str]]] = {}
     for box in boxes:
         by_step.setdefault(box.step, []).append(_fields(box.config))
@@ -290,7 +294,7 @@ def _told_apart(boxes: Sequence[Box]) -> Iterator[Box]:
 
 
 def _telling(names: Sequence[str], fields: Mapping[str, str]) -> list[str]:
-    """Those of *names* that say something, what is switched on last: it has less to say than a word or a number."""
+    """Return the informative ones of *names*. Boolean flags come last, as they say less than texts and numbers."""
     return sorted(
         (name for name in names if fields[name] not in _SAYS_NOTHING), key=lambda name: fields[name] == "true"
     )
@@ -301,7 +305,7 @@ def _said(name: str, value: str) -> str:
 
 
 def _fields(config: JsonValue, name: str = "") -> dict[str, str]:
-    """Every field of a config by its dotted name, as text."""
+    """Flatten a config to texts by dotted name."""
     if not isinstance(config, Mapping):
         return {name: config if isinstance(config, str) else json.dumps(config, ensure_ascii=False)}
     inside = [_fields(value, f"{name}.{key}" if name else key) for key, value in config.items()]

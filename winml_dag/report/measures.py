@@ -1,6 +1,6 @@
-"""The measures of a row that have a name: what rows are sorted by, bounds are put on, and tables have columns of.
+"""The named measures of a row, used for sorting, bounds and table columns.
 
-The names are those of goals, where goals have them.
+Names are the same as in goals, where goals have them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from winml_dag.store.quantities import size_text
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that a row has, or has not.
+    """A number that a row may have.
 
-    ``label`` and ``unit`` are for people; ``text`` writes a value with its unit.
+    ``label`` and ``unit`` are for people; ``text`` formats a value with its unit.
     """
 
     name: str
@@ -28,13 +28,13 @@ class Measure:
 
 
 def digits(value: float) -> str:
-    """Three of them, and no power of ten for what is larger; what tables, and so Pareto fronts, tell apart."""
+    """Format three significant digits without an exponent. Tables show them, so Pareto fronts compare them."""
     return f"{value:.0f}" if abs(value) >= _ROUNDED_TO_1000 else f"{value:.3g}"
 
 
-# Three digits of it are 1e+03.
+# With three digits it would become 1e+03.
 _ROUNDED_TO_1000 = 999.5
-# Below, milliseconds begin with zeros.
+# Smaller values in milliseconds would start with zeros.
 _MICRO = 0.1
 
 
@@ -59,7 +59,7 @@ def _seconds(value: float) -> str:
 
 
 def _of(part: str, name: str) -> Callable[[Row], float | None]:
-    """The number *name* in a part of a row that may not be there."""
+    """Return a getter for the number *name* in a part of a row that may be missing."""
 
     def found(row: Row) -> float | None:
         value = getattr(getattr(row, part), name, None)

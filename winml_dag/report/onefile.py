@@ -1,9 +1,7 @@
-"""What every page of ours that is one file has in common: its head, which says what has made it, a policy that lets
-nothing else in, and texts as data.
+"""Shared by all single-file pages: a head that names the program, a strict policy, and text passed as data.
 
-Names, reasons and logs are what anybody may have written. They go into one block of JSON that no browser runs, and the
-script of a page sets them as text. The policy allows the one style and the one script by their digests and no
-connection at all.
+Names, reasons and logs are untrusted. They go into a JSON block that no browser runs, and the page's script inserts
+them as text. The policy allows one style and one script by their digests, and no connections.
 """
 
 from __future__ import annotations
@@ -21,14 +19,16 @@ from winml_dag.canonical import JsonValue
 
 PAGES = Path(__file__).parent / "pages"
 _SHARED_SCRIPTS = ("elements.js", "format.js", "theme.js")
-# The head is shorter up to where it says what has made the page.
+# The head up to the program's name is shorter.
 _HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class PageKind:
-    """``maker``: what its pages say that has made them. ``folder``: of the template ``page.html``, the body, its
-    ``styles`` and its ``scripts``; what is used stands before what uses it. All files are ASCII.
+    """A kind of page.
+
+    ``maker``: the program name in its pages. ``folder``: has the body template ``page.html``, the ``styles`` and the
+    ``scripts``, ordered by dependency. All files are ASCII.
     """
 
     maker: str
@@ -41,14 +41,15 @@ class PageKind:
         return f'<meta name="generator" content="{self.maker}">'
 
     def made(self, path: Path) -> bool:
-        """Whether the file *path* is such a page. Raises OSError when it cannot be read."""
+        """Return whether the file *path* is such a page. Raises OSError when it cannot be read."""
         with path.open("rb") as file:
             return self.mark.encode("ascii") in file.read(_HEAD_BYTES)
 
 
 def page_of(kind: PageKind, *, about: tuple[str, str], **fields: str) -> str:
-    """A page of *kind* with what all pages share. *about*: name and content of one more meta element; *fields*, of
-    which ``title`` and ``content`` are in every page, are HTML already.
+    """Return a page of *kind*. *about*: name and content of an additional meta element.
+
+    *fields* are HTML; every page has ``title`` and ``content``.
     """
     folder, styles, scripts = kind.folder, kind.styles, kind.scripts
     style = "\n".join(_text(folder / name) for name in styles)
@@ -67,7 +68,7 @@ def page_of(kind: PageKind, *, about: tuple[str, str], **fields: str) -> str:
 
 
 def policy(style: str, script: str) -> str:
-    """The Content-Security-Policy of a page with one *style* and one *script*, both ASCII, and nothing else."""
+    """Return the Content-Security-Policy for one *style* and one *script*, both ASCII, and nothing else."""
     return (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -75,13 +76,13 @@ def policy(style: str, script: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """*text* for the inside of an element or attribute, in ASCII: it is right in whatever encoding it is written."""
+    """Escape *text* for an element or attribute, in ASCII, which is valid in any encoding."""
     well_formed = text.encode("utf-8", "replace").decode("utf-8")
     return html.escape(well_formed).encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def as_data(content: JsonValue) -> str:
-    """JSON that cannot end the element that it stands in: ``</script`` and ``<!--`` begin with what is escaped."""
+    """Encode JSON that cannot end its HTML element: the first character of ``</script`` and ``<!--`` is escaped."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

@@ -1,7 +1,8 @@
-"""The page of a report: sentences that say what to ship, and the report as JSON, which scripts draw.
+"""The report page: sentences that say what to ship, and the report as JSON, which scripts render.
 
-Sweeps of 500 builds have thousands of stages, so the JSON is without what repeats: parts that are None or empty are
-left out, texts of stages stand once, in ``texts``, and stages are rows of numbers."""
+Sweeps of 500 builds have thousands of stages, so the JSON is compact: parts that are None or empty are omitted, texts
+of stages are stored once, in ``texts``, and stages are rows of numbers.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ REPORT_PAGE = PageKind("winml-dag report", PAGES / "report", _STYLES, _SCRIPTS)
 
 
 def html_of(report: Report, comparison: Comparison | None = None) -> str:
-    """The whole page, in ASCII: it is right in whatever encoding it is written."""
+    """Return the whole page, in ASCII, which is valid in any encoding."""
     sentences = answers(report, comparison)
     return page_of(
         REPORT_PAGE,
@@ -54,13 +55,13 @@ def html_of(report: Report, comparison: Comparison | None = None) -> str:
 
 
 _MOST = 4
-# Two digits of it are 1e+02.
+# With two digits it would become 1e+02.
 _WHOLE_PERCENT = 99.5
 _THERE = (CellStatus.BUILT, CellStatus.UP_TO_DATE)
 
 
 def answers(report: Report, comparison: Comparison | None = None) -> tuple[str, ...]:
-    """A few sentences, the most wanted first; never none."""
+    """Return a few sentences, the most important first; at least one."""
     rows = {row.name: row for row in report.rows}
     told = [_best_by(goal, rows) for goal in report.goals] or list(_best_without_goal(report.rows))
     few = told[:_MOST]
@@ -96,7 +97,7 @@ def _best_by(goal: GoalResult, rows: Mapping[str, Row]) -> str:
 
 
 def _trial(row: Row) -> str:
-    """What the name of a trial has beside that of the build that it is for."""
+    """Return the part of a trial's name after that of its build."""
     if row.trial_of is None or not row.name.startswith(row.trial_of):
         return ""
     return row.name.removeprefix(row.trial_of).replace("/", " ", 1)
@@ -113,7 +114,7 @@ def _figures(row: Row, minimized: str, chosen: Candidate | None) -> Iterator[str
 
 
 def _worse(row: Row) -> Iterator[str]:
-    """How much is lost, in the most telling words that there are figures for."""
+    """Yield the quality loss, in the most meaningful terms that the numbers allow."""
     told = row.accuracy
     if told is not None and told.drop is not None and told.reference:
         share = 100 * told.drop / abs(told.reference)
@@ -125,7 +126,7 @@ def _worse(row: Row) -> Iterator[str]:
 
 
 def _best_without_goal(rows: Sequence[Row]) -> Iterator[str]:
-    """For each model, the fastest and the smallest among what is there and passes what it was held to."""
+    """Yield, per model, the fastest and the smallest of the builds that exist and pass their thresholds."""
     models = dict.fromkeys(row.model for row in rows)
     for model in models:
         good = [row for row in rows if row.model == model and _is_good(row)]
@@ -178,7 +179,7 @@ _DIGITS = 7
 
 
 class _Pool:
-    """Values that repeat, each once; what stands for one is its place."""
+    """Stores repeated values once and refers to them by index."""
 
     def __init__(self) -> None:
         self.values: list[JsonValue] = []
@@ -192,7 +193,7 @@ class _Pool:
 
 
 def content_of(report: Report, comparison: Comparison | None) -> JsonObject:
-    """All that the page shows. Numbers that JSON has no words for become ``"Infinity"``, ``"-Infinity"`` or nothing."""
+    """Return everything that the page shows. Numbers outside JSON become ``"Infinity"``, ``"-Infinity"`` or null."""
     texts, versions = _Pool(), _Pool()
     rows: list[JsonValue] = [_row(row, texts, versions) for row in report.rows]
     return {
@@ -214,7 +215,7 @@ def _row(row: Row, texts: _Pool, versions: _Pool) -> JsonObject:
 
 
 def _stage(stage: StageRun, texts: _Pool) -> JsonValue:
-    """A row of ``stage_columns``; a text is its place in ``texts``."""
+    """Return the values of ``stage_columns``; a text is replaced by its index in ``texts``."""
     values = (_plain(getattr(stage, name)) for name in _STAGE_COLUMNS)
     return [texts.place(value, value) if isinstance(value, str) else value for value in values]
 
@@ -260,5 +261,5 @@ def _number(value: float) -> JsonValue:
 
 
 def _well_formed(text: str) -> str:
-    """*text* as Unicode has it: names of files may hold bytes that mean no letter, and an address cannot."""
+    """Return *text* as valid Unicode: file names may contain undecodable bytes, which URLs cannot hold."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,10 +1,10 @@
-"""Which builds nobody has a reason to ship: another one of the same model and target is at least as good in size,
-latency and quality, and better in one of them.
+"""Finds Pareto-dominated builds: another build of the same model and target is at least as good in size, latency and
+quality, and better in one of them.
 
-Values are compared as tables show them, so that noise in the fifth digit makes no winner. Only builds of which the same
-things are known are compared: what was not measured might be better. One of whose size, latency and quality only one is
-known is not judged, since small alone is no virtue. Latencies of emulated devices count as not measured, and those of
-two machines are not compared. What misses a bound of a goal is no reason to do without what keeps it.
+Values are compared as tables show them, so that noise in the fifth digit decides nothing. Only builds with the same
+measures are compared: an unmeasured value might be better. A build with only one of size, latency and quality is not
+judged, since being small is not enough. Latencies of emulated devices count as not measured, and latencies from
+different machines are not compared. A build that misses a bound of a goal does not dominate one that meets it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ _FEWEST = 2
 
 @dataclass(frozen=True)
 class Point:
-    """A build in the space of what counts; of each of *values*, less is better."""
+    """A build as a point. Of each of *values*, less is better."""
 
     name: str
     values: tuple[float, ...]
 
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether *one* is nowhere worse than *other*, and somewhere better; less is better."""
+    """Return whether *one* is nowhere worse than *other*, and somewhere better; less is better."""
     return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def dominated(points: Sequence[Point]) -> dict[str, str]:
-    """By the name of each point that is dominated, the nearest one of the front that dominates it. Distances are in
-    shares of the range of each value; of two that are as near, the first by name.
+    """Return, by name of each dominated point, the nearest point on the front that dominates it.
+
+    Distances are relative to the range of each value. A tie is resolved by name.
     """
     front = pareto_front(points)
     ranges = [max(axis) - min(axis) or 1.0 for axis in zip(*(point.values for point in points), strict=True)]
@@ -52,9 +53,9 @@ def dominated(points: Sequence[Point]) -> dict[str, str]:
 
 
 def pareto_front(points: Iterable[Point]) -> list[Point]:
-    """The points that none dominates, in the order of their values."""
+    """Return the points that none dominates, ordered by their values."""
     front: list[Point] = []
-    # In this order nothing that comes later dominates what came before.
+    # In this order no later point dominates an earlier one.
     for point in sorted(points, key=lambda one: (one.values, one.name)):
         if not any(dominates(one.values, point.values) for one in front):
             front.append(point)
@@ -62,8 +63,9 @@ def pareto_front(points: Iterable[Point]) -> list[Point]:
 
 
 def judged(rows: Sequence[Row], goals: Iterable[GoalResult] = ()) -> tuple[Row, ...]:
-    """*rows* with what dominates each of them, or why that cannot be said; those that have no result stay as they
-    are. *goals* are those that the rows are candidates of.
+    """Return *rows* with the row that dominates each, or why that is undecided. Rows without a result are unchanged.
+
+    *goals* are those that the rows are candidates of.
     """
     missed = _missed(goals)
     there = [row for row in rows if row.size is not None]
@@ -77,7 +79,7 @@ def judged(rows: Sequence[Row], goals: Iterable[GoalResult] = ()) -> tuple[Row, 
             continue
         bounds = sorted({bound for name in by_name for bound in missed[name]})
         points = [
-            # Each bound is one more thing to be worse in.
+            # Each bound adds one more dimension.
             Point(name, (*(float(bound in missed[name]) for bound in bounds), *values.values()))
             for name, values in by_name.items()
         ]
@@ -87,7 +89,7 @@ def judged(rows: Sequence[Row], goals: Iterable[GoalResult] = ()) -> tuple[Row, 
 
 
 def _missed(goals: Iterable[GoalResult]) -> Mapping[str, frozenset[str]]:
-    """By the name of a row, the goals that rule it out; goals of several groups that ask for the same count as one."""
+    """Return, by row name, the goals that rule it out. Equal goals of several groups count as one."""
     missed: dict[str, frozenset[str]] = defaultdict(frozenset)
     for goal in goals:
         asked = f"{goal.minimize} {dict(goal.subject_to)}"
@@ -98,13 +100,13 @@ def _missed(goals: Iterable[GoalResult]) -> Mapping[str, frozenset[str]]:
 
 
 def _subject(row: Row) -> tuple[object, ...]:
-    """The model; what is loaded or exported otherwise, such as for longer texts, is another one."""
+    """Return the identity of the model; one loaded or exported differently, e.g. for longer texts, is another."""
     otherwise = tuple(label for label in row.values.items() if label[0].partition(".")[0] in ("loader", "export"))
     return row.model, row.task, otherwise
 
 
 def _host(row: Row) -> tuple[tuple[str, str], ...]:
-    """Where it was measured: what is fast on one machine says nothing of another."""
+    """Return the machine of the measurement: latencies from different machines are not comparable."""
     return () if row.latency is None or row.latency.emulated else tuple(sorted(row.latency.host.items()))
 
 
@@ -118,7 +120,7 @@ def _with_verdict(row: Row, verdict: tuple[str, str] | None) -> Row:
 
 
 def _values(row: Row) -> dict[str, float]:
-    """What is known of *row* by what it is called, as tables show it; less is better."""
+    """Return the values of *row* by name, as tables show them; less is better."""
     found: dict[str, float] = {} if row.size is None else {"size": float(f"{row.size.model:.3g}")}
     if row.latency is not None and not row.latency.emulated:
         found["latency"] = float(digits(row.latency.p50))
@@ -134,7 +136,7 @@ _BETTER = {"size": "smaller", "latency": "faster", "cosine": "closer to the floa
 
 
 def _reason(better: Mapping[str, float], worse: Mapping[str, float], *, keeps_more: bool) -> str:
-    """``smaller and faster at equal cosine``, and what that goes by without."""
+    """Format ``smaller and faster at equal cosine``, with a remark on missing values."""
     words = [_BETTER.get(name, f"better in {name}") for name in better if better[name] < worse[name]]
     words += ["within the bounds"] if keeps_more else []
     equal = [name for name in better if better[name] == worse[name]]

@@ -1,4 +1,4 @@
-"""One row of a report: all that there is to say of one build among others, whatever it was gathered from."""
+"""One row of a report: all data on one build, regardless of where it was collected."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Size:
-    """On disk, in bytes: ``model`` is what is shipped (model, weights and binary, each file once), of which ``sidecar``
-    are beside the ONNX file; ``folder`` is the whole output folder, files of equal content once.
+    """Sizes on disk, in bytes.
+
+    ``model`` is what is shipped (model, weights and binary, each file once), of which ``sidecar`` is next to the ONNX
+    file. ``folder`` is the whole output folder, with files of equal content counted once.
     """
 
     model: int
@@ -24,9 +26,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Latency:
-    """What perf measured, in milliseconds; ``load_seconds`` is creating the session. ``emulated``: it says nothing of
-    the device. ``measured`` is ``live`` or ``cached``. ``host``: the machine, as its key in the cache has it.
-    ``waited_share``: for how much of the time a thread of the model waited for a processor; None where nobody tells.
+    """The measurements of perf, in milliseconds.
+
+    ``load_seconds`` is the time to create the session. ``emulated``: the result says nothing about the device.
+    ``measured`` is ``live`` or ``cached``. ``host``: the machine, as in its cache key. ``waited_share``: the share of
+    time that a thread of the model waited for a processor; None if unknown.
     """
 
     p50: float
@@ -45,8 +49,9 @@ class Latency:
 
 @dataclass(frozen=True)
 class Quality:
-    """What validate found: the model against its float one, on ``samples``. ``bound`` is what it was held to;
-    ``passed`` is None where nothing was.
+    """The findings of validate: the model compared with its float model, on ``samples``.
+
+    ``bound`` is the threshold; ``passed`` is None without one.
     """
 
     cosine: float | None
@@ -61,8 +66,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What eval measured. ``drop`` is how much worse than ``reference``, in the units of ``metric``, positive when
-    worse whichever way the metric goes; ``interval`` holds the value in 95 of 100 cases.
+    """The measurements of eval.
+
+    ``drop`` is how much worse than ``reference``, in the units of ``metric``, positive when worse in either direction
+    of the metric. ``interval`` is the 95 % confidence interval of the value.
     """
 
     metric: str
@@ -81,7 +88,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the nodes of a compiled model run: ``partitions`` of the provider, ``cpu_nodes`` by operator."""
+    """Where the nodes of a compiled model run: ``partitions`` of the provider, ``cpu_nodes`` per operator."""
 
     partitions: int
     cpu_nodes: Mapping[str, int]
@@ -89,22 +96,24 @@ class Placement:
 
 @dataclass(frozen=True)
 class Row:
-    """One build: of which model, for what, what became of it, and what it is like. A part that is None was not
-    measured; ``missing`` says why, by the name of the part; ``unmeasured`` are those that were to be and could not.
+    """One build: its model, target, outcome and measurements.
+
+    A part that is None was not measured; ``missing`` gives the reason, by name of the part. ``unmeasured`` are the
+    parts whose measurement was requested and failed.
 
     Attributes:
         name: unique in the report.
-        values: by axis of the sweep, the label; empty outside of one.
-        model, precision, ep, device: as people call them.
+        values: label per axis of the sweep; empty outside a sweep.
+        model, precision, ep, device: names for people.
         reached: the id of the last stage with a result.
-        folder: where it lies, as the user would write it.
-        nodes_quantized, nodes_skipped: None for a model that is not quantized; skipped_reasons by reason.
-        seconds: spent on it in the run that the report is of; ``made_in_seconds`` what all its stages took when they
-            were made, ``saved_seconds`` what of that was found.
+        folder: its path, as the user would write it.
+        nodes_quantized, nodes_skipped: None for a model that is not quantized; skipped_reasons: counts per reason.
+        seconds: time spent on it in the reported run; ``made_in_seconds``: time of all its stages when they ran,
+            ``saved_seconds``: the part of that found in the cache.
         versions: of the tools that made it, by name. digest: of the model that is shipped.
         dominated_by: the row that is at least as good in size, latency and quality, and better in one; dominated_why
             says in which, such as ``smaller and faster at equal cosine``.
-        components: of a composite model; its figures are then sums (size) or those of the worst one (quality).
+        components: of a composite model, whose metrics are sums (size) or those of the worst component (quality).
     """
 
     name: str
@@ -147,8 +156,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows of one or several folders. ``subjects``: the folders it was gathered from; ``host`` where it ran;
-    ``notices``: what could not be read or judged. ``format``: of its JSON.
+    """All rows of one or several folders.
+
+    ``subjects``: the folders they come from. ``host``: where the report was made. ``notices``: what could not be read
+    or judged. ``format``: version of its JSON.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which rows of a report are shown, and in which order."""
+"""Selects and sorts the rows of a report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from winml_dag.report.measures import MEASURES
 from winml_dag.report.row import Report, Row
 from winml_dag.report.table import printable
 
-# What rows have besides measures.
+# Text fields of a row, in addition to its measures.
 _WORDS: Mapping[str, Callable[[Row], str]] = {
     "name": lambda row: row.name,
     "model": lambda row: row.model,
@@ -23,17 +23,17 @@ _WORDS: Mapping[str, Callable[[Row], str]] = {
     "status": lambda row: str(row.status),
     "task": lambda row: row.task or "",
 }
-# As many as say how builds are called here.
+# Names listed in an error message as examples.
 _MOST_NAMES = 5
 SORTED_BY = (*_WORDS, *MEASURES)
 
 
 def chosen(report: Report, filters: Sequence[str], *, of_another: bool = False) -> Report:
-    """*report* with those rows that all of *filters* take: ``model=bert,res*``, ``precision!=fp32``, ``bert/*``.
+    """Return *report* with the rows that match all of *filters*: ``model=bert,res*``, ``precision!=fp32``, ``bert/*``.
 
     Raises:
-        UsageError: for an axis that there is not, and when no row is left; neither when the filters were meant for
-            another report, which this one is held against.
+        UsageError: for an unknown axis, and when no row matches. With *of_another*, the filters were written for
+            another report that this one is compared with, and neither is an error.
     """
     if not filters:
         return report
@@ -47,7 +47,7 @@ def chosen(report: Report, filters: Sequence[str], *, of_another: bool = False) 
         )
     names = {row.name for row in rows}
     goals = tuple(goal for goal in report.goals if any(each.cell in names for each in goal.candidates))
-    # What all builds came to as one graph says nothing of some of them.
+    # The totals of the merged graph do not apply to a subset of the builds.
     return replace(report, rows=rows, goals=goals, graph=SharedGraph(builds=len(rows)))
 
 
@@ -57,7 +57,7 @@ def _some_names(rows: Sequence[Row]) -> str:
 
 
 def sorted_by(report: Report, name: str | None) -> Report:
-    """*report* with its rows by the measure or word *name*, the best first; those without a value come last."""
+    """Return *report* with its rows sorted by the measure or field *name*, the best first, missing values last."""
     if name is None:
         return report
     return replace(report, rows=tuple(sorted(report.rows, key=lambda row: _place(row, name))))

@@ -16,19 +16,19 @@ from winml_dag.store.quantities import counted, duration_text
 
 _GAP = "  "
 _NONE = "none"
-# Of cells without a result, those that somebody has to look after.
+# Statuses without a result that need attention.
 _BAD = (CellStatus.FAILED, CellStatus.REFUSED)
 _BEST = {"latency": "fastest", "size": "smallest"}
-# So many builds that a run did not come to have lines of their own.
+# Up to this many builds that a run did not reach have lines of their own.
 _MOST_ALIKE = 3
-# What a footnote on missing values lists before it only counts.
+# Maximum reasons in a footnote on missing values; the rest is counted.
 _MOST_REASONS = 6
-# Ids of the critical path that are named.
+# Maximum ids listed of the critical path.
 _MOST_STAGES = 8
 
 
 class Style(StrEnum):
-    """What a line is, for who has colours; without them everything is said in words and marks."""
+    """The style of a line on a terminal with colours. Without them, words and marks say the same."""
 
     PLAIN = ""
     HEADING = "heading"
@@ -45,7 +45,11 @@ class Line:
 
 @dataclass(frozen=True)
 class _Column:
-    """``rank``: the lower, the sooner there is room for it. ``part`` of a row tells why a value is missing."""
+    """A column of the table.
+
+    ``rank``: columns with a lower rank are shown first if space is short. ``part``: the row part that gives the reason
+    for a missing value.
+    """
 
     heading: str
     rank: int
@@ -55,15 +59,16 @@ class _Column:
 
 
 def table_lines(report: Report, width: int) -> Iterator[Line]:
-    """All of *report* in lines of *width*; only a word that is longer, such as a path, sticks out. What would move the
-    cursor of a terminal is shown as a question mark.
+    """Yield all of *report* in lines of *width*; only longer words, such as paths, exceed it.
+
+    Characters that a terminal would interpret become question marks.
     """
     for line in _lines(report, width):
         yield Line(printable(line.text), line.style)
 
 
 def printable(text: str) -> str:
-    """*text* without what a terminal would obey."""
+    """Replace characters in *text* that a terminal would interpret."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
@@ -89,7 +94,7 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:
-    """*text* in lines of *width*, further ones indented; a word that is longer has a line for itself."""
+    """Wrap *text* to *width*, with continuation lines indented. A longer word gets its own line."""
     line = ""
     for word in text.split():
         if line.strip() and _width(line) + 1 + _width(word) > width:
@@ -101,7 +106,7 @@ def wrapped(text: str, width: int) -> Iterator[str]:
 
 
 def target_text(row: Row) -> str:
-    """``qnn npu``; once for the CPU."""
+    """Format ``qnn npu``; only one word for the CPU."""
     return " ".join(dict.fromkeys(word for word in (row.ep, row.device) if word)) or "-"
 
 
@@ -111,7 +116,7 @@ def _row_line(row: Row, columns: Sequence[_Column], widths: Sequence[int], width
         cells = [column.of(row) for column in columns[:first]]
         is_bad = row.status in _BAD
         start = _aligned(cells, columns[:first], widths[:first], "! " if is_bad else "- ")
-        # Of a failure the stage is told once: what a cell says why begins with it.
+        # Name the failed stage once: the cell's reason starts with it.
         at = f" in {row.failure.stage}" if row.failure is not None and row.failure.stage else ""
         why = row.why if row.failure is None else row.failure.error
         return Line(
@@ -136,7 +141,7 @@ def _model_heading(rows: Sequence[Row]) -> str:
 
 
 def _columns_that_fit(rows: Sequence[Row], width: int) -> list[_Column]:
-    """Those that something is known for, the most telling ones first, in the order that they are shown."""
+    """Return the columns that have values and fit, chosen by rank and in display order."""
     wanted = [column for column in _all_columns(rows) if any(column.of(row) not in ("", "-", _NONE) for row in rows)]
     left = width - 2
     chosen = set()
@@ -149,7 +154,7 @@ def _columns_that_fit(rows: Sequence[Row], width: int) -> list[_Column]:
 
 
 def _distinguished_by_name(rows: Sequence[Row]) -> bool:
-    """Whether model, precision and target leave several builds that only their names tell apart."""
+    """Return whether several builds share model, precision and target, so that only their names distinguish them."""
     alike = Counter((row.model, row.precision, row.ep, row.device) for row in rows)
     return any(count > 1 for count in alike.values())
 
@@ -195,7 +200,7 @@ def _emulated(row: Row, part: str) -> str:
 
 
 def _own_name(row: Row) -> str:
-    """Without the model, which stands above."""
+    """Return the name without the model, which is in the heading."""
     return row.name.removeprefix(f"{row.model}/")
 
 
@@ -237,7 +242,7 @@ def _dominated(row: Row) -> str:
 
 
 def _told(report: Report) -> Iterator[tuple[str, Style]]:
-    """What became of all, who is best, and what to know."""
+    """Yield the overall result, the winners, and notes."""
     for goal in report.goals:
         group = f" for {', '.join(goal.group.values())}" if goal.group else ""
         bounds = ", ".join(f"{name} {bound}" for name, bound in goal.subject_to.items())
@@ -290,7 +295,7 @@ def _times(report: Report) -> Iterator[str]:
 
 
 def _path(ids: Sequence[str]) -> str:
-    """*ids*, of nodes of one cell the cell only once."""
+    """Format *ids*, with the cell only once if all nodes are of one cell."""
     cells = {each.rpartition("/")[0] for each in ids}
     of = f"{next(iter(cells))}: " if len(cells) == 1 and "" not in cells else ""
     shown = [each.removeprefix(of.replace(": ", "/")) for each in ids[:_MOST_STAGES]]
@@ -299,7 +304,7 @@ def _path(ids: Sequence[str]) -> str:
 
 
 def _missing(rows: Sequence[Row], columns: Sequence[_Column]) -> Iterator[tuple[str, Style]]:
-    """Why builds that are there have no value, each reason once."""
+    """Yield why existing builds lack a value, each reason once."""
     there = [row for row in rows if row.size is not None]
     parts = dict.fromkeys(("latency", "accuracy", *(column.part for column in columns if column.part)))
     for part in parts:
@@ -320,7 +325,7 @@ def _aligned(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[
 
 
 def _cut(text: str, width: int) -> str:
-    """The beginning of *text*, in one line."""
+    """Return the beginning of *text*, on one line."""
     if _width(text) <= width:
         return text
     while _width(text) > width - 1:
@@ -329,7 +334,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal: letters of East Asian scripts take two, and marks on letters none."""
+    """Return the terminal columns of *text*: East Asian wide characters take two, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -337,13 +342,13 @@ def _width(text: str) -> int:
     )
 
 
-# Of builds that only one of the reports has.
+# Maximum names listed of builds that only one of the reports has.
 _MOST_NAMED = 10
 _MARKS = {Verdict.REGRESSION: "worse", Verdict.IMPROVEMENT: "better", Verdict.WITHIN: "", Verdict.NOT_COMPARED: ""}
 
 
 def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
-    """Every build that is not as it was, and what was held against what."""
+    """Yield every build that has changed, and what was compared."""
     for line in _lines_of_comparison(comparison):
         for part in wrapped(line.text, width) if line.style is not Style.HEADING else [line.text]:
             yield Line(printable(part), line.style)
@@ -382,21 +387,21 @@ def _row_lines(row: Compared) -> Iterator[Line]:
 
 
 def _change(change: Change) -> str:
-    """``size 73.7 KiB -> 80.1 KiB (+8.7 %, bound +1%)``."""
+    """Format ``size 73.7 KiB -> 80.1 KiB (+8.7 %, bound +1%)``."""
     text = MEASURES[change.measure].text
     assert change.then is not None
     assert change.now is not None
     difference = change.now - change.then
     by = f"{difference / abs(change.then):+.1%}" if change.then else f"{difference:+.4g}"
     shown = text(change.then), text(change.now)
-    if shown[0] == shown[1]:  # too little for the digits that are shown
+    if shown[0] == shown[1]:  # the difference is too small for the displayed digits
         shown = f"{change.then:.6g}", f"{change.now:.6g}"
     by = by if abs(difference) >= 0.001 * abs(change.then) else f"{difference:+.4g}"
     return f"{change.label} {shown[0]} -> {shown[1]} ({by}, bound {change.bound})"
 
 
 def _not_compared(comparison: Comparison) -> Iterator[str]:
-    """What is known and cannot be compared, each reason once."""
+    """Yield existing values that cannot be compared, each reason once."""
     found = Counter(
         (change.label, change.why)
         for row in comparison.rows

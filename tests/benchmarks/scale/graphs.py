@@ -1,4 +1,4 @@
-"""Graphs to simulate: cells of a real sweep by the real planner, and from some size on their copies with other keys."""
+"""Graphs to simulate: cells of a real sweep from the real planner, and above a certain size copies with other keys."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.store.store import Store
 
-# Of one group of 40 cells, merged: ten of each model, with two rounds of optimize at most.
+# In one group of 40 cells, merged: ten per model, with at most two rounds of optimize.
 STAGES_OF_A_GROUP = 272
 EDITED = "w8a8"
 
 
 @dataclass(frozen=True)
 class Planning:
-    """Parts of a graph, one for each cell, and processor seconds that it took to plan those that were planned."""
+    """Parts of a graph, one per cell, with the number planned and the processor seconds of planning."""
 
     parts: tuple[Part, ...]
     planned: int
@@ -36,9 +36,9 @@ class Planning:
 
 
 def planned(groups: int, folder: Path, *, edited: bool = False) -> Planning:
-    """`recipes/sweeps/small.yaml` with *groups* seeds of the random weights of its models: each is other work.
+    """Plan `recipes/sweeps/small.yaml` with *groups* seeds of the random weights of its models: each is different work.
 
-    *edited*: with one more sample to calibrate on in one of the precisions.
+    *edited*: with one more calibration sample in one of the precisions.
     """
     sweep = only_builds()
     seeds = [{"name": f"seed{seed}", "loader": {"random_weights": {"seed": seed}}} for seed in range(groups)]
@@ -61,7 +61,9 @@ def planned(groups: int, folder: Path, *, edited: bool = False) -> Planning:
 
 
 def multiplied(parts: tuple[Part, ...], times: int) -> Iterator[Part]:
-    """*parts*, and as many times less one the same shapes with other keys: each copy exports with other seeds."""
+    """Yield *parts*, followed by copies of them with other keys, *times* sets in total: each copy exports with other
+    seeds.
+    """
     yield from parts
     for copy in range(1, times):
         for part in parts:
@@ -76,7 +78,7 @@ def together(parts: tuple[Part, ...], times: int) -> Merged:
 
 
 def cell_of(node_id: str) -> tuple[str, str]:
-    """The cell of the recorded sweep that a node of a merged graph is like, and its id there."""
+    """Return the cell of the recorded sweep that corresponds to a node of a merged graph, and its id there."""
     cell, _, own = node_id.rpartition("/")
     return cell.partition("/")[2], own
 

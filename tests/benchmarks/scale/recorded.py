@@ -1,7 +1,7 @@
-"""What each stage of a sweep took when it really ran, and what it read and put out: what simulations go by.
+"""Recorded durations, inputs and outputs of each stage of a real sweep, the basis of simulations.
 
 ``python recorded.py`` runs `recipes/sweeps/small.yaml` once, one stage at a time, with an empty cache, and writes
-``recorded.json`` beside this file.
+``recorded.json`` next to this file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE = Path(__file__).with_name("recorded.json")
 
 @dataclass(frozen=True)
 class File:
-    """One file that was put out. ``copied``: the input slot and the place there of the file that it is equal to."""
+    """An output file. ``copied``: the input slot and index of the file that it equals."""
 
     size: int
     copied: tuple[str, int] | None = None
@@ -34,7 +34,7 @@ class File:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run: ``seconds`` of work; bytes of its record and its log; the files of each slot in the order of names."""
+    """One run: ``seconds`` of work; bytes of its record and its log; the files of each slot, ordered by name."""
 
     seconds: float
     record_bytes: int
@@ -44,18 +44,18 @@ class Ran:
 
 @dataclass(frozen=True)
 class Recorded:
-    """``cells``: by the name of a cell, and by the id of a node there, which of ``runs`` it stands on."""
+    """``cells``: by cell name and node id, the index in ``runs``."""
 
     runs: tuple[Ran, ...]
     cells: Mapping[str, Mapping[str, int]]
 
     def of(self, cell: str, node_id: str) -> Ran:
-        """A further round of optimize or analyze that is not there has the run of the first."""
+        """Return the run of a node. A missing further round of optimize or analyze gets the run of the first."""
         runs = self.cells[cell]
         return self.runs[runs[node_id] if node_id in runs else runs[f"{node_id.partition('.')[0]}.0"]]
 
     def with_stage(self, stage: str) -> list[Ran]:
-        """All runs of *stage*, each once."""
+        """Return all runs of *stage*, each once."""
         found = {
             run for cell in self.cells.values() for node_id, run in cell.items() if node_id.partition(".")[0] == stage
         }
@@ -63,7 +63,7 @@ class Recorded:
 
 
 def only_builds(recipe: Path = RECIPE) -> dict[str, Any]:
-    """The sweep in *recipe* without what measures and chooses."""
+    """Return the sweep in *recipe* without measurements and goals."""
     sweep: dict[str, Any] = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     return {name: value for name, value in sweep.items() if name not in ("measure", "goal", "search")}
 
@@ -97,7 +97,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def summed_up(told: Mapping[str, Any], cache: Path) -> dict[str, Any]:
-    """What *told*, the JSON of a build with *cache*, says of its runs, with what the cache has of them."""
+    """Summarize the runs in *told*, the JSON of a build with *cache*, with the data in the cache."""
     places: dict[str, int] = {}
     runs: list[dict[str, Any]] = []
     cells: dict[str, dict[str, int]] = {}

@@ -1,4 +1,4 @@
-"""The page on how far it goes, and its picture, from what was measured."""
+"""The page on scaling, and its picture, from the measurements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_page(found: Mapping[str, Any]) -> None:
 
 
 def _filled(block: str) -> str:
-    """A paragraph or list with lines as long as they may be; headings, tables and code as they are."""
+    """Wrap a paragraph or list; headings, tables and code are unchanged."""
     if block.startswith(("#", "|", "`", "!")):
         return block
     wrap = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
@@ -143,7 +143,7 @@ def limits_table(runs: Iterable[Mapping[str, Any]]) -> str:
 
 
 def picture(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How near to the fastest a run comes, by the number of machines, a line for each length of a stage."""
+    """Draw the speed relative to the optimum by number of machines, with a line per stage length."""
     machines = sorted({run["machines"] for run in runs})
     left, right, top, bottom = 60, 560, 40, 260
 
@@ -186,12 +186,12 @@ def _seconds(runs: Sequence[Mapping[str, Any]], stretch: float) -> str:
 
 
 def _speed(run: Mapping[str, Any]) -> float:
-    """1 for a run that is as fast as chains and work allow."""
+    """Return 1 for a run that is as fast as the longest chain and the total work allow."""
     return float(run["least"] / run["seconds"])
 
 
 def _round(number: float) -> int:
-    """Two digits: more would be noise."""
+    """Round to two digits: more would be noise."""
     return int(float(f"{number:.2g}"))
 
 

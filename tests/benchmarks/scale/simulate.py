@@ -1,4 +1,4 @@
-"""One simulated run of a graph by the real scheduler, and what it cost: on the virtual clock, and in processor time."""
+"""One simulated run of a graph by the real scheduler, and its cost: on the virtual clock, and in processor time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FINAL = "finalize"
 
 @dataclass(frozen=True)
 class How:
-    """How to simulate: on so many machines, with what remote; the others as `VirtualRuns` has them."""
+    """How to simulate: number of machines and the remote; the rest as in `VirtualRuns`."""
 
     machines: int
     offer: Offer = field(default_factory=Offer)
@@ -41,7 +41,7 @@ class How:
 
 @dataclass(frozen=True)
 class Left:
-    """What a run leaves behind for the next: in the remote, and on this machine the last key under each name."""
+    """What a run leaves for the next: in the remote, and on this machine the last key under each name."""
 
     shelf: Shelf = field(default_factory=Shelf)
     blobs: set[str] = field(default_factory=set)
@@ -52,10 +52,10 @@ class Left:
 class Played:
     """One run.
 
-    ``seconds``: of the clock, from the first look until the last folder is filled. ``least``: the lower bound of that,
-    the larger of all work on all machines and the longest chain. ``busy``: seconds of the clock for which machines were
-    held, ``work``: of these, of work. ``ahead`` and ``scheduled``: processor seconds of the look ahead and of the
-    scheduler.
+    ``seconds``: on the clock, from the first lookup until the last folder is complete. ``least``: its lower bound, the
+    larger of the total work over all machines and the longest chain. ``busy``: clock seconds in which machines were
+    occupied, ``work``: the part of it spent on work. ``ahead`` and ``scheduled``: processor seconds of the prefetch and
+    of the scheduler.
     """
 
     stages: int
@@ -81,7 +81,7 @@ class Played:
 def simulate(
     merged: Merged, how: How, left: Left | None = None, told: Callable[[Span], None] = lambda _: None
 ) -> tuple[Played, Left]:
-    """Play *merged* through, on a machine with an empty store; *left*: what a run before has left in the remote."""
+    """Simulate *merged* on a machine with an empty store. *left*: what an earlier run has left in the remote."""
     left = left or Left()
     records = recorded()
     clock, remote = VirtualClock(), VirtualRemote(how.offer)
@@ -115,7 +115,7 @@ def simulate(
     results = Scheduler(
         merged.graph, merged.sources, store, runs, options, admission=Admission(Capacity(how.machines))
     ).run()
-    # Of the processor seconds the share that was not the simulation's own: a busy machine delays both alike.
+    # The share of processor seconds not spent in the simulation itself: a busy machine delays both alike.
     share = 1 - runs.spent / (time.perf_counter() - wall)
     scheduled = (time.process_time() - began) * share
     store.fetch_ahead(_asked_for(results))
@@ -139,7 +139,7 @@ def _ran(records: Recorded, node: Node) -> Ran:
 
 
 def _asked_for(results: Sequence[StageResult]) -> list[FileEntry]:
-    """What lies in the folders of all cells in the end."""
+    """Return the files in the output folders of all cells at the end."""
     return [
         file
         for result in results
@@ -149,7 +149,7 @@ def _asked_for(results: Sequence[StageResult]) -> list[FileEntry]:
 
 
 def _usual(records: Recorded, how: How) -> Mapping[str, Sequence[Record]]:
-    """What a team's cache has of other work: a record of each run that was recorded."""
+    """Return a team's cache of other work: a record of each recorded run."""
     names = {node_id.partition(".")[0] for cell in records.cells.values() for node_id in cell}
     return {name: [_record(name, run, how) for run in records.with_stage(name)] for name in names}
 

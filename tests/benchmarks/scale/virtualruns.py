@@ -1,4 +1,4 @@
-"""Runs in which nothing runs but the clock: a heap of ends, and machines that have what they made or fetched before."""
+"""Simulated runs on a virtual clock: a heap of end times, and machines that keep what they made or fetched."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _Steps: TypeAlias = Generator[float, float, Record]
 
 @dataclass(frozen=True)
 class Span:
-    """When a run held its machine, in seconds of the clock, and for how long of that it worked."""
+    """When a run occupied its machine, in clock seconds, and for how much of that it worked."""
 
     node_id: str
     began: float
@@ -53,15 +53,14 @@ class Span:
 
 
 class VirtualRuns:
-    """See ``Runs``. *machines* of one place each have empty stores at first and share a remote; the one that has been
-    free for longest is next. What is asked of it is what `ClusterRuns` and the workers' runners ask for.
+    """See ``Runs``.
 
-    *ran*: what a run of a node is like. *overhead*: seconds of the clock that the scheduler takes for each run.
-    *stretch* and *grow*: how many times as long all work takes, and as large all files are, as they were recorded.
-    *jitter*: by how large a part of it work may be shorter or longer than was recorded. *told* gets every run.
+    *machines* with one slot each start with empty stores and share a remote; the longest idle one is next.
 
-    ``spent``: seconds that were the simulation's own, of ``time.perf_counter``: asking for processor time costs more
-    than what is measured.
+    Its requests are those of `ClusterRuns` and the workers' runners. *ran*: the recorded run of a node. *overhead*:
+    clock seconds that the scheduler takes per run. *stretch* and *grow*: factors on recorded durations and file sizes.
+    *jitter*: the maximum relative deviation from the recorded duration. *told* receives every run. ``spent``: seconds
+    of the simulation itself, in ``time.perf_counter``: reading processor time costs more than what is measured.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class VirtualRuns:
         self._told = told
         self._free = deque(range(machines))
         self._has: list[set[int]] = [set() for _ in range(machines)]
-        # When each run takes its next step.
+        # The time of the next step of each run.
         self._events: list[tuple[float, int, _Underway, _Steps]] = []
         self._numbers = count()
         self._found: list[Ended] = []
@@ -115,7 +114,7 @@ class VirtualRuns:
         entered = perf_counter()
         self._clock.seconds += self._overhead
         if (made := self._store.shelf.records.get(decision.key)) is not None:
-            # As a runner finds out when it has claimed the key.
+            # As a runner finds out after claiming the key.
             self.found += 1
             self._found.append(Ended(node, decision, Reuse(made, reason.found(made))))
             return
@@ -128,7 +127,7 @@ class VirtualRuns:
         self.spent += perf_counter() - entered
 
     def wait(self) -> list[Ended]:
-        """All that has ended by now, or by the moment when the next one ends."""
+        """Return all runs that have ended by now, or by the next end."""
         entered = perf_counter()
         ended, self._found = self._found, []
         while self._events and (not ended or self._events[0][0] <= self._clock.seconds):
@@ -140,7 +139,7 @@ class VirtualRuns:
         return ended
 
     def _go_on(self, moment: float, underway: _Underway, steps: _Steps) -> Record | None:
-        """Have a run take its next step, at *moment*; what it made, if that was the last."""
+        """Let a run take its next step, at *moment*. Return the result of the last step."""
         try:
             self._push(steps.send(moment), underway, steps)
         except StopIteration as stop:
@@ -152,7 +151,7 @@ class VirtualRuns:
         heapq.heappush(self._events, (moment, next(self._numbers), underway, steps))
 
     def _steps(self, underway: _Underway) -> _Steps:
-        """What a worker does for a run: each step says when it will be done, and gets the moment when it is."""
+        """Simulate a worker's run: each step yields its end time and receives that moment."""
         remote, has, ran = self._remote, self._has[underway.machine], self._ran(underway.node)
         now = yield remote.ask_for_records(underway.began, 1, 0)
         read = {file.digest: file.size for artifact in underway.inputs.values() for file in artifact.files}
@@ -164,7 +163,7 @@ class VirtualRuns:
         log = [(f"{record.cache_key}.log", ran.log_bytes)] if ran.log_bytes else []
         now = yield remote.put_blobs(now, [*made.items(), *log])
         now = yield remote.put_record(now, ran.record_bytes)
-        # The machine of the build makes sure that it could have what was made.
+        # The building machine checks that it could fetch the results.
         yield remote.ask_for_blobs(now, len(made))
         return record
 
@@ -204,7 +203,7 @@ def _name(place: int) -> str:
 
 
 def _file(inputs: Mapping[str, Artifact], copied: tuple[str, int] | None, place: int) -> FileEntry | None:
-    """The file that is equal to one that was read, called as it is here."""
+    """Return the file that equals an input, under its name here."""
     if copied is None:
         return None
     read = inputs[copied[0]].files[copied[1]]

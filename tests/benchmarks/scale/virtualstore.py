@@ -1,7 +1,7 @@
-"""The store of a simulation: records in memory here, and beside them those that a remote has; blobs are names only.
+"""The store of a simulation: local and remote records in memory; blobs are only names.
 
-It asks a remote as `Store` does: for a record that is not here, once in a run; for the blobs of a record, once
-for each; all that it knows beforehand that it will need, side by side.
+Its requests to a remote are those of `Store`: for a missing record, once per run; for the blobs of a record, once each;
+known needs in parallel.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from winml_dag.store.record import Record
 
 @dataclass
 class Shelf:
-    """Records by key, each with its bytes on the wire."""
+    """Records by key, each with its size on the wire."""
 
     records: dict[str, Record] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
 
 
 class VirtualStore:
-    """As much of ``Store`` as a scheduler and a look ahead ask for. *far*: what the remote has, None without one.
+    """The part of ``Store`` that the scheduler and the prefetch use.
 
-    ``shelf``: what this machine has; ``usual``: records of other work, by stage, that tell what is usual of it.
+    *far*: the contents of the remote, None without one. ``shelf``: the contents of this machine. ``usual``: records of
+    other work by stage, for estimates.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class VirtualStore:
         return [file for file in files if file.digest not in self._remote.held]
 
     def made(self, record: Record, size: int) -> None:
-        """A run has put *record* and its blobs into the remote, and its machine has told us."""
+        """Record that a run has uploaded *record* and its blobs, and its machine has reported it."""
         self.far.records[record.cache_key] = self.shelf.records[record.cache_key] = record
         self.far.sizes[record.cache_key] = size
         self._seen.update(file.digest for file in record.files())
 
     def fetch_ahead(self, files: Iterable[FileEntry]) -> None:
-        """Have the blobs of *files* here."""
+        """Fetch the blobs of *files*."""
         wanted = {file.digest: file.size for file in files}
         self._clock.until(self._remote.get(self._clock.seconds, wanted.values()))
 
@@ -89,7 +90,7 @@ class VirtualStore:
         return list(self.usual.get(stage, ()))[:most]
 
     def used(self, keys: Iterable[str]) -> None:
-        """Nothing is removed here."""
+        """Do nothing: nothing is ever removed."""
 
     def latest(self, names: Iterable[str]) -> dict[str, Record]:
         keys = {name: self.names[name] for name in names if name in self.names}

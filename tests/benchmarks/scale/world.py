@@ -1,4 +1,4 @@
-"""A clock that nothing waits for, and a remote on it: so many requests and bytes in a second, one after the other."""
+"""A virtual clock, and a remote on it with a limited rate of requests and bytes, processed in sequence."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-# A blob of this size is asked for before it is put, as `HttpRemote.put` does.
+# The existence of larger blobs is checked before they are uploaded, as in `HttpRemote.put`.
 BIG_BYTES = 64 << 10
 
 
 @dataclass
 class VirtualClock:
-    """Seconds since the beginning; it goes on only when somebody sets it."""
+    """Seconds since the start. It advances only when set."""
 
     seconds: float = 0.0
 
@@ -22,8 +22,10 @@ class VirtualClock:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a remote can do. ``latency``: seconds from a request to its answer; ``per_second``: requests, of all
-    together; ``bandwidth``: bytes a second, of all together; ``line``: of one machine.
+    """The capacity of a remote.
+
+    ``latency``: seconds from a request to its response; ``per_second``: requests, in total; ``bandwidth``: bytes per
+    second, in total; ``line``: the same per machine.
     """
 
     latency: float = 0.0
@@ -34,7 +36,7 @@ class Offer:
 
 @dataclass
 class Went:
-    """What went to a remote and back."""
+    """The traffic with a remote."""
 
     record_gets: int = 0
     record_puts: int = 0
@@ -46,7 +48,7 @@ class Went:
 
     @property
     def requests(self) -> int:
-        # A record is asked for before it is put, so each of these is two.
+        # The existence of a record is checked before its upload, which makes two requests.
         return self.record_gets + 2 * self.record_puts + self.blob_heads + self.blob_gets + self.blob_puts
 
     @property
@@ -55,9 +57,9 @@ class Went:
 
 
 class VirtualRemote:
-    """Counts what the protocol asks for, and tells when it would be done: requests and bytes queue, each in one line.
+    """Counts the protocol's requests and returns when each would be done: requests and bytes queue separately.
 
-    ``held``: digests of blobs; keys of records are the affair of who asks. Moments have to come in their order.
+    ``held``: digests of blobs; callers keep track of record keys. Moments must be in ascending order.
     """
 
     def __init__(self, offer: Offer) -> None:
@@ -67,30 +69,30 @@ class VirtualRemote:
         self._requests_until = self._bytes_until = 0.0
 
     def ask_for_records(self, now: float, number: int, found_bytes: int) -> float:
-        """When *number* questions for records, asked at once, are answered, with *found_bytes* in all."""
+        """Return when *number* simultaneous record requests are answered, with *found_bytes* in total."""
         self.went.record_gets += number
         self.went.bytes_got += found_bytes
         return self._done(now, number, found_bytes)
 
     def ask_for_blobs(self, now: float, number: int) -> float:
-        """When it is known of so many blobs whether they are there."""
+        """Return when the existence of *number* blobs is known."""
         self.went.blob_heads += number
         return self._done(now, number, 0)
 
     def get(self, now: float, sizes: Iterable[int]) -> float:
-        """When blobs of these *sizes* have come, asked for at once."""
+        """Return when blobs of these *sizes*, requested at once, have arrived."""
         asked = list(sizes)
         self.went.blob_gets += len(asked)
         self.went.bytes_got += sum(asked)
         return self._done(now, len(asked), sum(asked))
 
     def put_blobs(self, now: float, files: Iterable[tuple[str, int]]) -> float:
-        """When blobs, by digest and size, have gone; what is there already does not go again."""
+        """Return when blobs, by digest and size, are uploaded. Existing ones are not sent again."""
         asked = sent = gone = 0
         for digest, size in files:
             there = digest in self.held
             self.held.add(digest)
-            # A small one goes with its question: the server that has it refuses it.
+            # A small blob is sent with its request: a server that has it rejects it.
             asked += size >= BIG_BYTES
             sent += not there or size < BIG_BYTES
             gone += 0 if there and size >= BIG_BYTES else size
@@ -108,7 +110,7 @@ class VirtualRemote:
         if not requests:
             return now
         self._requests_until = max(self._requests_until, now) + requests / self._offer.per_second
-        # Bytes wait behind those of earlier questions, not for the answer to come.
+        # Bytes queue behind those of earlier requests, without waiting for responses.
         self._bytes_until = max(self._bytes_until, self._requests_until) + size / self._offer.bandwidth
         come = max(self._bytes_until, self._requests_until + size / self._offer.line) if size else self._requests_until
         return come + self._offer.latency

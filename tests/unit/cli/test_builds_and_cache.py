@@ -1,4 +1,4 @@
-"""What a build does to its cache besides storing: it is counted up, and holds what it stands on until its end."""
+"""Effects of a build on its cache besides storing: statistics, and protection of the results it depends on."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_collection_while_files_are_put_in_place_takes_nothing_away(monkeypatc
 
 @pytest.fixture
 def two_stages() -> None:
-    """A recipe with two stages that do not know each other."""
+    """Write a recipe with two independent stages."""
     Path("copying.py").write_text("import sys; open(sys.argv[2], 'wb').write(open(sys.argv[1], 'rb').read())")
     stages = {}
     for name in ("one", "two"):

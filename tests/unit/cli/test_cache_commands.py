@@ -1,4 +1,4 @@
-"""The commands of the cache, as a user types them: what they say, in text and in JSON, and how they end."""
+"""The cache commands as a user types them: their output, as text and as JSON, and their exit codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Three records, used long ago in the order of their stages."""
+    """Three records, last used in the order of their stages."""
     store = Store(tmp_path / "cache")
     for number, (stage, key) in enumerate(KEYS.items()):
         folder = tmp_path / "out"
@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> Store:
         os.utime(store.records.path(key), (10**9 + number, 10**9 + number))
         shutil.rmtree(folder)
     store.close()
-    # What was stored in the same step of the file system's clock as a collection begins counts as in use.
+    # Results stored in the same clock tick of the file system as the start of a collection count as in use.
     probe = tmp_path / "probe"
     probe.touch()
     stored = probe.stat().st_mtime_ns
@@ -253,5 +253,5 @@ def test_a_cache_of_an_unknown_format_is_refused_by_every_command_and_left_as_it
 
 
 def test_every_command_of_the_cache_is_tried_with_an_unknown_format() -> None:
-    """But those about remotes, which open no cache."""
+    """Except those about remotes, which open no cache."""
     assert command.commands.keys() - {"remote"} == EVERY.keys()

@@ -1,4 +1,4 @@
-"""``cache show`` of a record that came from a remote: who made it, where, and who signed that."""
+"""``cache show`` of a record from a remote: who made it, where, and who signed it."""
 
 from __future__ import annotations
 

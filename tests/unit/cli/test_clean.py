@@ -1,4 +1,4 @@
-"""``winml-dag clean``: what a build put goes, and nothing of the user's."""
+"""``winml-dag clean`` removes what a build wrote, and nothing of the user's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _work(node: Node, workspace: Workspace) -> JsonObject:
 
 
 def builds() -> None:
-    """A build whose stages work in this process."""
+    """Run a build whose stages work in this process."""
     if not Path("tiny.onnx").exists():
         x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
         graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
@@ -187,7 +187,7 @@ def test_a_recipe_whose_model_has_gone_can_be_cleaned(says) -> None:
 
 @pytest.fixture
 def own_stages(tmp_path: Path) -> Path:
-    """A recipe with a stage of its own, built; its folder."""
+    """Build a recipe with a user-defined stage, and return its folder."""
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "name.txt").write_text("you")

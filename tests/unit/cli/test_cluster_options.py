@@ -1,4 +1,4 @@
-"""Options of a cluster that do not fit together are refused before anything is begun."""
+"""Contradictory cluster options are rejected before anything is started."""
 
 from __future__ import annotations
 

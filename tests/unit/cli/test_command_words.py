@@ -1,4 +1,4 @@
-"""A command as somebody would type it means what was asked for."""
+"""A command written as arguments means what was requested."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_sweep_from_python_is_told_as_the_command_that_builds_the_same() -> No
 
 
 def test_every_argument_of_a_sweep_from_python_is_an_option() -> None:
-    """But those that say how to go about it."""
+    """Except those that say how to build."""
     how = {*_HOW} - {"final_only", "remote", "remote_mode"}
     options = {option.name for option in build.command.params}
     assert {*SweepArguments.__annotations__} - how <= options

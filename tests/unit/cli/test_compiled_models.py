@@ -1,4 +1,4 @@
-"""A model that came compiled is for the provider that its EPContext nodes name, whichever command it is given to."""
+"""An already compiled model is for the provider that its EPContext nodes name, with every command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AS_IT_IS = ("--no-optimize", "--no-analyze")
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
-    """Carries out a command in a folder with compiled models; its exit code, and what it said on stderr."""
+    """Runs a command in a folder with compiled models, and returns its exit code and stderr."""
     monkeypatch.chdir(tmp_path)
     for name, source in (("qnn", "QNN"), ("openvino", OPENVINO.name), ("other", "OtherProvider"), ("nobody", "")):
         compiled(tmp_path / f"{name}.onnx", source)

@@ -1,4 +1,4 @@
-"""What a build tells of a compilation: lines for people, and fields for programs."""
+"""What a build reports on a compilation: lines for people, and fields for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the inputs of an exported model: files as winml-cli has them, the same for build, plan and export."""
+"""Input options of exported models: files in winml-cli's format, the same for build, plan and export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says of its goals at the end."""
+"""What a run prints about its goals at the end."""
 
 from __future__ import annotations
 

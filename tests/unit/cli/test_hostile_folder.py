@@ -1,4 +1,4 @@
-"""An output folder that others have made: no command writes or removes a file outside of it."""
+"""An untrusted output folder: no command writes or removes a file outside of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def placed(*entries: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: a recipe that reads ``a.txt`` and puts ``b.txt`` beside it."""
+    """The current folder: a recipe that reads ``a.txt`` and writes ``b.txt`` next to it."""
     project = tmp_path / "project"
     command = [sys.executable, "-c", COPY, "{inputs.a}", "{outputs.b}"]
     stages = {"copy": {"command": command, "inputs": {"a": "./a.txt"}, "outputs": {"b": "made/b.txt"}}}

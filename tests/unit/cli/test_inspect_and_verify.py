@@ -1,4 +1,4 @@
-"""``winml-dag inspect`` and ``winml-dag verify``: what a file is, and whether a folder is as it was built."""
+"""``winml-dag inspect`` and ``winml-dag verify``: the contents of a file, and whether a folder is unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tiny(path: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``out``, that a build has filled whose stages pass the model on."""
+    """A folder with ``out``, filled by a build whose stages pass the model on."""
     folder = tmp_path_factory.mktemp("built")
     content = tiny(folder / "tiny.onnx").read_bytes()
 
@@ -284,7 +284,7 @@ def test_damage_of_a_manifest_is_never_more_than_a_sentence(out: Path, data: st.
 
 
 def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says: Says) -> None:
-    """Somebody swaps a model and its line among the files, and forgets what finalize has put out."""
+    """Somebody replaces a model and its entry in the list of files, but not the output of finalize."""
     tiny(out / "model.onnx", producer_name="somebody")
     path = out / "build_manifest.json"
     manifest = json.loads(path.read_text())
@@ -331,7 +331,7 @@ def test_outputs_of_own_stages_are_verified_where_they_lie(tmp_path: Path, says:
 
 
 def _everything() -> bytes:
-    """A model with all that is looked at: Q and DQ, blocks, an EPContext node, a branch, weights in another file."""
+    """Return a model with everything that is inspected: Q/DQ, blocks, an EPContext node, a branch, external weights."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, "n"]) for name in "xy")
     weight = helper.make_tensor("w", TensorProto.UINT8, [2, 2], [1, 2, 3, 4])
     constants = [weight, helper.make_tensor("s", TensorProto.FLOAT, [1], [0.5])]

@@ -19,7 +19,7 @@ LAYERS = 3
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Layers of two nodes each in a list, and a head that no module is known of."""
+    """A list of layers with two nodes each, and a head without a known module."""
     nodes, tags, last = [], {}, "x"
     for layer in range(LAYERS):
         for op, module in (("Relu", "Linear"), ("Abs", "Act")):

@@ -1,4 +1,4 @@
-"""Numbers that perf and eval are given and cannot use: told by name, before any model is looked for."""
+"""Invalid numbers for perf and eval are reported by name, before any model is searched for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_eval_cannot_do_is_told_before_a_recipe_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # A model that is not there: whatever looks for it, to build it, says so.
+    # The model does not exist: any attempt to find it, in order to build it, reports that.
     Path("recipe.yaml").write_text("model: nowhere.onnx\nloader: {task: image-classification}\n", encoding="utf-8")
     assert run(["eval", "-c", "recipe.yaml", "-f", "json"]) == 2
     assert "no labelled data" in json.loads(capsys.readouterr().out)["errors"][0]

@@ -1,4 +1,4 @@
-"""What each option of the commands for one stage asks for, and what they refuse before anything runs."""
+"""The effect of each option of the single-stage commands, and what they reject before anything runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from winml_dag.cli.main import run
 from winml_dag.cli.options import request_from
 from winml_dag.pipeline.request import Request
 
-# winml-cli's, word for word, as far as they mean something here.
+# winml-cli's options, verbatim, as far as they apply here.
 WINML_CLI = {
     "export": (
         *("-m", "--model", "-o", "--output", "-t", "--task", "--batch-size", "--dynamo", "--hierarchy", "-c"),
@@ -155,7 +155,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current one, with a model in float, a compiled and a quantized one, and what is none."""
+    """The current folder, with a float model, a compiled one, a quantized one, and a file that is no model."""
     monkeypatch.chdir(tmp_path)
     _save("m.onnx", helper.make_node("Add", ["x", "w"], ["y"]))
     _save("c.onnx", helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=1, source="QNN"))
@@ -167,7 +167,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Calls a command, after which the folder is as it was; gives what it said."""
+    """Runs a command that must leave the folder unchanged, and returns its output."""
 
     def refused(*arguments: str, code: int = 2) -> str:
         before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

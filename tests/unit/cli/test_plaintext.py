@@ -1,4 +1,4 @@
-"""Text of others is printed as text, and the command line ends in sentences whatever it is given."""
+"""Untrusted text is printed as plain text, and the command line ends in sentences for any input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_plain_text_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["cache"], ["cache", "remote"], *([name] for name in COMMANDS)])
 def test_a_command_alone_ends_in_words(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is said of what is to be done: some do something all the same, the others say what they need."""
+    """Without arguments some commands do something anyway, the others print what they need."""
     if arguments and arguments[0] in ("sys", "catalog", "worker"):
         pytest.skip("has all that it needs")
     assert run(arguments) in (2, 3)

@@ -87,7 +87,7 @@ def test_a_stage_that_fails_says_how_far_it_came(capsys: pytest.CaptureFixture[s
 
 
 class Heard(io.StringIO):
-    """A stream that tells when something was written that has *word* in it."""
+    """A stream that signals when text containing *word* is written."""
 
     def __init__(self, word: str) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_a_reader_who_has_gone_away_ends_only_the_lines_in_between(monkeypatch: 
 
 
 def table_of(few: bool = True, width: int = 100) -> tuple[LiveTable, Callable[[], list[str]]]:
-    """A live table on a terminal of so many columns, and what stands on it in the end."""
+    """Return a live table on a terminal of that width, and a function for its final text."""
     console = Console(file=io.StringIO(), force_terminal=True, record=True, width=width, color_system=None)
     table = LiveTable(to_stderr=False, few=few, console=console)
 

@@ -1,4 +1,4 @@
-"""What each option of ``quantize`` asks for, and what it refuses before anything runs."""
+"""The effect of each option of ``quantize``, and what it rejects before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from winml_dag.cli.quantize import command, request_of
 from winml_dag.pipeline.request import Request
 from winml_dag.recipe.schema import Quant
 
-# winml-cli's, word for word.
+# winml-cli's options, verbatim.
 WINML_CLI = (
     *("-m", "--model", "-o", "--output", "-p", "--precision", "-c", "--config", "--samples", "--method"),
     *("--weight-type", "--activation-type", "--per-channel", "--symmetric", "--reduce-range", "--task", "--model-id"),
@@ -98,7 +98,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Calls the command in a folder of its own, which is as it was afterwards; gives what it said."""
+    """Runs the command in a separate folder, which it must leave unchanged, and returns its output."""
     monkeypatch.chdir(tmp_path)
 
     def refused(*arguments: str, code: int = 2) -> str:

@@ -1,4 +1,4 @@
-"""What a build says of a quantization: in lines for people, in JSON for programs, and in the manifest."""
+"""What a build reports on a quantization: lines for people, JSON for programs, and the manifest."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = None, **quant: Any) -> BuildResult:
-    """A build whose stages say that they have *measured* this, beside what they say by default."""
+    """Return a build whose stages have the metrics *measured* in addition to the default ones."""
     metrics = {"quantize": QUANTIZE, "calibrate": CALIBRATE, "validate": {"quality": QUALITY.to_json()}}
     metrics |= measured or {}
 

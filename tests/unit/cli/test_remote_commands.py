@@ -1,7 +1,6 @@
-"""Commands with a remote, as a user types them: what they say and count, how they end, and what a remote that does not
-answer costs.
+"""Commands with a remote as a user types them: output, counts, exit codes, and the cost of an unresponsive remote.
 
-Two stages of a recipe's own stand for all stages; each machine is a cache folder.
+Two user-defined stages represent all stages; each machine is a cache folder.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from winml_dag.store.remote import http, transfer
 
 MAKING = "import sys; data = open(sys.argv[1]).read(); open(sys.argv[2], 'w').write(data * 100)"
 SECRET = "A" * 43 + "="
-# Only what may do anything could listen there, and nothing does.
+# A privileged port on which nothing listens.
 CLOSED = "http://127.0.0.1:1"
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A remote is left alone after a tenth of the time."""
+    """Reduce the timeouts after which a remote counts as unavailable to a tenth."""
     monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.2)
     monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.2)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a recipe is, with its two stages."""
+    """The folder of a recipe with two stages."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", f"team:{SECRET}")
     (tmp_path / "making.py").write_text(MAKING)
@@ -59,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def says(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What a command says, notes and errors after the rest."""
+    """Runs a command and returns its output, with notes and errors at the end."""
 
     def says(*arguments: str, code: int = 0) -> str:
         capsys.readouterr()
@@ -72,7 +71,7 @@ def says(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.fixture
 def tells(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
-    """The JSON object that a command prints."""
+    """Runs a command and returns the JSON object it prints."""
 
     def tells(*arguments: str, code: int = 0) -> dict[str, Any]:
         capsys.readouterr()
@@ -92,7 +91,7 @@ def build(machine: str, *arguments: str) -> list[str]:
 
 
 def make_stages_new(folder: Path) -> None:
-    """As on a machine that has not built yet: what stages put beside the recipe goes."""
+    """Remove the outputs next to the recipe, as on a machine that has not built yet."""
     for name in ("made.txt", "more.txt"):
         (folder / name).unlink()
 
@@ -256,7 +255,7 @@ class TestPushAndPull:
     def test_what_came_from_one_remote_can_be_given_to_another(
         self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
     ) -> None:
-        """Also without the logs of stages, which stay where they are when a build fetches what it puts in place."""
+        """Also without the logs of stages, which are not fetched by a build that fetches its outputs."""
         (folder / "making.py").write_text(f"{MAKING}; print('made')")
         says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
         make_stages_new(folder)
@@ -333,7 +332,7 @@ class TestCheck:
             "ok     first wins: what is there stays",
         ):
             assert line in said
-        # And again, where a probe is.
+        # Again, now that a probe exists.
         says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write")
 
     def test_only_what_may_be_written_gets_a_probe(self, server: FaultyServer, says: Callable[..., str]) -> None:
@@ -382,7 +381,7 @@ class TestCheck:
         assert all(each["advice"] for each in told["remotes"][0]["findings"])
 
     def test_a_folder_that_is_not_there(self, folder: Path, says: Callable[..., str]) -> None:
-        """Asked for anything, it has nothing, as one that is empty: only here somebody notices the slip."""
+        """Reads find nothing, as in an empty remote: only this check reveals the typo."""
         said = says("cache", "remote", "check", "--remote", shared(folder), code=1)
         assert f"FAILS  reach: there is no folder {folder / 'shared'}. Look at the address" in said
 

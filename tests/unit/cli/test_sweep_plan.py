@@ -1,4 +1,4 @@
-"""``plan`` of a sweep: a line for each cell, what all of them are together, and the jobs of a CI that builds them."""
+"""``plan`` of a sweep: a line per cell, totals of the merged graph, and the jobs of a CI that builds it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ matrix:
 
 @pytest.fixture
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The command line, in a folder with a sweep of two models that are there and one that is not."""
+    """The command line, in a folder with a sweep of two existing models and a missing one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
     Path("sweep.yaml").write_text(SWEEP, encoding="utf-8")

@@ -36,7 +36,9 @@ def ended(node: Node, status: Status = Status.RAN, error: str = "") -> StageResu
 
 
 def forecast_of(seconds: float) -> Eta:
-    """Of a graph with one node that takes so long, in a machine with 16 GiB of which 4 are taken."""
+    """Return the forecast for a graph with one node of that duration, on a machine with 16 GiB of which 4 are
+    in use.
+    """
     one = node("bert/fp32/cpu", "export")
     admission = Admission(Capacity(2, 16 << 30))
     admission.take(ResourceRequest(4 << 30))
@@ -110,7 +112,7 @@ def test_lines_come_by_themselves_and_stop_with_the_run(capsys: pytest.CaptureFi
 
 
 def table_of(width: int) -> tuple[SweepTable, Console, Callable[[], list[str]]]:
-    """A table on a terminal of so many columns, its console, and what stands on it now."""
+    """Return a table on a terminal of that width, its console, and a function for its current text."""
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
     table = SweepTable(to_stderr=False, console=console)
 

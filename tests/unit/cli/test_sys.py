@@ -1,4 +1,4 @@
-"""``winml-dag sys``: what this machine has, asked of the providers themselves, none of which can end it."""
+"""``winml-dag sys``: what this machine has, as reported by the providers themselves, none of which can crash it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _without_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ProviderFound]:
-    """What is found of OpenVINO when its package is this code."""
+    """Returns what is detected of OpenVINO when its package has the given code."""
 
     def found(code: str) -> ProviderFound:
         (tmp_path / "packages" / PLUGIN).mkdir(parents=True)
@@ -48,7 +48,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    """The whole of ``sys --format json``, by a process of its own, which must not import what its children load."""
+    """Return ``sys --format json`` from a separate process, which must not import what its children load."""
     code = (
         "import sys\nfrom winml_dag.cli.main import run\n"
         "code = run(['sys', '--format', 'json'])\n"

@@ -1,7 +1,7 @@
 """``why`` and ``plan`` name what changed: the field, the file or the version, with its old and new value.
 
-The builds are real up to the work of their stages, which is done in this process: each output tells what it was made
-from, so that an edit reaches as far as it would.
+The builds are real except for the work of their stages, which runs in this process: each output depends on its inputs,
+so that an edit propagates as it would in reality.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RECIPE = {
 
 
 class Project:
-    """A folder with a model, data and a recipe; ``builds`` really records, ``says`` is the command line."""
+    """A folder with a model, data and a recipe; ``builds`` records results, ``says`` runs the command line."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.data = folder / "data"
@@ -65,7 +65,7 @@ class Project:
         return self._capsys.readouterr().out
 
     def why(self, stage: str, out: str = "out") -> list[str]:
-        """The lines of the reason of *stage*, without the last, which has its key."""
+        """Return the lines of the reason of *stage*, without the last, which has its key."""
         first, *lines = self.says("why", stage, out=out).splitlines()
         assert first == f"{stage}: would run"
         return [line.strip() for line in lines if "cache key" not in line]

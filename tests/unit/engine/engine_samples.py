@@ -1,4 +1,4 @@
-"""Small graphs of text stages, and a bench on which they run in this process, with a store of their own."""
+"""Small graphs of text stages, and a bench that runs them in this process, with a store of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from winml_dag.store.artifact import FileEntry
 
 TEXT = "text"
 
-# No deadline: machines are shared, and none of these is about time.
+# No deadline: machines are shared, and no property is about time.
 properties = settings(max_examples=50, deadline=None)
 
 
@@ -49,7 +49,9 @@ def node(
     version: int = 1,
     toolchain: Mapping[str, str] | None = None,
 ) -> Node:
-    """A node that reads the artifacts *inputs* in slots ``in0``, ``in1``...; *of* is its stage's name, else its id."""
+    """Return a node that reads the artifacts *inputs* in slots ``in0``, ``in1``...; *of*: its stage's name, by default
+    its id.
+    """
     slots = {f"in{number}": name for number, name in enumerate(inputs)}
     declared = stage(of or node_id, slots, outputs, version=version)
     return Node(node_id, declared, {"text": {"salt": salt}}, slots, toolchain=toolchain or {})
@@ -64,7 +66,7 @@ def salt(node: Node) -> int:
 
 
 def read(workspace: Workspace) -> list[str]:
-    """The texts of all inputs, by slot."""
+    """Return the texts of all inputs, by slot."""
     return [
         path.read_text()
         for slot in sorted(workspace.inputs)
@@ -74,7 +76,7 @@ def read(workspace: Workspace) -> list[str]:
 
 
 def join(node: Node, workspace: Workspace) -> JsonObject:
-    """Work whose output tells all that went into it: ``quantize7:out(weights)``."""
+    """Write outputs that depend on all inputs: ``quantize7:out(weights)``."""
     for slot, folder in workspace.outputs.items():
         text = f"{node.stage.name}{salt(node)}:{slot}({','.join(read(workspace))})"
         (folder / f"{node.stage.name}-{slot}.txt").write_text(text)
@@ -83,7 +85,7 @@ def join(node: Node, workspace: Workspace) -> JsonObject:
 
 @dataclass
 class Notes:
-    """An observer that writes down what it is told, and keeps by node what reads its progress."""
+    """An observer that records its callbacks, and each node's progress reader."""
 
     lines: list[str] = field(default_factory=list)
     progress: dict[str, Callable[[], Progress | None]] = field(default_factory=dict)
@@ -104,7 +106,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run: its results by node, the nodes that were executed, and what an observer was told."""
+    """One run: its results by node, the nodes that were executed, and the observer callbacks."""
 
     results: Mapping[str, StageResult]
     calls: list[str]
@@ -124,7 +126,7 @@ class Ran:
 
 
 class Bench:
-    """Runs graphs one after the other against one store."""
+    """Runs graphs one after the other with one store."""
 
     def __init__(self, folder: Path, store: NotedStore | None = None) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Work that worker processes import: each function is one way in which a stage can behave."""
+"""Work that worker processes import: each function is one possible behaviour of a stage."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def exit_early(config: Config, workspace: Workspace) -> JsonObject:
 
 
 def pose_as_the_worker(config: Config, workspace: Workspace) -> JsonObject:
-    """A library that happens to write a file of this name, and then ends the process."""
+    """Imitate a library that writes a file of this name by chance, and then ends the process."""
     write(config, workspace)
     Path("result.json").write_text('{"metrics": {}}')
     os._exit(0)
@@ -101,14 +101,14 @@ def tell_whether_garbage_is_collected(config: Config, workspace: Workspace) -> J
 
 
 def wait_to_be_ended(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    """Tells through a pipe that it is at work, and goes on for ever."""
+    """Report through a pipe that it is running, and hang forever."""
     Path(workspace.input_file("fifo", ".txt").read_text()).write_text("at work")
     threading.Event().wait()
     return {}
 
 
 def tell_how_far(config: Config, workspace: Workspace) -> JsonObject:
-    """Counts to as many as it has bits; most of it faster than anybody writes."""
+    """Count to the number of bits, mostly faster than progress is written."""
     for done in range(config.text.bits + 1):
         workspace.progress(done, config.text.bits, "bits")
     return write(config, workspace)
@@ -132,7 +132,7 @@ def tell_and_wait_to_be_ended(config: Config, workspace: Workspace) -> JsonObjec
 
 
 def tell_where_nothing_can_be_written(config: Config, workspace: Workspace) -> JsonObject:
-    """Something of the stage's own is in the way of what it would tell."""
+    """Block its progress file with a folder."""
     Path("../progress.json").mkdir()
     workspace.progress(1, 2, "samples")
     workspace.progress(2, 2, "samples")
@@ -140,7 +140,7 @@ def tell_where_nothing_can_be_written(config: Config, workspace: Workspace) -> J
 
 
 def be_large(config: Config, workspace: Workspace) -> JsonObject:
-    """Takes so many MB, refuses to meet another of its kind, and ends when its small one has run beside it."""
+    """Take that many MB, fail when another large one runs, and end when its small one has run in parallel."""
     fifo = Path(workspace.input_file("pair", ".txt").read_text())
     marker = fifo.with_name("large")
     try:
@@ -154,7 +154,7 @@ def be_large(config: Config, workspace: Workspace) -> JsonObject:
 
 
 def be_small(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    """Ends when it has met the large one of its pair."""
+    """End when it has met the large one of its pair."""
     Path(workspace.input_file("pair", ".txt").read_text()).write_text("beside ")
     (workspace.outputs["out"] / "text.txt").write_text("small")
     return {}

@@ -1,4 +1,4 @@
-"""A store from which things can be lost between two runs."""
+"""A store that can lose things between two runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from winml_dag.store.store import Store
 
 
 class Lossy:
-    """A store, what is in it, and ways to lose it.
+    """A store, its contents, and ways to lose them.
 
-    Rot is what no look at size and time can tell. The index is whatever the store can do without: what stood under a
-    name before, digests of files, copies of records.
+    Rot is damage that size and time do not reveal. The index is everything the store can do without: the latest key
+    under each name, file digests, copies of records.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,7 +25,7 @@ class Lossy:
         return sorted(blob.digest for blob in self.store.blobs.all())
 
     def is_sound(self, digest: str) -> bool:
-        """Whether the blob is here with the bytes that it should have, by reading them."""
+        """Return whether the blob exists with the correct bytes, by reading them."""
         path = self.store.blobs.path(digest)
         return path.is_file() and digest_file(path, split_digest(digest)[0]) == digest
 
@@ -49,7 +49,7 @@ class Lossy:
         self.store.records.remove(key)
 
     def lose_rows(self, keys: Iterable[str]) -> None:
-        """Of the index, what it has of these records, and all that stood under a name."""
+        """Remove the index entries of these records, and all latest keys."""
         self.store.index.remove("record", keys)
         self.store.index.remove("latest", self.store.index.names("latest"))
 

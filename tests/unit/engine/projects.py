@@ -1,4 +1,4 @@
-"""A folder of the user's with stages that work in it, run with real processes and a store on disk."""
+"""A user's folder with stages that work in it, run with real processes and a store on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from winml_dag.store.store import Store
 
 @dataclass(frozen=True)
 class Built:
-    """One run: its results by stage, and the files that it put into the folder."""
+    """One run: its results by stage, and the files that it wrote to the folder."""
 
     results: Mapping[str, StageResult]
     put: frozenset[str]
@@ -46,7 +46,7 @@ class Built:
 
 @dataclass
 class Project:
-    """The user's folder and a cache beside it."""
+    """The user's folder and a cache next to it."""
 
     root: Path
     nodes: list[Node] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Project:
         config: Mapping[str, JsonValue] | None = None,
         timeout_seconds: float = 60.0,
     ) -> None:
-        """A command; *inputs* are paths in the folder (with ``/`` at the end: all in it) or ``stage.slot``."""
+        """Add a command; *inputs* are paths in the folder (ending with ``/``: everything in it) or ``stage.slot``."""
         env = dict(environment or {})
         self._add(
             name,
@@ -112,7 +112,7 @@ class Project:
     def build(
         self, *, jobs: int = 2, keep_going: bool = False, rebuild: bool = False, access: FileAccess = FileAccess.FREE
     ) -> Built:
-        """Run all stages that were declared so far."""
+        """Run all stages declared so far."""
         store = Store(self.cache)
         try:
             graph = Graph.of(self.nodes, self._sources())

@@ -1,4 +1,4 @@
-"""What runs together never takes more than there is, and what needs much is not passed over for ever."""
+"""Parallel runs never exceed the capacity, and large ones do not starve."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MB = 10**6
 
 @dataclass
 class Played:
-    """Runs that were played through in steps of one: by name, when each began and ended."""
+    """Runs simulated in steps of one: start and end of each by name."""
 
     began: dict[str, int]
     ended: dict[str, int]
 
     def together(self, name: str) -> set[str]:
-        """What ran beside *name* at any time."""
+        """Return what ran in parallel with *name* at any time."""
         return {
             other
             for other in self.began
@@ -30,7 +30,7 @@ class Played:
 
 
 def play(capacity: Capacity, runs: dict[str, tuple[ResourceRequest, int]]) -> Played:
-    """All of *runs* could begin from the start, and go first in their order; each takes so many steps."""
+    """Simulate *runs*, all ready from the start and prioritized in their order; each takes that many steps."""
     admission = Admission(capacity)
     dispatch: ReadyQueue[str] = ReadyQueue(admission, {}, {})
     for name, (need, _) in runs.items():
@@ -60,7 +60,7 @@ def test_two_that_are_too_large_together_never_meet_and_small_ones_run_beside() 
 
 
 def test_what_needs_much_waits_only_for_what_ran_before_it_was_there() -> None:
-    """Without room kept for it, two of the small ones would always run, and it would begin after the last of them."""
+    """Without a reservation two of the small ones would always run, and it would start after the last of them."""
     small = {f"small {number}": (of(150), 3 + number % 2) for number in range(20)}
     runs = {"first": (of(150), 3), "second": (of(150), 4), "big": (of(200), 5), **small}
     played = play(Capacity(3, 300 * MB), runs)

@@ -1,4 +1,4 @@
-"""A result that came out well and is not what a build needs: its stage fails, its record stays."""
+"""A result that is valid but not what a build needs: its stage fails, its record stays."""
 
 from __future__ import annotations
 

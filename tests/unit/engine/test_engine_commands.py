@@ -1,4 +1,4 @@
-"""Commands and functions of the user's: what they see, what they may do, and what becomes of what they write."""
+"""Commands and functions of the user: what they see, what they may do, and what happens to their outputs."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_children_that_a_command_leaves_are_ended_with_it(project: Project) -> N
 
 
 def has_ended(pid: int) -> bool:
-    """Whether it soon has; one that nobody has reaped yet has ended."""
+    """Return whether it ends soon; a zombie counts as ended."""
     for _ in range(3000):
         state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
         if state.stdout.strip()[:1] in ("", "Z"):

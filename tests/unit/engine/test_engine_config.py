@@ -1,4 +1,4 @@
-"""A stage's config arrives in its worker as it was resolved, through JSON text."""
+"""A stage's config reaches its worker unchanged, through JSON text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ json_values = st.recursive(
 
 
 def values(hint: object) -> st.SearchStrategy[typing.Any]:
-    """Everything that a field of type *hint* can hold."""
+    """Return a strategy for everything that a field of type *hint* can hold."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in BY_TYPE:
         return BY_TYPE[hint]

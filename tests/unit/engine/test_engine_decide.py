@@ -1,4 +1,4 @@
-"""Run or reuse: each decision says why, in the words of the recipe."""
+"""Run or reuse: each decision has a reason, in the words of the recipe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def store() -> NotedStore:
 
 @pytest.fixture
 def keep(store: NotedStore, tmp_path: Path) -> Keep:
-    """Record a run of *made*, remembered under *name*."""
+    """Records a run of *made*, remembered under *name*."""
 
     def keep(made: KeyInputs = MADE, name: str = "here") -> Record:
         key = cache_key(made)

@@ -1,4 +1,4 @@
-"""What differs between two runs of a stage, in words; and which record is nearest to what was never built."""
+"""The differences between two runs of a stage as text, and the record nearest to a stage that was never built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checked inputs: every file that a stage read and does not declare is named, however the command spells it."""
+"""Checked inputs: every undeclared file that a stage reads is named, however the command refers to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def read_besides(project: Project, text: str, *, inputs: dict[str, str] | None = None) -> str:
-    """What is said to be read and not declared by the shell command *text*; empty when it is stored."""
+    """Return the files that the shell command *text* reads undeclared; empty if its result is stored."""
     project.nodes.clear()
     project.command("stage", "sh", "-c", f"{text} > {{outputs.o}}", inputs=inputs, outputs=OUT)
     built = project.build(access=FileAccess.TRACE)
@@ -55,7 +55,7 @@ def test_a_script_outside_of_the_project_and_what_it_imports(project: Project, c
     both = f"{project.root}/tools/gen.py, {project.root}/tools/words.py"
 
     assert read_besides(project, program) == both
-    # By now Python has the module compiled, and opens only that.
+    # By now Python has a compiled module, and opens only that.
     assert list(project.root.glob("tools/__pycache__/*")) == []
     assert read_besides(project, f"PYTHONDONTWRITEBYTECODE= {program}") == both
     assert list(project.root.glob("tools/__pycache__/*"))

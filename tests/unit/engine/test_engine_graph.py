@@ -1,4 +1,4 @@
-"""A graph that cannot work is refused by name before anything runs; one that can comes in an order that works."""
+"""An invalid graph is rejected with the names of the culprits before anything runs; a valid one is ordered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs in the user's folder: a file is whole where it is looked for, whenever the process is killed."""
+"""Outputs in the user's folder: a file is complete under its name, whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def file(store: Store, tmp_path: Path) -> FileEntry:
-    """A file of a folder that a stage has put out."""
+    """A file from the output folder of a stage."""
     made = KeyInputs("stage", 1, {}, {}, {})
     (tmp_path / "scratch" / "made" / "deep").mkdir(parents=True)
     (tmp_path / "scratch" / "made" / "deep" / "words").write_bytes(DATA)

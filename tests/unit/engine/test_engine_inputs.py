@@ -1,4 +1,4 @@
-"""What a stage reads: which sources lie in its folder, and what is noticed when they change."""
+"""What a stage reads: the sources in its folder, and how changes to them are detected."""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ key_inputs = st.builds(KeyInputs, **made_of)
 
 
 def exactly(value: Any) -> str:
-    """What tells values apart that Python takes for equal (1, 1.0, True), whatever the order of names."""
+    """Return a text that distinguishes values equal in Python (1, 1.0, True), independent of the order of names."""
     if isinstance(value, dict):
         return repr({key: exactly(value[key]) for key in sorted(value)})
     return repr([exactly(inner) for inner in value]) if isinstance(value, list) else repr(value)
 
 
 def turned(value: Any) -> Any:
-    """The same value with its names in another order."""
+    """Return the same value with its names in another order."""
     if isinstance(value, dict):
         return {key: turned(value[key]) for key in reversed(value)}
     return [turned(inner) for inner in value] if isinstance(value, list) else value
@@ -89,6 +89,6 @@ def test_a_new_version_of_a_stage_has_another_key() -> None:
 
 
 def test_a_key_of_this_format_stays_what_it_is() -> None:
-    """Raise KEY_FORMAT when this fails, or every record out there is silently lost."""
+    """Raise KEY_FORMAT when this fails, or every existing record is silently lost."""
     made = KeyInputs("quantize", 3, {"quant": {"samples": 10, "bits": 8.0}}, {"model": "sha256:ab"}, {"onnx": "1.23"})
     assert cache_key(made) == "51817f0c05d53ba0660180764d1bf98f2d0ca1a423a1621863ebb3230928c648"

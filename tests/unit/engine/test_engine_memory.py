@@ -1,4 +1,4 @@
-"""Processes that take memory: those too large to be together never meet, by what is declared and what was measured."""
+"""Memory limits: processes too large to run together never do, by their declared and measured sizes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pairs:
         self._runs = 0
 
     def run(self, pairs: Sequence[int], declared: int, *, jobs: int, salt: int = 0) -> Mapping[str, StageResult]:
-        """Of each of *pairs* the large one, which says that it takes *declared* bytes, then of each the small one."""
+        """Run the large one of each of *pairs*, which declares *declared* bytes, then each small one."""
         self._runs += 1
         sources = [self._pair(number) for number in pairs]
         nodes = [
@@ -55,7 +55,7 @@ class Pairs:
         runner = Runner(
             graph, self.store, LocalExecutor(), self.store.fingerprints,
             scratch=scratch, failures=self.folder / "failures", made_by="tests", rebuild=False,
-            timeout_seconds=60.0,  # else one that waits for who never comes would wait for an hour
+            timeout_seconds=60.0,  # otherwise a process whose partner never comes would wait for an hour
         )  # fmt: skip
         order = {node.id: place for place, node in enumerate(nodes)}
         options = RunOptions("here", jobs, True, order=order, memory_bytes=BUDGET)
@@ -86,7 +86,7 @@ def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="processes meet through a named pipe")
 def test_processes_that_are_too_large_together_never_meet_and_small_ones_run_beside(pairs: Pairs) -> None:
-    """A large one ends only when its small one runs beside it, and fails when it meets the other large one."""
+    """A large one ends only when its small one runs in parallel, and fails when it meets the other large one."""
     results = pairs.run([1, 2], 200 * MB, jobs=2)
     assert {result.error for result in results.values()} == {""}
     assert {result.status for result in results.values()} == {Status.RAN}
@@ -94,7 +94,7 @@ def test_processes_that_are_too_large_together_never_meet_and_small_ones_run_bes
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="processes meet through a named pipe")
 def test_what_was_measured_counts_where_too_little_was_declared(pairs: Pairs) -> None:
-    # Together with a large one a small one is all that there is room for, so that nothing else decides.
+    # Next to a large one there is room only for a small one, so nothing else decides.
     first = pairs.run([1], 0, jobs=2)
     record = first["be_large 1"].record
     assert record is not None
@@ -106,7 +106,7 @@ def test_what_was_measured_counts_where_too_little_was_declared(pairs: Pairs) ->
 
 
 def test_what_a_run_has_shown_counts_for_those_that_wait_already(bench: Bench) -> None:
-    """Nothing is known of any of them when the first two begin; what those took is too much for two."""
+    """No sizes are recorded when the first two start; their measured size is too large for two."""
     first_two = threading.Barrier(2)
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
@@ -158,7 +158,7 @@ def test_what_a_node_takes_is_what_it_took_else_what_its_stage_did_else_what_is_
 def test_what_a_run_has_shown_is_the_largest_of_those_with_about_as_much_to_read(
     shown: list[tuple[int, int]], read: int
 ) -> None:
-    """Whatever came in between, and however often: *shown* are peaks, and what was read."""
+    """Regardless of what came in between, and how often: *shown* are peaks and input sizes."""
     found = CostModel(stored(), SHARED)
     for place, (peak, size) in enumerate(shown):
         known = max((each for each, _ in shown[:place]), default=0)
@@ -177,7 +177,7 @@ def test_where_memory_does_not_matter_nobody_looks_at_records() -> None:
 
 
 def test_rounds_that_change_nothing_take_no_time() -> None:
-    """optimize.1 reads flags that analyze most often leaves as they were, and is found then, as is all behind it."""
+    """optimize.1 reads flags that analyze rarely changes, and is then reused, with everything downstream."""
     slots = {"model": InputSlot(None), "flags": InputSlot(None)}
     optimize = Stage("optimize", 1, "", "", slots, {"model": TEXT})
     analyze = Stage("analyze", 1, "", "", slots, {"flags": TEXT}, likely_unchanged=("flags",))

@@ -1,4 +1,4 @@
-"""Whatever graphs are merged: every part gets what it would get alone, and no work is done twice."""
+"""Whatever graphs are merged: every part gets the same result as alone, and no work is done twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCES = ("weights", "data")
 
 @dataclass(frozen=True)
 class Drawn:
-    """A graph to be: the text of each source, and for each node its stage, setting and inputs."""
+    """A drawn graph: the text of each source, and stage, setting and inputs of each node."""
 
     texts: tuple[str, ...]
     nodes: tuple[tuple[str, int, tuple[str, ...]], ...]
@@ -35,7 +35,7 @@ class Drawn:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Drawn:
-    # Few different values, so that much of one graph is in another.
+    # Few different values, so that graphs overlap often.
     texts = tuple(draw(st.sampled_from("ab")) for _ in SOURCES)
     nodes: list[tuple[str, int, tuple[str, ...]]] = []
     for place in range(draw(st.integers(1, 4))):
@@ -46,7 +46,7 @@ def graphs(draw: st.DrawFn) -> Drawn:
 
 
 class Parts:
-    """The drawn graphs as real ones, each with source files of its own."""
+    """The drawn graphs as real ones, each with its own source files."""
 
     def __init__(self, folder: Path, drawn: Sequence[Drawn]) -> None:
         self.bench = Bench(folder, NotedStore())
@@ -65,7 +65,7 @@ class Parts:
         return Source(name, written.kind, written.files)
 
     def alone(self, place: int) -> dict[str, str]:
-        """What each node of a part gives when nothing else is there."""
+        """Return the output of each node of a part that runs alone."""
         part = self.parts[place]
         nodes: list[Node] = list(part.graph.nodes)
         bench = Bench(self.bench.folder / part.label, NotedStore())
@@ -73,7 +73,7 @@ class Parts:
         return {each.id: bench.text(ran.file(each.id)) for each in nodes}
 
     def together(self, merged: Merged, jobs: int = 2) -> tuple[list[dict[str, str]], list[str]]:
-        """The same of all parts run as one graph, and the nodes that were run."""
+        """Return the same for all parts run as one graph, and the nodes that were run."""
         scratch = self.bench.folder / "scratch"
         scratch.mkdir()
         store = self.bench.store

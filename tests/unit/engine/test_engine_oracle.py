@@ -1,6 +1,4 @@
-"""Whatever is edited, lost or fails between builds: a build gives what building everything anew would give, and runs
-nothing whose result was there.
-"""
+"""Whatever is edited, lost or fails between builds: a build equals a clean build, and runs only what is not cached."""
 
 from __future__ import annotations
 
@@ -31,13 +29,15 @@ MOST_STEPS = 8
 
 
 def output(stage: str, salt: int, inputs: list[str], slot: str) -> str:
-    """One of three texts: so few that different inputs often give the same bytes, and the work behind is spared."""
+    """Return one of three texts: so few that different inputs often give the same bytes, which spares
+    downstream work.
+    """
     return "xyz"[zlib.crc32(f"{stage} {salt} {inputs} {slot}".encode()) % 3]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A node to be: ``stage`` is one of few, so that some nodes are the same work under two names."""
+    """A node to build: ``stage`` is one of few, so that some nodes are the same work under two names."""
 
     id: str
     stage: str
@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work, by all that it depends on: what a key has to tell apart."""
+    """A unit of work by everything it depends on: what a key must distinguish."""
 
     stage: str
     salt: int
@@ -67,21 +67,21 @@ class Work:
 
 
 def nth(names: Iterable[str], number: int) -> list[str]:
-    """One of *names*, or none. Drawn by number, since which names there are may depend on what ran beside what."""
+    """Return one of *names*, or none. Drawn by number, since the names may depend on timing."""
     ordered = sorted(names)
     return ordered[number % len(ordered) :][:1] if ordered else []
 
 
 @dataclass(frozen=True)
 class Before:
-    """What the store had when a run began: work with a record and sound outputs, and whether anything was rotten."""
+    """The store at the start of a run: work with a record and intact outputs, and whether anything was damaged."""
 
     spared: frozenset[Work]
     rotten: bool
 
 
 class Builds(RuleBasedStateMachine):
-    """Any number of builds in a row, of a graph that changes, with a store that loses things."""
+    """Any number of builds in a row, of a changing graph, with a store that loses things."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Builds(RuleBasedStateMachine):
         for _ in range(count):
             self.add_node(data)
 
-    # Kinds of change are drawn, not rules of their own: else a run would be one step in seven.
+    # Kinds of change are drawn within one rule: otherwise only one step in seven would be a run.
 
     @rule(data=st.data(), kind=st.sampled_from(["add", "remove", "rewire", "setting", "source", "swap", "revert"]))
     def edit(self, data: st.DataObject, kind: str) -> None:
@@ -133,7 +133,7 @@ class Builds(RuleBasedStateMachine):
         self.numbers += 1
 
     def remove_node(self, place: int) -> None:
-        """Who read from it reads less."""
+        """Its readers have one input fewer."""
         gone = self.steps.pop(place).id
         self.steps = [
             replace(step, inputs=tuple(name for name in step.inputs if name.partition(".")[0] != gone))
@@ -141,7 +141,7 @@ class Builds(RuleBasedStateMachine):
         ]
 
     def draw_inputs(self, data: st.DataObject, place: int) -> tuple[str, ...]:
-        """Of the sources and the nodes before that *place*."""
+        """Draw from the sources and the nodes before *place*."""
         names = [*SOURCES, *(f"{step.id}.{slot}" for step in self.steps[:place] for slot in SLOTS)]
         return tuple(data.draw(st.lists(st.sampled_from(names), max_size=3)))
 
@@ -171,7 +171,7 @@ class Builds(RuleBasedStateMachine):
     @rule(data=st.data(), jobs=st.integers(1, 3), keep_going=st.booleans(), too_late=st.booleans())
     def build_with_failures(self, data: st.DataObject, jobs: int, keep_going: bool, too_late: bool) -> None:
         bad = data.draw(st.sets(st.sampled_from([step.id for step in self.steps]), min_size=1))
-        # A stage that had run may be run again, and fail, for a reader that meets a rotten file: others have read it.
+        # A completed stage may run again, and fail, when a reader finds a damaged file that others have read.
         rotten = self.look().rotten
         ran = self.run_graph(bad, too_late=too_late, jobs=jobs, keep_going=keep_going)
         failed, skipped = set(ran.of(Status.FAILED)), set(ran.of(Status.SKIPPED))
@@ -192,7 +192,7 @@ class Builds(RuleBasedStateMachine):
         rebuild: bool = False,
         scope: str = "here",
     ) -> Ran:
-        """One run, in which the nodes *bad* fail: at once, or *too_late*, when they have written their outputs."""
+        """Run once, with the nodes *bad* failing: at once, or if *too_late* after writing their outputs."""
 
         def do(node: Node, workspace: Workspace) -> JsonObject:
             if node.id in bad and not too_late:
@@ -229,7 +229,7 @@ class Builds(RuleBasedStateMachine):
         return Before(frozenset(spared), not all(sound.values()))
 
     def works(self) -> dict[str, Work]:
-        """What each step comes to when everything is made anew: the oracle."""
+        """Return the work of each step in a clean build: the oracle."""
         texts, works = dict(self.texts), {}
         for step in self.steps:
             work = Work(step.stage, step.salt, tuple(texts[name] for name in step.inputs))
@@ -240,12 +240,12 @@ class Builds(RuleBasedStateMachine):
     def check_outputs(self, ran: Ran) -> None:
         for node_id, work in self.works().items():
             if ran.results[node_id].record is not None:
-                # The digest: rot in bytes that nobody reads is for whoever fetches them to find.
+                # Compare digests: damage to bytes that nobody reads is detected when they are fetched.
                 found = [ran.file(node_id, slot).digest for slot in SLOTS]
                 assert found == work.digests()
 
     def check_keys(self, ran: Ran) -> None:
-        """One key for the same work, whatever its name and place; another for any other."""
+        """Equal work has equal keys, whatever its name and position; different work has different ones."""
         for node_id, work in self.works().items():
             key = ran.results[node_id].cache_key
             if key is not None:

@@ -1,4 +1,4 @@
-"""What begins first, how long all of it takes, and how long the rest will: from seconds alone, nothing runs."""
+"""Start order, total duration and time left, computed from durations without running anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from winml_dag.engine.resources import Admission, Capacity, ReadyQueue, Resource
 from winml_dag.engine.stage import Node
 from winml_dag.store.record import KeyInputs, Record
 
-# Two cells on one export, and one that shares nothing.
+# Two cells sharing one export, and one that shares nothing.
 SWEEP = (
     node("export"),
     node("calibrate", "export.out"),
@@ -38,7 +38,7 @@ def test_the_critical_path_of_a_run_leaves_out_what_took_no_time() -> None:
 
 
 def dispatched(seconds: Mapping[str, float], nodes: tuple[Node, ...], places: int, left: float) -> list[str]:
-    """All *nodes* in the order in which they begin, as long as *left* is what is left."""
+    """Return all *nodes* in start order, while *left* is the time left."""
     admission = Admission(Capacity(places))
     order = {node.id: place for place, node in enumerate(nodes)}
     dispatch: ReadyQueue[str] = ReadyQueue(admission, order, chains(Graph.of(nodes), seconds))
@@ -82,7 +82,7 @@ def test_what_took_long_last_time_begins_first_where_that_helps(bench: Bench, jo
 
 
 def left_of(nodes: tuple[Node, ...], seconds: Mapping[str, float], places: int) -> Eta:
-    """Of *nodes* none of which has begun, at a moment that stays."""
+    """Return the time left for *nodes*, none of which has started, at a frozen time."""
     return Eta(Work(Graph.of(nodes), seconds), Admission(Capacity(places)), clock=lambda: 0.0)
 
 
@@ -128,9 +128,7 @@ def test_what_a_failure_keeps_from_running_is_not_waited_for() -> None:
 
 
 def test_a_forecast_learns_from_stages_that_it_only_guessed_at() -> None:
-    """Of export something is known from elsewhere, of compile nothing: nobody can tell how long that takes, until one
-    has run.
-    """
+    """Durations of export are recorded elsewhere, of compile none: its duration is unknown until one has run."""
     now = [0.0]
     nodes = tuple(node(f"{stage} {number}", of=stage) for stage in ("export", "compile") for number in range(3))
     stages = {each.id: each.stage.name for each in nodes}

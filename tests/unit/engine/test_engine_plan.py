@@ -1,4 +1,4 @@
-"""What a plan says of each stage, why, and what it goes by where an output is usually the same."""
+"""What a plan reports on each stage with its reason, and its assumptions where an output usually stays the same."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_source_that_was_edited_is_named_by_its_file(bench: Bench) -> None:
 def test_a_stages_own_output_that_came_out_differently_is_named_by_its_file(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     bench.run(LINE, [weights])
-    # Another build runs export alone, so that here the bytes of what it gives are known already.
+    # Another build runs export alone, so that the bytes of its output are already recorded.
     edited = (node("export", "weights", salt=1), *LINE[1:])
     bench.run(edited[:1], [weights], scope="elsewhere")
     found = explain(bench, edited, [weights])
@@ -194,7 +194,7 @@ def constant_flags(node: Node, workspace: Workspace) -> JsonObject:
 
 
 def planned(bench: Bench, nodes: tuple[Node, ...], sources: Sequence[Source] = ()) -> dict[str, StageResult]:
-    """With all that can be said as reasons."""
+    """Return the plan with complete reasons."""
     sources = sources or [bench.source("weights", "w")]
     return {result.node.id: result for result in bench.plan(nodes, sources, explain=True)}
 
@@ -218,7 +218,7 @@ def test_nothing_is_assumed_of_what_never_ran_or_is_known(bench: Bench) -> None:
 
 
 def test_where_it_never_ran_a_plan_goes_by_what_is_read_in_that_slot(bench: Bench) -> None:
-    """As analyze hands on what it reads when it finds nothing: what follows is known although analyze is not."""
+    """As analyze passes on its input when it finds nothing: what follows is predictable although analyze is not."""
     first = node("optimize", "weights", "flags")
     analyze = replace(node("analyze", "weights", outputs=("result", "flags")), inputs={"flags": "flags"})
     analyze = replace(

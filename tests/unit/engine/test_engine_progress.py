@@ -1,4 +1,4 @@
-"""How far a stage is: what of it is written, and who can read it when."""
+"""Progress of a stage: what is written, and who can read it when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PERIOD = 0.2
 
 
 class Clock:
-    """Time that goes on when it is told to."""
+    """Time that advances on request."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -115,7 +115,7 @@ def test_where_nothing_can_be_written_telling_is_no_error(tmp_path: Path) -> Non
 def test_a_reader_in_the_way_delays_the_last_but_does_not_lose_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Windows, where a file that is being read cannot be replaced."""
+    """As on Windows, where a file cannot be replaced while it is read."""
     replace = Path.replace
     refusals = iter([True, True, False, False])
 
@@ -150,7 +150,7 @@ def test_what_has_no_folder_yet_has_told_nothing(tmp_path: Path) -> None:
 
 
 def telling(notes: Notes, read: list[Progress | None]) -> Callable[[Node, Workspace], JsonObject]:
-    """Work that tells how far it is, and notes what its observer can read meanwhile."""
+    """Return work that reports progress, and records what its observer can read meanwhile."""
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
         if node.stage.name == "calibrate":

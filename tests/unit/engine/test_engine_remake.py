@@ -1,4 +1,4 @@
-"""Damage in the cache costs the stages whose bytes were lost, and never a wrong result."""
+"""Damage in the cache costs only reruns of the affected stages, and never gives a wrong result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def line(*, salt: int = 0) -> list[Node]:
 
 
 def writing(node_id: str, texts: list[str]) -> Callable[[Node, Workspace], JsonObject]:
-    """Work that gives other bytes each time it is done, for the one node *node_id*."""
+    """Return work that gives different bytes each time, for the node *node_id*."""
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
         if node.id != node_id:
@@ -115,7 +115,7 @@ def test_what_has_failed_is_not_tried_again_when_its_input_is_made_again(bench: 
 
 
 class MeetingStore(NotedStore):
-    """Lets nobody fetch an artifact before as many ask for it as were announced."""
+    """Blocks fetches of an artifact until the announced number of requests has arrived."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def test_two_that_meet_the_same_rot_at_once_both_get_it_made_again(tmp_path: Pat
 
 
 class VanishingStore(NotedStore):
-    """What was stored first cannot be fetched. All but one learn so only when it has been made again."""
+    """The first stored artifact cannot be fetched. All requests but one learn so only after it was regenerated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class VanishingStore(NotedStore):
 
 @dataclass
 class Settled(Notes):
-    """Tells when the scheduler has settled that *export* ran."""
+    """Signals when the scheduler has processed the run of *export*."""
 
     made_again: threading.Event = field(default_factory=threading.Event)
 
@@ -197,7 +197,7 @@ def test_many_that_learn_late_of_one_loss_are_no_sign_of_a_broken_disk(tmp_path:
 
 
 class RottingStore(NotedStore):
-    """A broken disk: what *stage* puts out is damaged as soon as it is stored."""
+    """A failing disk: outputs of *stage* are damaged as soon as they are stored."""
 
     def __init__(self, stage: str) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def test_what_is_made_again_differently_is_passed_on(bench: Bench) -> None:
 
 
 def test_results_speak_of_one_and_the_same_graph_after_something_was_made_again_differently(bench: Bench) -> None:
-    """``early`` runs on the first bytes, then its input rots and comes back as bytes that it once ran on."""
+    """``early`` runs on the first bytes, then its input is damaged and regenerated as bytes of an earlier run."""
 
     def nodes(salt: int) -> list[Node]:
         return [node("export", salt=salt), node("early", "export.out"), node("late", "export.out", "early.out")]
@@ -254,7 +254,7 @@ def test_results_speak_of_one_and_the_same_graph_after_something_was_made_again_
 
 
 def test_what_ran_meanwhile_on_bytes_that_were_made_again_is_decided_anew(bench: Bench) -> None:
-    """``slow`` has read the first bytes and still runs when they are found rotten and come back as others."""
+    """``slow`` has read the first bytes and still runs when they are found damaged and regenerated differently."""
     remade = threading.Event()
     texts = ["first", "second"]
 
@@ -293,8 +293,10 @@ def test_what_ran_meanwhile_on_bytes_that_were_made_again_is_decided_anew(bench:
 
 
 def test_one_that_waits_for_an_equal_run_is_decided_once_after_what_both_read_was_made_again(bench: Bench) -> None:
-    """``second`` waits for ``first``, which does the same, while what both read is found rotten and made again as other
-    bytes. Then it is decided anew, and waits for a place when ``first`` ends.
+    """``second`` waits for ``first``, which does the same, while their input is found damaged and regenerated
+    differently.
+
+    Then it is decided again, and waits for a free slot when ``first`` ends.
     """
     rotten, reread, ended = threading.Event(), threading.Event(), threading.Event()
     write = writing("export", ["before", "after"])

@@ -1,4 +1,4 @@
-"""A run on its own: what it is checked against, and its end, after which nothing touches the scratch folder."""
+"""A single run: its checks, and its end, after which nothing touches the scratch folder."""
 
 from __future__ import annotations
 

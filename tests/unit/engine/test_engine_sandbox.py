@@ -1,4 +1,4 @@
-"""The sandbox: what is not declared is not there, and cannot be written."""
+"""The sandbox: undeclared files are invisible and not writable."""
 
 from __future__ import annotations
 

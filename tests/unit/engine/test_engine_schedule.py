@@ -1,4 +1,4 @@
-"""The scheduler: what runs beside what, what stops when something fails, and what need not run at all."""
+"""The scheduler: what runs in parallel, what stops on a failure, and what does not have to run."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_rerun_that_gives_the_same_bytes_stops_there(bench: Bench) -> None:
 
 
 def test_the_second_of_two_equal_stages_is_a_hit(bench: Bench) -> None:
-    """The unrolled loop: analyze has nothing to add, so the second optimize has the key of the first."""
+    """The unrolled loop: analyze adds nothing, so the second optimize has the key of the first."""
     twice = (node("optimize.0", "weights", of="optimize"), node("optimize.1", "weights", of="optimize"))
     for jobs in (1, 2):
         ran = bench.run(twice, [bench.source("weights", f"w{jobs}")], jobs=jobs)
@@ -127,7 +127,7 @@ def test_no_more_run_at_once_than_there_are_jobs(bench: Bench, jobs: int) -> Non
 
 
 def test_a_stage_that_becomes_ready_takes_the_place_that_became_free(bench: Bench) -> None:
-    """``slow`` cannot end before ``behind`` runs, which needs ``quick``: nobody waits for a whole round."""
+    """``slow`` cannot end before ``behind`` runs, which needs ``quick``: stages do not wait for a whole batch."""
     behind_runs = threading.Event()
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
@@ -233,7 +233,7 @@ def test_a_source_that_changes_while_it_is_used_fails_the_stage_by_name(bench: B
 
 
 def test_a_source_that_is_changed_for_a_while_only_fails_the_stage_too(bench: Bench) -> None:
-    """What the stage got is not what its key says, though the file is back as it was when it ends."""
+    """The stage's input differs from its key, although the file is restored by the time it ends."""
     weights = bench.source("weights", "w")
 
     def work(node: Node, workspace: Workspace) -> JsonObject:

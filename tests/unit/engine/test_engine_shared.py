@@ -1,6 +1,4 @@
-"""Graphs on a store with a remote behind it: how often it is asked, what it brings, and what happens when it vanishes
-in the middle.
-"""
+"""Graphs on a store with a remote: number of requests, fetched data, and a remote that vanishes during a run."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ TRUST = Trust((SigningKey("team", b"k" * 32),), Maker("winml_dag 0.1.0"))
 
 
 class Asked(Remotes):
-    """Writes down how many keys each look asked for."""
+    """Records the number of keys in each lookup."""
 
     looks: list[int]
 
@@ -38,7 +36,7 @@ class Asked(Remotes):
 
 
 class SharedBench(Bench):
-    """A machine of its own before *remote*."""
+    """A machine with its own store in front of *remote*."""
 
     def __init__(self, folder: Path, name: str, remote: MemoryRemote) -> None:
         (folder / name).mkdir(exist_ok=True)
@@ -86,7 +84,7 @@ def machine(tmp_path: Path, remote: MemoryRemote) -> Iterator[Machine]:
 
 
 def line(label: str = "", *, salt: int = 0) -> list[Node]:
-    """Five stages in a row, the last with a *salt* of its own."""
+    """Return a chain of five stages, the last with its own *salt*."""
     nodes = [node(f"{label}first", "weights", of="first")]
     for before, name in [("first", "second"), ("second", "third"), ("third", "fourth")]:
         nodes.append(node(f"{label}{name}", f"{label}{before}.out", of=name))
@@ -167,7 +165,7 @@ def test_a_remote_that_vanishes_after_all_was_decided_costs_runs_and_no_result(
 
 
 def test_any_number_of_blobs_may_vanish_at_once(machine: Machine, remote: MemoryRemote, bench: Bench) -> None:
-    """Many readers, each of many makers, at several places: all meet the loss at a moment of their own."""
+    """Many readers of many makers, in several positions: each detects the loss at a different time."""
     makers = [node(f"maker{number}", "weights", outputs=("one", "two")) for number in range(5)]
     inputs = [maker.output(slot) for maker in makers for slot in ("one", "two")]
 

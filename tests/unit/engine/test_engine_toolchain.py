@@ -1,4 +1,4 @@
-"""Versions of installed distributions, as ``importlib.metadata`` tells them, without importing it."""
+"""Versions of installed distributions, equal to those of ``importlib.metadata`` but without importing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only plans, explains or finds everything up to date must start at once: nothing heavy is imported for it."""
+"""Planning, explaining and up-to-date checks must start fast: they import nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "onnxscript", "onnx_ir", "numpy", "networkx", "scipy"}
-# What remotes, clusters and documents for others take.
+# Used by remotes, clusters and provenance documents.
 HEAVY |= {"urllib3", "obstore", "distributed", "dask", "cryptography"}
 HEAVY |= {"cyclonedx", "packageurl", "jsonschema", "in_toto_attestation", "google"}
 

@@ -1,4 +1,4 @@
-"""A stage in a process of its own: what it gets, what it may do, and what is told of it."""
+"""A stage in a separate process: its inputs, its rights, and what is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RunWork = Callable[..., tuple[Outcome, Path]]
 
 @pytest.fixture
 def run_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunWork:
-    """Run one function of ``engine_stages`` in a worker; returns the outcome and the folder of its job."""
+    """Runs one function of ``engine_stages`` in a worker; returns the outcome and the folder of its job."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
     def run_work(

@@ -1,4 +1,4 @@
-"""A stage in the Python of another environment: it has that environment's packages, and of ours this one alone."""
+"""A stage in the Python of another environment uses that environment's packages, and only this package from here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def need_what_is_not_there(config, workspace):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real one, with a module of its own and none of our packages."""
+    """A real environment, with its own module and without the packages of this one."""
     folder = tmp_path_factory.mktemp("other") / "venv"
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
     next(path for path in folder.rglob("site-packages") if path.is_dir()).joinpath("only_there.py").write_text(WORK)

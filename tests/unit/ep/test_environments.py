@@ -1,4 +1,4 @@
-"""Other environments that the user names: where they are read from, what is seen of them, and what is refused."""
+"""Other environments that the user names: where they are configured, what is read of them, and what is rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ posix_only = pytest.mark.skipif(sys.platform == "win32", reason="environments li
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A venv, with what installers leave of two builds of onnxruntime."""
+    """A venv with the installed metadata of two builds of onnxruntime."""
     folder = tmp_path_factory.mktemp("real") / ".venv-openvino"
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
     packages = next(path for path in folder.rglob("site-packages") if path.is_dir())
@@ -36,7 +36,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration file to write; the variable that has precedence is empty."""
+    """A configuration file to write; the variable with higher precedence is empty."""
     monkeypatch.delenv(ENVIRONMENTS_VARIABLE, raising=False)
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config.toml"))
     return tmp_path / "config.toml"
@@ -80,7 +80,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(config: Path, real: Path, mon
 def test_a_user_without_a_home_has_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in (CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, "XDG_CONFIG_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    # As Python has it where neither the environment nor the system knows a home.
+    # As in Python where neither the environment nor the system has a home folder.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert environment_of(OPENVINO) is None
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, "openvino=~nobody/.venv")

@@ -85,7 +85,7 @@ def test_a_provider_that_is_not_here_is_refused_with_what_to_do(monkeypatch, tmp
 
 @pytest.fixture
 def packages(monkeypatch, tmp_path):
-    """Puts distributions, plug-ins (names without a version) and system libraries where they are looked for."""
+    """Installs distributions, plug-ins (names without a version) and system libraries where they are searched for."""
     site, system = tmp_path / "site", tmp_path / "system"
     site.mkdir()
     system.mkdir()
@@ -173,7 +173,7 @@ def test_a_provider_is_found_by_its_package_and_its_libraries_by_name_order(monk
     assert not installed(find_ep("dml"))
     assert libraries_of(QNN, None).names() == ["QnnHtp.dll", "libQnnHtp.so", "libs/libA.so.1.7"]
     assert libraries_of(QNN, None).folders == (package, package / "libs")
-    # One that is part of its build of onnxruntime comes with that build's libraries.
+    # A provider built into onnxruntime comes with that build's libraries.
     assert libraries_of(find_ep("cuda"), None).names() == ["libonnxruntime.so.1.31.1", "onnxruntime_providers_cuda.dll"]
     assert libraries_of(find_ep("dml"), None) == Libraries()
 

@@ -1,4 +1,4 @@
-"""What the CPU quantizes by default: onnxruntime really has integer kernels for it, or moves bytes."""
+"""Operators that are quantized for the CPU by default: onnxruntime has integer kernels for them, or they move bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QDQ = ("QuantizeLinear", "DequantizeLinear")
 
 @dataclass(frozen=True)
 class Sample:
-    """Shapes of quantized inputs; of the inputs behind them weights (quantized too) and constants; attributes."""
+    """Shapes of the quantized inputs; weights (also quantized) and constants of the inputs after them; attributes."""
 
     shapes: tuple[tuple[int, ...], ...] = ((4, 8),)
     weights: tuple[tuple[int, ...], ...] = ()
@@ -64,7 +64,7 @@ SAMPLES: Mapping[str, Sample] = {
     "Transpose": Sample(attributes={"perm": [1, 0]}),
     "Unsqueeze": Sample(constants=([0],)),
     "Where": Sample(((4, 8), (4, 8)), constants=([True, False] * 4,), first=True),
-    # Without a kernel for integers.
+    # Without an integer kernel.
     "BatchNormalization": Sample((IMAGE,), constants=tuple(np.ones(8, np.float32) for _ in range(4))),
     "ConvTranspose": Sample((IMAGE,), ((8, 8, 3, 3),)),
     "Div": Sample(((4, 8), (4, 8))),
@@ -77,12 +77,12 @@ SAMPLES: Mapping[str, Sample] = {
 }
 FLOAT_ONLY = {"BatchNormalization", "Div", "Erf", "HardSigmoid", "Pow", "ReduceMean", "Sqrt"}
 SLOWER = {"AveragePool", "Softmax"}
-# Of use for another reason than kernels.
+# Useful for reasons other than kernels.
 OTHERWISE = {"Clip", "Relu", "ConvTranspose", "LayerNormalization"}
 
 
 def quantized_model(op_type: str, dtype: type[np.unsignedinteger[Any]]) -> onnx.ModelProto:
-    """The operator alone, each of its inputs and outputs between Q and DQ."""
+    """Return the operator alone, with all inputs and outputs between Q and DQ."""
     sample = SAMPLES[op_type]
     middle = np.iinfo(dtype).max // 2 + 1
     scale = np.float32(4 / middle)
@@ -125,7 +125,7 @@ def quantized_model(op_type: str, dtype: type[np.unsignedinteger[Any]]) -> onnx.
 
 
 def runs_on_integers(op_type: str, dtype: type[np.unsignedinteger[Any]], folder: Path) -> bool:
-    """Whether onnxruntime's highest level of optimization leaves no float form of the operator."""
+    """Return whether onnxruntime's highest optimization level leaves no float form of the operator."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.optimized_model_filepath = str(folder / "optimized.onnx")

@@ -1,4 +1,4 @@
-"""Tables of support: what they say of cases that were measured, of others, and of cases that are not known whole."""
+"""Support tables: their verdict on measured cases, on others, and on incomplete cases."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_case_is_one_text_and_back(case: Case) -> None:
 def test_a_table_says_of_measured_cases_what_was_measured(
     rows: dict[tuple[int, str, int], Outcome], seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # What this provider does depends on the case alone: on a few features of it together.
+    # The behaviour of this provider depends only on a few features of the case.
     def does(opset: int, dtype: str, rank: int) -> Outcome:
         return FAILS if opset > 17 and rank > 3 else LEFT if dtype == "int64" or rank == 0 else TAKEN
 
@@ -89,7 +89,7 @@ def test_a_table_says_of_measured_cases_what_was_measured(
     for case, outcome in measured:
         found = one.verdict(case).level
         assert found == other.verdict(case).level
-        # Few measurements are enough to be taken, and not to be refused.
+        # Few measurements suffice for supported, but not for unsupported.
         assert found == outcome.level or (found is Level.UNKNOWN and outcome == FAILS)
 
 
@@ -113,7 +113,7 @@ def test_few_failures_of_a_form_leave_it_unknown(measured: int, level: Level, tm
 
 
 def test_other_operators_of_the_same_types_cannot_speak_for_one_that_failed(tmp_path: Path) -> None:
-    """They can against it."""
+    """They can count against it."""
     for outcome, level in ((TAKEN, Level.UNKNOWN), (FAILS, Level.UNSUPPORTED)):
         others = [(replace(relu(rank, "float16"), op_type=f"Other{opset}", opset=opset), outcome)
                   for rank in range(1, 6) for opset in range(7, 13)]  # fmt: skip
@@ -253,7 +253,7 @@ def test_shipped_tables_know_what_every_user_of_the_provider_knows() -> None:
     conv = Case("Conv", "", 17, (Operand("float32", (1, 3, 14, 14)), weights), (Operand("float32"),))
     for case in (relu(4), conv, replace(conv, quantized=Quantized("uint8", "uint8"))):
         assert (on_npu.verdict(case).level, on_cpu.verdict(case).level) == (Level.SUPPORTED, Level.SUPPORTED), case
-    # Nothing with open sizes, and no double precision.
+    # No open sizes, and no double precision.
     opened = replace(conv, inputs=(Operand("float32", (None, 3, 14, 14)), weights))
     assert on_npu.verdict(opened).level is Level.PARTIAL
     assert on_cpu.verdict(opened).level is Level.SUPPORTED

@@ -1,4 +1,4 @@
-"""Tables of an installed winml-cli: what of them counts, and that ours come first."""
+"""Tables of an installed winml-cli: which parts are used, and that built-in tables take precedence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NPU = Target(QNN, "npu")
 
 
 def cell(value: object) -> str:
-    """A condition as these files have it: JSON with the type of the value beside it."""
+    """Return a condition in the format of these files: JSON with type annotations."""
     return json.dumps(_tagged(value))
 
 

@@ -1,5 +1,7 @@
-"""Providers from the catalog of Windows ML. It is Windows' own, so a catalog of the same form stands for it here; what
-it gives to onnxruntime is a real library where there is one.
+"""Providers from the Windows ML catalog.
+
+The catalog exists only on Windows, so a test double of the same form replaces it. The library it gives to onnxruntime
+is a real one where available.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
 
-# Names and values as the package windowsml 2.5 has them.
+# Names and values as in the package windowsml 2.5.
 CATALOG = """
 import enum, os
 
@@ -55,7 +57,7 @@ class EpCatalog:
 
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A machine with Windows ML, and QNN in its catalog. Returns the folder that the package is in."""
+    """A machine with Windows ML, and QNN in its catalog. Returns the folder of the package."""
     (tmp_path / "windowsml").mkdir()
     (tmp_path / "windowsml" / "__init__.py").write_text(CATALOG)
     for module in (windowsml, availability):
@@ -90,7 +92,7 @@ def test_the_catalog_counts_where_no_package_brings_the_provider() -> None:
 
 @pytest.mark.usefixtures("catalog")
 def test_a_device_goes_to_a_provider_that_the_catalog_has_for_this_machine() -> None:
-    assert installed(OPENVINO)  # which comes first for a GPU
+    assert installed(OPENVINO)  # which takes precedence for a GPU
     assert resolve_target(None, "gpu").ep == QNN
     assert resolve_target("openvino", "gpu").ep == OPENVINO
 

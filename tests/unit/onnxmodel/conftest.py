@@ -1,4 +1,4 @@
-"""Small real models that the tests of this room share."""
+"""Small real models shared by the tests of this package."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def linear() -> ModelMaker:
 
 @pytest.fixture
 def branching() -> onnx.ModelProto:
-    """A bit of everything: subgraphs with weights of their own, a function, constants, sparse weights, notes."""
+    """A bit of everything: subgraphs with their own weights, a function, constants, sparse weights, metadata."""
     big = numpy_helper.from_array(np.arange(512, dtype=np.float32), "big")
     then_out = helper.make_tensor_value_info("then_out", TensorProto.FLOAT, [512])
     else_out = helper.make_tensor_value_info("else_out", TensorProto.FLOAT, [512])
@@ -82,7 +82,7 @@ def low_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def onnx_test_models() -> list[Path]:
-    """The models that the onnx package tests itself with: many exporters, all operators of old."""
+    """The test models of the onnx package: many exporters, all older operators."""
     found = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data").rglob("*.onnx"))
     if not found:
         pytest.skip("this onnx distribution comes without its test models")

@@ -154,7 +154,7 @@ def test_an_output_agrees_with_itself_in_every_decision(scores: np.ndarray) -> N
 
 @given(PAIRS)
 def test_agreements_are_those_that_counting_finds(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    """One decision at a time; where the reference has several best classes, any of them is right."""
+    """One decision at a time; if the reference has several best classes, any of them is correct."""
     found = top1(*pair)
     rows = [values.reshape(-1, values.shape[-1]).tolist() for values in pair]
     agreed = sum(

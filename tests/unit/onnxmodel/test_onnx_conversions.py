@@ -1,4 +1,4 @@
-"""What QNN makes of additions of zero in a QDQ model that somebody else has made."""
+"""How QNN handles additions of zero in a QDQ model from another tool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def model(
     turned: bool = False,
     dtype: type = np.uint8,
 ) -> Path:
-    """``x + added`` in QDQ: x has scale and zero point :data:`WHOLE`, the sum those of *after*."""
+    """Return ``x + added`` in QDQ: x has scale and zero point :data:`WHOLE`, the sum those of *after*."""
     codes = np.full(WIDTH, 3, dtype) if added is None else added.astype(dtype)
     numbers = {"x": WHOLE, "b": (1.0, 3), "y": after}
     constants = {f"{name}_scale": np.float32(scale) for name, (scale, _) in numbers.items()}
@@ -56,7 +56,7 @@ def model(
 
 
 def with_numbers_as_integers(path: Path) -> Path:
-    """As onnxruntime's tools write zero points: not as bytes."""
+    """Store zero points as onnxruntime's tools do: as integers, not raw bytes."""
     made = onnx.load(path)
     for tensor in made.graph.initializer:
         if tensor.name.endswith("_zero"):

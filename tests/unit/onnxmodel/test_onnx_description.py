@@ -1,4 +1,4 @@
-"""What a model file tells of itself, the files that belong to it, and what is surely wrong with it."""
+"""The description of a model file, the files that belong to it, and definite errors in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ModelMaker = Callable[..., onnx.ModelProto]
 def written(
     path: Path, nodes: list[NodeProto], opset: int = 21, shape: tuple[object, ...] = (4,), **numbers: object
 ) -> Path:
-    """A model from ``x`` to ``y`` with the constants *numbers*."""
+    """Save a model from ``x`` to ``y`` with the constants *numbers*."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)) for name in "xy")
     constants = [numpy_helper.from_array(np.asarray(value), name) for name, value in numbers.items()]
     graph = helper.make_graph(nodes, "g", [x], [y], constants)

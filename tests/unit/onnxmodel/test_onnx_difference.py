@@ -1,4 +1,4 @@
-"""The first difference between two models is found wherever it is, and named so that a person can go there."""
+"""The first difference between two models is found wherever it is, with a name that locates it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _with_tensor(tensor: onnx.TensorProto) -> onnx.ModelProto:
 def test_a_weight_is_named_with_its_index_and_both_values(
     tmp_path: Path, linear: ModelMaker, row: int, column: int, value: float, large: bool
 ) -> None:
-    """Whether it lies in the model or beside it."""
+    """For weights inside the model and in an external file."""
     model = linear()
     weight = numpy_helper.to_array(model.graph.initializer[0]).copy()
     old = weight[row, column]
@@ -166,7 +166,7 @@ def test_an_element_of_half_a_byte_is_found(tmp_path: Path, place: int, bits: in
 
 
 def test_what_reads_alike_is_shown_by_its_bytes(tmp_path: Path) -> None:
-    """Two NaNs are no difference to numpy, and are one to whoever compares bytes."""
+    """Two NaNs are equal in numpy, but their bytes may differ."""
     nans = [np.frombuffer(bytes.fromhex(text), "<f4") for text in ("0000c07f", "0100c07f")]
     told = _difference(tmp_path, *(_with_tensor(numpy_helper.from_array(nan, "w")) for nan in nans))
     assert told == "initializer 'w' (float32 [1]), element [0]: 0x0000c07f -> 0x0100c07f"
@@ -179,7 +179,7 @@ def test_texts_in_a_tensor_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("low_threshold")
 def test_one_model_in_two_layouts_is_one_model(tmp_path: Path, linear: ModelMaker) -> None:
-    """In one file with numbers as typed data, and with raw bytes in a file beside it."""
+    """In one file as typed data, and as raw bytes in an external file."""
     before, now = tmp_path / "before.onnx", tmp_path / "now.onnx"
     before.write_bytes(linear().SerializeToString())
     files.save_model(linear(), now)
@@ -188,7 +188,7 @@ def test_one_model_in_two_layouts_is_one_model(tmp_path: Path, linear: ModelMake
 
 
 def test_all_kinds_of_models_are_equal_to_themselves(tmp_path: Path, onnx_test_models: list[Path]) -> None:
-    """Every operator and every nesting that onnx itself is tested with."""
+    """Every operator and nesting in onnx's own tests."""
     for path in onnx_test_models[::25]:
         model = onnx.load(path)
         assert _difference(tmp_path, model, model) is None, path

@@ -24,7 +24,7 @@ ModelMaker = Callable[..., onnx.ModelProto]
 
 
 def _run(path: Path) -> np.ndarray:
-    """The model's first output for one fixed input, in a session of its own."""
+    """Return the model's first output for one fixed input, in a new session."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     feed = session.get_inputs()[0]
     shape = [dim if isinstance(dim, int) else 2 for dim in feed.shape]
@@ -59,7 +59,7 @@ def test_models_that_differ_only_in_notes_are_the_same_bytes(linear: ModelMaker,
 def test_a_torch_export_is_the_same_bytes_from_any_script(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
-    # The same module on other lines: torch notes file and line of its code in every node.
+    # The same module on other lines: torch records file and line of the code in every node.
     class Here(torch.nn.Module):
         def forward(self, x: object) -> object:
             return torch.relu(x) * 2
@@ -104,7 +104,7 @@ def test_large_models_have_their_large_tensors_beside_them(linear: ModelMaker, t
     save_model(model, tmp_path / "m.onnx")
     assert _names(tmp_path) == ["m.onnx", "m.onnx.data", "plain"]
     assert inspect_model(tmp_path / "m.onnx").files == ("m.onnx", "m.onnx.data")
-    # The bias has 256 bytes only.
+    # The bias has only 256 bytes.
     assert [bool(t.external_data) for t in load_model(tmp_path / "m.onnx", weights=False).graph.initializer] == [
         True,
         False,
@@ -321,7 +321,7 @@ def test_flipped_bytes_load_or_are_an_input_error(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no resource module to measure the peak with")
 def test_large_weights_are_never_in_memory_twice(tmp_path: Path) -> None:
-    """256 MiB of weights: saving costs next to nothing above the model, saving again next to nothing at all."""
+    """256 MiB of weights: the first save takes little more memory than the model, the second almost none."""
     build = (
         "import onnx, resource, sys\n"
         "from pathlib import Path\n"

@@ -89,7 +89,7 @@ def test_reads_subgraphs_functions_sparse_weights_and_metadata(branching: onnx.M
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a file with a hole needs a special call on Windows")
 def test_tensor_data_is_not_read(scratch: Path) -> None:
-    """64 GiB of weights, a hole in the file: whoever reads them needs minutes, or more memory than there is."""
+    """64 GiB of weights, as a sparse file: reading them would take minutes, or more memory than available."""
     payload = 2**36
     head = onnx.TensorProto(name="huge", data_type=1, dims=[2**34]).SerializeToString() + b"\x4a" + _varint(payload)
     initializer = b"\x2a" + _varint(len(head) + payload) + head
@@ -130,7 +130,7 @@ def test_every_truncation_is_refused_or_still_a_model_to_protobuf_too(
             continue
         accepted += 1
         _assert_same_graph(found.graph, onnx.ModelProto.FromString(content[:length]).graph)
-    # Only the ends of whole fields behind the graph: metadata, functions, operator sets.
+    # Only the ends of complete fields after the graph: metadata, functions, operator sets.
     assert accepted < 10
 
 
@@ -158,7 +158,7 @@ def _read_or_input_error(path: Path) -> None:
 
 
 def _everything() -> bytes:
-    """A model in which every message that we read occurs."""
+    """Return a model with every message type that the reader handles."""
     value = onnx.helper.make_tensor_value_info("x", 1, [1, "n", None])
     tensor = onnx.helper.make_tensor("w", 1, [3], [1.0, 2.0, 3.0])
     external = onnx.TensorProto(name="e", data_type=1, dims=[2], data_location=1)

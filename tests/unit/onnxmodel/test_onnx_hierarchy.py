@@ -1,4 +1,4 @@
-"""Nodes keep the tag of their module, whatever an optimizer makes of them."""
+"""Nodes keep the tag of their module through any optimization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.hierarchy import carry_tags, set_tags, tag_of
 from winml_dag.onnxmodel.metadata import canonicalise
 
-Step = tuple[str, Sequence[str], str]  # operator, what it reads, what it computes
+Step = tuple[str, Sequence[str], str]  # operator, inputs, output
 
 
 def model_of(*steps: Step) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""Random integers are those that the graph itself allows: what they are for is run, not looked at."""
+"""Random integers stay within the range that the graph allows, determined by running it."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_a_missing_or_outside_binary_is_an_input_error(tmp_path: Path) -> None:
 def test_external_data_is_named_but_never_opened(linear: ModelMaker, tmp_path: Path) -> None:
     save_model(linear(), tmp_path / "m.onnx")
     data = tmp_path / "m.onnx.data"
-    data.write_bytes(b"")  # whoever reads it finds nothing
+    data.write_bytes(b"")  # any attempt to read it finds nothing
     found = inspect_model(tmp_path / "m.onnx")
     assert found.external_data == ("m.onnx.data",)
     assert found.tensor_bytes == {"float32": 64 * 64 * 4 + 64 * 4}

@@ -61,13 +61,13 @@ def test_weights_that_are_quantized_while_the_model_runs_are_weights_too(linear:
         linear(), tmp_path, activation_type=QuantType.QUInt16, extra_options={"AddQDQPairToWeight": True}
     )
     assert precision.weights == {"int8": WEIGHT}
-    assert precision.others == {"uint16": BIAS}  # Add meets an activation with it
+    assert precision.others == {"uint16": BIAS}  # Add combines an activation with it
     assert precision.activations == {"uint16": 3}
     assert precision.text == "w8a16, 2% of all elements are uint16, outside of MatMul, Gemm and Conv"
 
 
 def test_an_embedding_table_does_not_rename_a_model(tmp_path: Path) -> None:
-    """MiniLM in w8a16 has more elements of 16 bits in its table than of 8 bits in all its MatMuls."""
+    """MiniLM in w8a16 has more 16-bit elements in its table than 8-bit elements in all its MatMuls."""
     x, y = helper.make_tensor_value_info("x", TensorProto.INT64, [4]), helper.make_tensor_value_info("y", 1, [4, 2])
     number = {
         "s": np.float32(0.1), "z8": np.uint8(128), "z16": np.uint16(32768),
@@ -131,7 +131,7 @@ def test_floats_are_told_with_their_shares(tmp_path: Path) -> None:
     assert found(helper.make_model(helper.make_graph(nodes, "g", [x], [y], [halves, wholes])), tmp_path).text == (
         "fp16, 4 of 16 weights' elements are float32"
     )
-    # Without any weights, what goes in and out tells.
+    # Without weights, inputs and outputs decide.
     assert found(helper.make_model(helper.make_graph(nodes[2:], "g", [x], [y])), tmp_path).text == "fp16"
 
 

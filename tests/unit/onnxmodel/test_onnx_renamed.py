@@ -17,7 +17,7 @@ _NAMES = st.text("abcdefghij.-_", min_size=1, max_size=300).filter(lambda name: 
 
 
 def _model(binary: str, data: str) -> onnx.ModelProto:
-    """Both kinds of reference, also inside a branch; and texts that look like one and are none."""
+    """Return a model with both kinds of reference, also inside a branch, and texts that only look like references."""
     context = helper.make_node(
         "EPContext", ["x"], ["c"], domain="com.microsoft", embed_mode=0, ep_cache_context=binary, notes=binary
     )

@@ -1,4 +1,4 @@
-"""A cluster of dask's in this process: a scheduler, and workers that do the work of text stages in memory."""
+"""A dask cluster in this process: a scheduler, and workers that run text stages in memory."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from winml_dag.store.store import Store
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from engine_samples import join, stage
 
-# What a test does when a worker gets an order: its answer, or None to have the order carried out.
+# What a test does when a worker gets an order: return its answer, or None to run the order.
 Before = Callable[["SampleWorkplace", Order, Any], Answer | None]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A worker that makes one toolchain."""
+    """A worker with one toolchain."""
 
     name: str
     tool: str = "1"
@@ -52,7 +52,7 @@ class Machine:
 def remote_node(
     node_id: str, *inputs: str, tool: str = "1", memory_bytes: int = 0, pools: tuple[str, ...] = ()
 ) -> Node:
-    """A node of a stage that may leave this machine; reads *inputs* in ``in0``, ``in1``..."""
+    """Return a node of a stage that may run remotely, which reads *inputs* in ``in0``, ``in1``..."""
     slots = {f"in{number}": name for number, name in enumerate(inputs)}
     work = {"work": "winml_dag.stages.none:run", "config": "winml_dag.stages.none:Config"}
     declared = replace(stage(node_id, slots), **work, memory=Memory(memory_bytes, 0))  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def remote_node(
 
 
 class SampleWorkplace(Workplace):
-    """Does the work in memory. ``dask``: the worker that it is part of."""
+    """Runs the work in memory. ``dask``: the worker that it belongs to."""
 
     def __init__(self, folder: Path, machine: Machine, before: Before) -> None:
         super().__init__(folder, self._report)
@@ -69,7 +69,7 @@ class SampleWorkplace(Workplace):
         self._before = before
 
     def vanish(self) -> None:
-        """Lose the connection to the scheduler, as a machine does that has no power any more."""
+        """Lose the connection to the scheduler, like a machine that loses power."""
         self.dask.loop.add_callback(self.dask.batched_stream.abort)
 
     def _report(self) -> Report:
@@ -113,7 +113,7 @@ class Bench:
     """Graphs run on workers that share the store in *folder*.
 
     Attributes:
-        calls: the name of the worker and the node of each order, as they came.
+        calls: the name of the worker and the node of each order, in order of arrival.
         before: see :data:`Before`.
     """
 
@@ -128,7 +128,7 @@ class Bench:
         return self.folder / "store"
 
     def start(self, *machines: Machine) -> None:
-        """Start workers beside those that there are."""
+        """Start additional workers."""
 
         async def begin(machine: Machine) -> None:
             workplace = SampleWorkplace(self.store, machine, self._call)
@@ -140,12 +140,12 @@ class Bench:
             self.spec.sync(begin, machine)
 
     def address(self, name: str) -> str:
-        """Of the worker of that name."""
+        """Return the address of the worker called *name*."""
         return next(str(each.dask.address) for each in self.workplaces if each.machine.name == name)
 
     @contextmanager
     def cluster(self, tags: Sequence[str] = ()) -> Iterator[Cluster]:
-        """The cluster, as a build sees it."""
+        """Yield the cluster as a build sees it."""
         client = connect(self.spec.scheduler_address)
         try:
             yield Cluster(client, ClusterOptions(None, 1, tuple(tags), 1, None), self.store, None)
@@ -188,7 +188,7 @@ class Bench:
 
 @contextmanager
 def bench(folder: Path, *machines: Machine, allowed_failures: int = 3) -> Iterator[Bench]:
-    """A cluster of *machines*."""
+    """Yield a cluster of *machines*."""
     found = Bench(folder)
     Store(found.store)
     addresses = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}

@@ -1,4 +1,4 @@
-"""Work that worker processes import: stages that give the same each time, and stages that do not."""
+"""Work that worker processes import: reproducible and irreproducible stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 
-# What the tests set between a build and the run that should give the same.
+# Set by the tests between a build and the run that should give the same result.
 SAYS = "REPRODUCE_TESTS_SAY"
 
 
@@ -29,7 +29,7 @@ def same(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
 
 
 def random_tensor(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    """A model whose second weight is drawn anew each time, as by a library that nobody has given a seed."""
+    """Write a model with an unseeded random second weight."""
     fixed = numpy_helper.from_array(np.arange(6, dtype=np.float32), "fixed")
     drawn = numpy_helper.from_array(np.random.default_rng().standard_normal((4, 8)).astype(np.float32), "drawn")
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 8])
@@ -50,7 +50,7 @@ def process_number(config: Config, workspace: Workspace) -> JsonObject:  # noqa:
 
 
 def what_it_is_told(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    """Depends on something that its key does not have."""
+    """Depend on something that is not in its key."""
     (workspace.outputs["out"] / "told.txt").write_text(f"it was {os.environ.get(SAYS)}")
     return {}
 

@@ -1,4 +1,4 @@
-"""The search for capabilities as a plan: which rounds there are, what each reads, and what of that is in no key."""
+"""The capability search as a plan: its rounds, their inputs, and what is in no key."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def searching(planned: BuildGraph) -> list[Node]:
 
 
 def key(planned: BuildGraph, node_id: str) -> str:
-    """The key of a node, whatever the exported model will be."""
+    """Return the key of a node, with a placeholder for the exported model."""
     node = planned.graph.node(node_id)
     digests = {slot: planned.sources[name].digest if name in planned.sources else name
                for slot, name in node.inputs.items()}  # fmt: skip
@@ -72,7 +72,9 @@ def test_every_optimize_reads_the_same_model_and_all_that_was_discovered_before_
 
 
 def test_a_search_changes_no_key_of_what_it_begins_with(store: Store) -> None:
-    """Nor does the target: builds for several share the first optimize, and all when nothing is discovered."""
+    """Nor does the target: builds for several targets share the first optimize, and all rounds if nothing is
+    discovered.
+    """
     first = key(planned(store, ep="cpu"), "optimize.0")
     assert key(planned(store, Overrides(analyze=False), ep="cpu"), "optimize.0") == first
     assert key(planned(store, ep="cpu", auto=False), "optimize.0") == first
@@ -182,7 +184,7 @@ def test_a_target_that_nothing_is_known_of_is_told(store: Store) -> None:
 
 
 def test_a_table_of_the_users_own_counts_and_comes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when it comes after a plan was made."""
+    """Even if it is added after a plan was made."""
     monkeypatch.setattr(changetime, "SETTLED_NS", 0)
     Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, "ep": "migraphx"}), encoding="utf-8")
     request = Request(Path("recipe.yaml"), Overrides(), Path("out"))

@@ -1,4 +1,4 @@
-"""What a manifest notes of how a build came to be: CI runs, wheels, and where sources lay."""
+"""What a manifest records about its build: CI runs, wheels, and locations of sources."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_ci_system_is_told_by_addresses() -> None:
         f"{project}/_build?definitionId=3",
         f"{project}/_build/results?buildId=44",
     )
-    assert azure.repository == "https://dev.azure.com/org/models/_git/models"  # and no password
+    assert azure.repository == "https://dev.azure.com/org/models/_git/models"  # without a password
     gitlab = "https://gitlab.com/org/models"
     assert ci_run(GITLAB) == CiRun(f"{gitlab}/-/runners/9", f"{gitlab}/-/jobs/7", gitlab, COMMIT)
 
@@ -125,7 +125,7 @@ def test_of_the_hub_the_commit_is_told_and_the_license_of_the_card(
     (folder / "README.md").write_text(card)
     told = told_of_source(_source(folder, "config.json"), tmp_path / "out")
     assert told["hub"] == {"kind": "models", "name": "org/name", "revision": COMMIT}
-    assert "folder" not in told  # where the cache of the hub is on this machine says nothing to others
+    assert "folder" not in told  # the location of the hub cache is specific to this machine
     assert told.get("license") == license_
 
 

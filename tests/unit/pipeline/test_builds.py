@@ -1,4 +1,4 @@
-"""Several builds carried out as one graph: what they share runs once, and none is kept back by another."""
+"""Several builds run as one graph: shared stages run once, and no build delays another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = BuildOptions(jobs=2, keep_going=True)
 
 
 class Builds:
-    """A folder with a small model, and builds of it in folders of their own. No build has more stages than it takes."""
+    """A folder with a small model, and builds of it in separate folders, with as few stages as possible."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Builds:
         return Planned(label, plan_request(request, self.store, download=False))
 
     def own_stages(self, label: str, program: str) -> Planned:
-        """A build of one stage of a recipe's own, which works in the recipe's folder."""
+        """Return a build of one user-defined stage, which works in the recipe's folder."""
         (self.folder / label).mkdir()
         recipe = self.folder / label / "recipe.json"
         command = [sys.executable, "-c", program, "{outputs.out}"]
@@ -96,7 +96,7 @@ def test_what_is_shared_runs_once_and_every_build_has_its_own_folder(builds: Bui
         manifest = json.loads((builds.folder / label / "build_manifest.json").read_text(encoding="utf-8"))
         assert manifest["final_artifact"] == "model.onnx"
 
-    # Alone, each finds itself up to date: what it is remembered under is its own.
+    # Separately, each finds itself up to date: each is recorded under its own name.
     for label, precision in (("one", "fp32"), ("two", "fp32"), ("half", "fp16")):
         (again,) = build_all([builds.plan(label, precision)], Driver(builds.store, OPTIONS))
         assert again.result is not None

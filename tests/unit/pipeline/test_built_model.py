@@ -1,4 +1,4 @@
-"""What a path given to perf, eval or inspect means."""
+"""How perf, eval and inspect interpret a path."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def output_folder(folder: Path, files: dict[str, Path], settings: dict[str, Any]
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """The output folder of a build for QNN, of a model that was ONNX already."""
+    """The output folder of a build for QNN from an ONNX model."""
     out = tmp_path / "out"
     out.mkdir()
     files = {

@@ -1,4 +1,4 @@
-"""What the settings of calibration come to, and which of them contradict each other."""
+"""The effect of calibration settings, and which contradict each other."""
 
 from __future__ import annotations
 

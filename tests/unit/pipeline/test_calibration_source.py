@@ -1,4 +1,4 @@
-"""What a recipe calls calibration data is, under the names that stages see, what they can read."""
+"""The recipe's calibration data, under the names that stages see, in a form that they can read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Who runs what on a cluster of dask's, and what becomes of a run whose worker, input or answer is not what it should
-be.
-"""
+"""The assignment of runs on a dask cluster, and the handling of lost workers, wrong inputs and wrong answers."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
 
-from engine_samples import TEXT, node, properties  # isort: skip - cluster_samples says where it is
+from engine_samples import TEXT, node, properties  # isort: skip - cluster_samples adds its path
 
 
 def test_a_stage_runs_where_its_toolchain_is_made_and_one_of_the_users_runs_here(tmp_path: Path) -> None:
@@ -64,7 +62,7 @@ def test_the_users_files_are_in_the_store_before_anybody_is_asked(tmp_path: Path
 
 
 class OfferingStore(Store):
-    """A store with something behind it, as far as who shares inputs sees it."""
+    """A store with a remote, as far as sharing of inputs needs it."""
 
     told: list[str]
 
@@ -205,7 +203,7 @@ def test_a_worker_that_comes_gets_work_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["memory", "device"])
 def test_several_builds_take_together_no_more_than_there_is(tmp_path: Path, what: str) -> None:
-    """Two builds have a stage each, of which only one may run at a time on what is there."""
+    """Two builds have one stage each, and the capacity allows only one at a time."""
     lock, running, most = threading.Lock(), Counter[str](), Counter[str]()
     both = threading.Barrier(2)
 
@@ -213,7 +211,7 @@ def test_several_builds_take_together_no_more_than_there_is(tmp_path: Path, what
         with lock:
             running["now"] += 1
             most["ever"] = max(most["ever"], running["now"])
-        # Until the other one waits for this, or runs beside it.
+        # Until the other one waits for this one or runs in parallel.
         while len(machines.calls) == 1 and not is_awaited():
             threading.Event().wait(0.01)
         with lock:
@@ -259,7 +257,7 @@ def test_what_cannot_be_used_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 class Pool:
-    """Workers that only say what they have."""
+    """Workers that only report their resources."""
 
     def __init__(self, machines: list[Machine]) -> None:
         self.workers = [_worker(machine) for machine in machines]

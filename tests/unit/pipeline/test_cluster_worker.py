@@ -1,4 +1,4 @@
-"""A worker looks at itself: what it says of its machine, and it does nothing but what the key of an order says."""
+"""A worker inspects its machine, and runs only what matches the key of an order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def place(tmp_path: Path) -> Workplace:
 
 
 def order(place: Workplace, toolchain: Mapping[str, str], **changes: object) -> Order:
-    """Of a stage that is done in half a second: what the CPU's execution provider finds."""
+    """Return an order of a stage that takes half a second: detecting the devices of the CPU provider."""
     config: JsonObject = {"execution_provider": "CPUExecutionProvider"}
     node = Node("devices", DEVICES, config, {}, toolchain=toolchain, interpreter=Path("/elsewhere/python"))
     key = cache_key(key_inputs_of(node, {}))
@@ -118,7 +118,7 @@ def test_whatever_is_wrong_with_an_order_is_in_the_answer(place: Workplace) -> N
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a named pipe")
 def test_what_a_stage_says_arrives_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on only when somebody has heard it."""
+    """It continues only when its message was received."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "if 'winml_dag.engine.worker' in sys.orig_argv:\n"
@@ -140,7 +140,7 @@ def test_what_a_stage_says_arrives_while_it_runs(tmp_path: Path, monkeypatch: py
 
 
 def worker(place: Workplace, **changes: str) -> Worker:
-    """On this machine, with other versions of some packages."""
+    """Return a worker on this machine, with other versions of some packages."""
     told = json.loads(place.report().to_text())
     told["environments"][""]["distributions"].update(changes)
     return Worker("tcp://one", Report.from_text(json.dumps(told)), "sha256", has_our_store=False)
@@ -153,7 +153,7 @@ def test_a_report_tells_which_nodes_fit(place: Workplace) -> None:
     here = node.toolchain["numpy"]
     assert worker(place, numpy="0.1").differs(need) == f"has numpy 0.1, not {here}"
     assert worker(place, unrelated="0.1").differs(need) == ""
-    # A build of onnxruntime under another name is part of every key that onnxruntime is in.
+    # A build of onnxruntime under another name is part of every key that contains onnxruntime.
     beside = worker(place, **{"onnxruntime-openvino": "1.2"})
     assert beside.differs(need) == "has onnxruntime-openvino 1.2, not none"
     assert worker(place).differs(replace(need, environment="openvino/npu")) == "has no openvino"
@@ -190,7 +190,7 @@ def test_of_workers_that_differ_the_most_places_count_however_they_are_listed(pl
 
 
 def told(place: Workplace, *levels: TierSettings) -> tuple[str, RemoteSettings]:
-    """The text of an order with these remotes, and what the worker makes of them."""
+    """Return the text of an order with these remotes, and the worker's interpretation of them."""
     text = order(place, {}, remotes=levels).to_text()
     return text, with_secrets_of_this_machine(Order.from_text(text).remotes)
 
@@ -200,7 +200,7 @@ def test_remotes_of_a_build_go_without_keys(place: Workplace, monkeypatch: pytes
     own = TierSettings("file:///team", Mode.READ_WRITE, "pull/12", is_back_filled=False, gets_token=True)
     levels = (own, TierSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), TierSettings("s3://company"))
     assert told(place, *levels)[1] == RemoteSettings(levels, accept_unsigned=True)
-    # A worker on which the token is for another host keeps it to itself.
+    # A worker whose token is for another host does not send it.
     monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", "cache.example.com")
     assert not any(level.gets_token for level in told(place, *levels)[1].levels)
     require_shared(RemoteSettings(levels))
@@ -234,7 +234,7 @@ def test_what_cannot_be_an_address_is_told_at_once_to_builds_and_to_workers(addr
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 @pytest.mark.parametrize(("number", "ignored"), [(signal.SIGINT, ""), (signal.SIGTERM, "INT")])
 def test_a_worker_that_looks_for_its_scheduler_can_be_ended(tmp_path: Path, number: int, ignored: str) -> None:
-    """Also where it does not hear Ctrl-C, as what a shell starts in the background."""
+    """Even if it ignores Ctrl-C, like background processes of a shell."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         command = [sys.executable, "-m", "winml_dag", "worker", address, "--cache-dir", str(tmp_path / "cache")]

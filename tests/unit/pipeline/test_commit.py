@@ -1,4 +1,4 @@
-"""A folder is changed as a whole or not at all, whatever fails and whenever the process is killed."""
+"""A folder is changed completely or not at all, whatever fails and whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HIDDEN = ".winml-dag-new"
 KILLED = 9
 REFUSED = 7
 
-# Everything that changes a folder tells Python's audit hooks before it does: there a process can be killed.
+# Everything that changes a folder raises an audit event first, at which a process can be killed.
 STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link"}
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process at each of its steps")
@@ -85,14 +85,14 @@ def writes_below(folder: Path, path: object, _mode: object, flags: object) -> bo
 
 @cache
 def forker() -> subprocess.Popen[str]:
-    """A process that has little in it, so that forks of it cost a tenth of forks of this one."""
+    """A small process, whose forks cost a tenth of those of this one."""
     return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def in_child(
     work: Callable[[Path], None], folder: Path, *, kill_at: int | None = None, fail_at: int | None = None
 ) -> int:
-    """Do *work* in a fork that is killed before its step *kill_at*, or whose step *fail_at* is denied to it."""
+    """Do *work* in a fork that is killed before step *kill_at*, or whose step *fail_at* is denied."""
     process = forker()
     assert process.stdin is not None
     assert process.stdout is not None
@@ -269,7 +269,7 @@ def test_a_journal_that_cannot_be_read_is_named_with_advice(folder: Path, text: 
 
 
 class TestWhatOthersHaveLeftThere:
-    """A folder comes from an archive, with all that can be in one."""
+    """A folder extracted from an archive, with any content."""
 
     @pytest.mark.parametrize("name", ["journal.json", "taking-back.json"])
     def test_tells_nothing_to_do(self, folder: Path, name: str) -> None:
@@ -324,7 +324,7 @@ class TestWhatOthersHaveLeftThere:
     def test_a_link_that_takes_the_place_of_a_folder_before_a_killed_change_is_finished_is_not_followed(
         self, new_folder: Callable[[], Path], tmp_path: Path
     ) -> None:
-        """At whichever step: what is behind it stays, and the change is finished once it has gone."""
+        """At every step: its target stays, and the change is completed once the link is removed."""
         fill(tmp_path / "elsewhere", {"added.bin": b"precious"})
         for step in range(steps_of_a_change(new_folder)):
             folder = new_folder()

@@ -1,4 +1,4 @@
-"""What compile is told by a recipe and by the options of a run together."""
+"""The compile settings that result from a recipe and command-line options together."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_options_of_a_run_are_added_and_win() -> None:
     recipe = {"provider_options": {"vtcm_mb": "4", "soc_model": "60"}, "embed_context": True}
     found = options(recipe, {"provider_options": {"vtcm_mb": "8", "extended_udma": "1"}})
     assert (found["vtcm_mb"], found["extended_udma"], found["soc_model"]) == ("8", "1", "60")
-    # Whichever way the recipe says the chip, that of the run holds, and its architecture with it.
+    # However the recipe specifies the chip, the command line takes precedence, including its architecture.
     for written in (recipe, {"soc_model": 60, "htp_arch": 73}, {"htp_arch": 73}):
         for said in ({"soc_model": 57}, {"provider_options": {"soc_model": "57"}}, {"htp_arch": 75}):
             now = options(written, said)

@@ -1,4 +1,4 @@
-"""A model in several components as one build: what of it there is, what is refused, and what lies in its folder."""
+"""A model with several components as one build: what exists, what is rejected, and the contents of its folder."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_one_component_alone_asks_for_what_the_whole_asks_for_behind_the_export(
             *(same.stage, same.toolchain, same.kinds),
             [*same.inputs],
         )
-        # The final file alone has another name.
+        # Only the final file has another name.
         assert node.config == same.config or node.id == "finalize"
 
 

@@ -94,7 +94,7 @@ def test_what_is_not_there_is_refused_with_what_there_is(names, card, subset, sp
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch) -> Path:
-    """A hub cache with one data set, and no connection."""
+    """A hub cache with one data set, offline."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     repository = tmp_path / "hub" / "datasets--org--words"
@@ -113,7 +113,7 @@ def put(path: Path, text: str) -> Path:
 def test_a_data_set_of_the_hub_is_found_in_its_cache_without_a_connection(hub, tmp_path):
     found = find_dataset("org/words", tmp_path, None, "train", download=True)
     assert [(file.name, file.path) for file in found.files] == [("train.txt", hub / "train.txt")]
-    # Another commit, or a folder of that name here, would mean other files.
+    # Another commit, or a local folder of that name, would select other files.
     assert {hub.parent.parent / "refs" / "main", tmp_path / "org" / "words"} <= set(found.looked_at)
 
 
@@ -142,7 +142,7 @@ def test_a_path_that_is_no_data_set_is_refused(tmp_path):
 
 
 class Hub(ThreadingHTTPServer):
-    """A hub with one data set of three files, as far as huggingface_hub asks; it notes what was downloaded."""
+    """A hub with one data set of three files, as far as huggingface_hub needs it; it records downloads."""
 
     files: ClassVar = {"README.md": b"# words", "train.txt": b"red fish\n", "test.txt": b"blue bird\n"}
 
@@ -206,7 +206,7 @@ print([(file.name, file.path.read_text()) for file in found.files])
 def test_of_a_data_set_that_is_not_here_the_files_of_the_split_are_downloaded(tmp_path):
     hub = Hub()
     threading.Thread(target=hub.serve_forever, daemon=True).start()
-    # huggingface_hub reads its variables when it is imported, so each look has a process of its own.
+    # huggingface_hub reads its variables on import, so each lookup runs in a separate process.
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_ENDPOINT": hub.url}
     environment = {name: value for name, value in environment.items() if not name.endswith("_OFFLINE")}
 
@@ -221,7 +221,7 @@ def test_of_a_data_set_that_is_not_here_the_files_of_the_split_are_downloaded(tm
         hub.downloaded.clear()
         assert find("train") == "[('train.txt', 'red fish\\n')]"
         assert hub.downloaded == set()
-        # The snapshot is there, but not this split of it.
+        # The snapshot is cached, but not this split of it.
         assert "no files of the split 'test'" in find("test", HF_HUB_OFFLINE="1")
         assert find("test") == "[('test.txt', 'blue bird\\n')]"
     finally:

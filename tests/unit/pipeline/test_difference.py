@@ -1,4 +1,4 @@
-"""The first difference of two files is told in the words of their format."""
+"""The first difference of two files is reported in terms of their format."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_padding_in_a_file_of_weights_is_told_by_its_byte(tmp_path: Path, monkey
         model = helper.make_model(helper.make_graph([], "g", [], [], weights))
         files.save_model(model, tmp_path / side / "model.onnx")
     with (tmp_path / "now" / "model.onnx.data").open("r+b") as file:
-        file.seek(6000)  # behind the first tensor's 6000 bytes
+        file.seek(6000)  # after the first tensor's 6000 bytes
         file.write(b"x")
     told = first_difference(tmp_path / "before", tmp_path / "now", "model.onnx.data")
     assert told == "differs from byte 6000 on"

@@ -1,4 +1,4 @@
-"""What is in a key of an environment that has an execution provider: what brings it, and nothing beside that."""
+"""Keys of an environment with an execution provider contain the packages it needs, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from winml_dag.store.store import Store
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of packages of an environment that is named for two providers."""
+    """The packages folder of an environment named for two providers."""
     folder = tmp_path / "other"
     venv.create(folder, with_pip=False)
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, os.pathsep.join(f"{ep}={folder}" for ep in ("qnn", "nvtensorrtrtx")))

@@ -1,4 +1,4 @@
-"""What eval asks for: which data, reference and settings, what is in the key, and what it refuses."""
+"""The inputs of eval: data, reference and settings, the contents of its key, and what it rejects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def planned(model: Path, said: dict[str, Any], dataset: dict[str, Any] | None = 
 
 
 def key(plan: EvaluationPlan) -> Any:
-    """All that the key of the evaluation is made from."""
+    """Return all key inputs of the evaluation."""
     (node,) = plan.measurement.graph.nodes
     inputs = {slot: plan.measurement.sources[name].digest for slot, name in node.inputs.items()}
     return json.loads(json.dumps([node.config, dict(node.toolchain), inputs]))

@@ -1,4 +1,4 @@
-"""An output folder whose files come from a remote: what goes wrong with the cache is not said of the folder."""
+"""An output folder with files from a remote: errors of the cache are not reported as errors of the folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAR = FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """With FAR in its remote, and no place for what comes from there."""
+    """A store with FAR in its remote, and no space for fetched files."""
     remote = MemoryRemote()
     (tmp_path / "blob").write_bytes(DATA)
     remote.put(FAR.digest, tmp_path / "blob", lambda _: None)

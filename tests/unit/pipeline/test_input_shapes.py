@@ -1,4 +1,4 @@
-"""The sizes of open dimensions: what was asked for, what a target defaults to, and what is refused at once."""
+"""Sizes of open dimensions: requested sizes, defaults of a target, and what is rejected early."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_is_refused_with_its_input_and_dimension(
 
 @pytest.mark.parametrize("inputs", [NCHW, specs(x=(1, "?", 4)), specs(x=("...",)), specs(x=("N", "?"), y=("N", "t"))])
 def test_the_advice_for_an_open_dimension_is_what_helps(inputs: list[TensorSpec]) -> None:
-    """Whoever does what it says, as often as it says something, ends with fixed shapes."""
+    """Following the advice repeatedly leads to fixed shapes."""
     sizes: dict[str, int] = {}
     tensors: dict[str, Sequence[int | str]] = {}
     for _ in range(3):

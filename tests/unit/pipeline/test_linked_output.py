@@ -1,4 +1,4 @@
-"""An output folder of links into the cache: what the next build makes of them, and of what somebody did to them."""
+"""An output folder of links into the cache: how the next build treats them, unchanged or modified."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def linked(folder: Path) -> set[str]:
 
 
 def states(folder: Path) -> dict[str, tuple[int, ...]]:
-    """What tells that nobody has written to a file or put another in its place; reading it may set its access time."""
+    """Return the state that reveals writes and replacements; reading may change the access time."""
     found = {path.name: path.stat() for path in folder.iterdir()}
     return {name: (at.st_ino, at.st_nlink, at.st_mode, at.st_size, at.st_mtime_ns) for name, at in found.items()}
 
@@ -113,7 +113,7 @@ def test_an_edit_through_a_link_is_noticed_whatever_its_time_and_never_put_there
     with pytest.raises(BlobDamaged):
         materialise(link=link)
     assert (out / "model.onnx").read_bytes() == b"MODEL"
-    # What a build does next: the stage runs again.
+    # As the next build does: the stage runs again.
     publish()
     assert materialise(link=link).restored == ("model.onnx",)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == FILES

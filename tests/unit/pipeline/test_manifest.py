@@ -1,4 +1,4 @@
-"""The text of a manifest: a line for each stage and source, so that those of a part can be replaced alone."""
+"""The text of a manifest: a line per stage and source, so that those of a partition can be replaced separately."""
 
 from __future__ import annotations
 

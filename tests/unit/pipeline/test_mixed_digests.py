@@ -1,5 +1,5 @@
-"""Folders that a build without a remote has filled, in the hands of a build with one: files are told by the function
-that their digest has.
+"""Folders filled by a build without a remote, used by one with a remote: each file is compared by its own digest
+function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from winml_dag.store.remote.tier import Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
-# More than what is hashed without a look at fingerprints.
+# More than is hashed without checking fingerprints.
 DATA = b"weights" * 200_000
 
 
@@ -44,7 +44,7 @@ def store(tmp_path: Path, remote: MemoryRemote) -> Iterator[Store]:
 
 @pytest.fixture
 def old(tmp_path: Path) -> FileEntry:
-    """A file in ``out`` as a manifest of a build without a remote tells of it."""
+    """A file in ``out`` as in the manifest of a build without a remote."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model.onnx").write_bytes(DATA)
     return FileEntry("model.onnx", digest_bytes(DATA), len(DATA))
@@ -74,7 +74,7 @@ def test_a_file_of_a_recipes_own_stage_is_right_by_either_digest(tmp_path: Path,
 def test_a_file_that_only_a_remote_knows_is_its_owners(
     tmp_path: Path, store: Store, remote: MemoryRemote, old: FileEntry
 ) -> None:
-    """Others may have made the same bytes: that says nothing of whose file this is."""
+    """Equal bytes may come from others, so they do not identify the owner of this file."""
     remote.blobs[digest_bytes(DATA, "sha256")] = DATA
     known, path = KnownFiles(store, store.fingerprints), tmp_path / "out" / "model.onnx"
     assert not known.has(path)

@@ -1,4 +1,4 @@
-"""Which of the models that a recipe and a command line name is built, and that no other name gets into the result."""
+"""Which of the models named by recipe and command line is built; no other name appears in the result."""
 
 from __future__ import annotations
 

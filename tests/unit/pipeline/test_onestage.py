@@ -1,4 +1,4 @@
-"""What a command for one stage needs of a recipe: what its stages read, and nothing that other stages would."""
+"""What a single-stage command needs of a recipe: only what its own stages read."""
 
 from __future__ import annotations
 

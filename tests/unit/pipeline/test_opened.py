@@ -1,4 +1,4 @@
-"""Opening a store: alone or with remotes behind it, and what is left of it when it is let go of."""
+"""Opening a store, with and without remotes, and its state after closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one file that a command puts where its user says: ours is replaced, everybody else's is left alone."""
+"""The single output file of a command: owned files are replaced, foreign ones are left alone."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def puts(folder: Path, store: Store, tmp_path: Path) -> Puts:
 
 
 def _model(*, external: bool) -> dict[str, bytes]:
-    """A model, with its weights in a file beside it or without any."""
+    """Return a model, with its weights in an external file or without weights."""
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
     if not external:
@@ -106,7 +106,7 @@ def test_weights_of_somebody_elses_model_stay(puts: Puts) -> None:
 
 
 def _compiled(binary: str) -> dict[str, bytes]:
-    """A compiled model with its binary in the file *binary*."""
+    """Return a compiled model with its binary in the file *binary*."""
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
     context = {"embed_mode": 0, "ep_cache_context": binary, "source": "QNN"}
@@ -125,7 +125,7 @@ def test_a_binary_goes_with_the_compiled_model_that_makes_way(puts: Puts) -> Non
 
 @pytest.mark.parametrize("binary", ["other_shared_qnn.bin", "small_shared_qnn.bin"])
 def test_a_binary_that_several_models_may_share_stays(puts: Puts, binary: str) -> None:
-    """Nothing says that the model that makes way was the only one to refer to it."""
+    """Other models may refer to it besides the replaced one."""
     puts.put(_compiled(binary))
     assert puts.put(_model(external=False)).removed == ()
     assert puts.contents()[binary] == b"binary"
@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_written_is_named(puts: Puts, monkeypatch: pytes
 def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_what_the_next_one_completes(
     store: Store, tmp_path: Path
 ) -> None:
-    """Killed before each move of a file in turn: then the next one, which wants the old again, finds it or puts it."""
+    """Killed before each move of a file in turn: then the next one, which wants the old model, finds or restores it."""
     old, new = _model(external=True), _model(external=False)
     at = 0
     while True:
@@ -254,7 +254,7 @@ def _put_killed_at(puts: Puts, files: Mapping[str, bytes], at: int) -> bool:
 
     def at_move(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal moves
-        # One within an open folder has that for its last argument.
+        # For moves within an open folder, its descriptor is the last argument.
         ours = (str(puts.folder), str(puts.store.changes))
         if event == "os.rename" and (str(arguments[1]).startswith(ours) or arguments[3] != -1):
             moves += 1

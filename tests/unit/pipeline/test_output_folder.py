@@ -1,4 +1,4 @@
-"""The output folder of a build: ours is kept as it should be, everybody else's is left alone."""
+"""The output folder of a build: owned files are kept correct, foreign ones are left alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def publish(store: NotedStore, tmp_path: Path) -> Publish:
-    """Put files into the store, as a stage's output."""
+    """Puts files into the store, as a stage's output."""
 
     def publish(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
         made = KeyInputs("finalize", 1, {}, {name: data.hex() for name, data in files.items()}, {})
@@ -87,7 +87,7 @@ def test_a_folder_that_is_as_it_should_be_is_not_touched(out: Path, publish: Pub
 
 
 def written(path: Path) -> tuple[int, int, int, int]:
-    """All that tells of a write to *path*; reading it may set its access time."""
+    """Return everything that reveals a write to *path*; reading may change the access time."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 

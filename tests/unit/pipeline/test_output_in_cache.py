@@ -1,4 +1,4 @@
-"""The folder in the cache that a build goes to when its user names none: one for each thing that is asked."""
+"""The output folder in the cache of builds without a named one: one per distinct request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement's key is made of, and what is refused before anything is measured."""
+"""The key inputs of a measurement, and what is rejected before anything is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan stands as long as nothing that had a say in it has changed: then it is the one that would be made anew."""
+"""A cached plan is valid as long as none of its inputs has changed: then it equals a new one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ quant: {calibration_data: data}
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store beside a project: a model folder, data, a recipe. What was just written counts as having come to rest."""
+    """A store next to a project: a model folder, data, a recipe. Recently written files count as settled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(changetime, "SETTLED_NS", 0)
     model = tmp_path / "model"
@@ -83,7 +83,7 @@ def text(planned: BuildGraph) -> bytes:
 
 
 def same(one: BuildGraph, other: BuildGraph) -> bool:
-    """Equal in everything that a run, a report or a manifest uses."""
+    """Return whether both are equal in everything that a run, a report or a manifest uses."""
     return text(one) == text(other) and one.sources == other.sources
 
 
@@ -121,7 +121,7 @@ def edit_architecture(folder: Path) -> None:
 
 
 def add_other_weights(folder: Path) -> None:
-    """An index of shards comes before a single file."""
+    """A shard index takes precedence over a single file."""
     (folder / "model" / "part.safetensors").write_bytes(b"part")
     index = {"weight_map": {"a": "part.safetensors"}}
     (folder / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -237,7 +237,7 @@ def test_an_onnx_model_that_gets_other_external_data_ends_it(store: Store, tmp_p
 
 
 def test_an_edit_behind_a_link_and_back_up_ends_it(store: Store, tmp_path: Path, link: LinkFolder) -> None:
-    """``link/../model`` lies beside the folder that the link leads to, not beside the link."""
+    """``link/../model`` is next to the folder that the link leads to, not next to the link."""
     project = tmp_path / "project"
     (project / "recipes").mkdir(parents=True)
     for name in ("model", "data"):
@@ -256,7 +256,7 @@ def test_an_edit_behind_a_link_and_back_up_ends_it(store: Store, tmp_path: Path,
 def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
     store: Store, tmp_path: Path, link: LinkFolder
 ) -> None:
-    """The settings that are written there name the model as seen from there."""
+    """The settings written there name the model relative to that folder."""
     (tmp_path / "near").mkdir()
     (tmp_path / "far" / "away").mkdir(parents=True)
     link(tmp_path / "out", tmp_path / "near")
@@ -268,7 +268,7 @@ def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
 
 
 def test_what_has_not_come_to_rest_is_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file written within the step of a coarse clock could have changed unseen while the plan was made."""
+    """A file written within a tick of a coarse clock could have changed unnoticed during planning."""
     monkeypatch.setattr(changetime, "SETTLED_NS", 2 * 10**9)
     plan_request(REQUEST, store, download=False)
     assert recall(REQUEST, store) is None
@@ -288,7 +288,7 @@ def test_a_damaged_note_counts_as_none(store: Store) -> None:
 
 
 def test_a_note_with_a_right_checksum_and_nonsense_in_it_counts_as_none(store: Store) -> None:
-    """Somebody else may have written the cache folder."""
+    """The cache folder may have been written by others."""
     plan_request(REQUEST, store, download=False)
     file = Path(file_of(str(store.folder), str(REQUEST.words)))
     first, rest = file.read_bytes()[16:].split(b"\n", 1)

@@ -1,4 +1,4 @@
-"""A build that has nothing to do sees so by one stat for each file, and never takes what is not so for so."""
+"""An up-to-date build is recognized with one stat per file, without false positives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(project: Path) -> list[str]:
-    """The stages that ran."""
+    """Build and return the stages that ran."""
     old = Path.cwd()
     os.chdir(project)
     try:
@@ -44,7 +44,7 @@ def build(project: Path) -> list[str]:
 
 @pytest.fixture
 def project(built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project, brought up to date, and the current folder."""
+    """The project, brought up to date, as the current folder."""
     monkeypatch.chdir(built)
     build(built)
     current_plan = stands()
@@ -70,7 +70,7 @@ def blobs() -> list[Path]:
 
 
 def same_size_and_time(path: Path) -> None:
-    """An edit that ordinary tools do not see."""
+    """Edit a file in a way that ordinary tools do not notice."""
     before = path.stat()
     path.chmod(0o644)
     data = bytearray(path.read_bytes())
@@ -117,10 +117,10 @@ def test_what_is_touched_is_read_once_and_still_up_to_date(project: Path) -> Non
 
 @pytest.mark.usefixtures("project")
 def test_a_young_file_is_read_whatever_its_times_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write within one step of the file system's clock shows in no time at all."""
+    """A write within one tick of the file system's clock does not show in its times."""
     monkeypatch.setattr(changetime, "SETTLED_NS", 10**12)
     os.utime("out/model.onnx")
-    assert is_up_to_date()  # and notes that this file is young
+    assert is_up_to_date()  # and records that this file is young
     current_plan = stands()
     assert current_plan is not None
     seen = current_plan.seen

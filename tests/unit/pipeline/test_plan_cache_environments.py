@@ -1,6 +1,4 @@
-"""A plan depends on what the environments have that are named for its target, also where nothing runs in them, and on
-what the SDK has that compiles.
-"""
+"""A plan depends on the environments named for its target, even if nothing runs in them, and on the compiling SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a standing plan that is brought up to date leaves a note that is true of the whole."""
+"""Updating part of a cached plan leaves an entry that is correct for the whole plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COPY = "import sys, shutil; shutil.copyfile(sys.argv[1], sys.argv[2])"
 
 @pytest.fixture(autouse=True)
 def _built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two stages that do not know each other, built; what was just written counts as having come to rest."""
+    """Two independent stages, built; recently written files count as settled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(changetime, "SETTLED_NS", 0)
@@ -79,7 +79,7 @@ def test_a_lost_manifest_is_made_anew_as_a_whole(edit: str) -> None:
 
 @pytest.mark.parametrize("words", ["two", "two three", "one two three", "two one"])
 def test_a_folder_with_other_files_in_it_is_up_to_date_after_two_builds(words: str) -> None:
-    """One that plans a part, and one that may have to plan the whole since other files are put out."""
+    """One plans a part, and one may have to plan everything since the output files differ."""
     Path("words.txt").write_text(words)
     build()
     assert sorted(path.name for path in Path("build/words").iterdir()) == sorted(words.split())
@@ -91,7 +91,7 @@ def test_a_folder_with_other_files_in_it_is_up_to_date_after_two_builds(words: s
 
 
 def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another write within one step of the file system's clock would not show in its times."""
+    """Another write within one tick of the file system's clock would not show in its times."""
     monkeypatch.setattr(changetime, "SETTLED_NS", 10**12)
     os.utime("other.txt")
     Path("words.txt").write_text("two one")
@@ -103,7 +103,7 @@ def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypat
 
 
 def test_an_edit_of_a_part_that_is_taken_back_is_taken_back_in_the_manifest() -> None:
-    """The cache knows the first results, so nothing runs."""
+    """The first results are cached, so nothing runs."""
 
     def placed() -> list[Any]:
         value = json.loads(MANIFEST.read_text())
@@ -151,11 +151,11 @@ def install_package() -> None:
 def test_what_changes_at_the_end_of_a_long_build_is_not_vouched_for(
     monkeypatch: pytest.MonkeyPatch, edit: Callable[[], None], first: bool
 ) -> None:
-    """After a source was read, after an output was found right, or after keys were made from what is installed."""
+    """After a source was read, after an output was verified, or after keys were computed from installed packages."""
     Path("packages").mkdir()
     monkeypatch.syspath_prepend(str(Path("packages").absolute()))
     if not first:
-        build()  # the search path is another now, and that is noted
+        build()  # the search path has changed, which is recorded
     Path("other.txt").write_text("another")
     keep_finished = pipeline_build.keep_finished
 

@@ -1,5 +1,6 @@
-"""What a path leads to may change while a build goes on and leave no young file behind: a link that is set to another
-folder, a folder that is renamed, an edit on a file system whose clock is behind. None of it may be remembered as built.
+"""Changes of a path's target during a build that leave no young file behind must not be recorded as built.
+
+Examples are a link that is retargeted, a folder that is renamed, an edit on a file system with a late clock.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ COPY = "import sys; from pathlib import Path; there = Path(sys.argv[1]); " + (
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two versions of everything, and ``cur``, a link to the first. All counts as old, however new it is: so it looks
-    where the clock of a file system is behind.
+    """Two versions of everything, and ``cur``, a link to the first.
+
+    Everything counts as old, however new it is, as on a file system with a late clock.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
@@ -101,7 +103,7 @@ CASES = [
     pytest.param("./note.txt", ["TMP/cur/tool"], switch_link, "two", id="a tool behind a link"),
     pytest.param("", [], link_recipe, "two", id="a recipe that is a link"),
 ]
-# Where the change comes: before what planning does next.
+# When the change happens: before this planning step.
 MOMENTS = [
     pytest.param(pipeline_plan, "plan_build", id="while it is planned"),
     pytest.param(plan_cache, "note", id="when it was planned"),
@@ -111,7 +113,7 @@ MOMENTS = [
 
 @contextmanager
 def changed_before(module: Any, name: str, change: Callable[[], None]) -> Iterator[None]:
-    """Make the *change* once, before the function *name* is called the first time."""
+    """Make the *change* once, before the first call of the function *name*."""
     called, changes = getattr(module, name), [change]
 
     def change_and_call(*arguments: Any, **options: Any) -> Any:
@@ -157,7 +159,9 @@ quant: {calibration_data: here/data}
 
 
 def model_project() -> None:
-    """A model folder, data and a script below ``here``, a link to ``v1``; in ``v2`` all is other, and as old."""
+    """Create a model folder, data and a script below ``here``, a link to ``v1``; ``v2`` has different files of the same
+    age.
+    """
     for version, label in (("v1", "BertModel"), ("v2", "BertForMaskedLM")):
         model, data = Path(version, "model"), Path(version, "data", "more")
         model.mkdir(parents=True)

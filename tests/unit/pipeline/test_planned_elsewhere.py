@@ -1,4 +1,6 @@
-"""What a build takes that this machine does not have: told of by those who look at it, refused to those who run it."""
+"""Requirements that this machine lacks: reported by commands that only inspect a build, rejected by those that
+run it.
+"""
 
 from __future__ import annotations
 

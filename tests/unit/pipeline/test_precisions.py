@@ -1,4 +1,4 @@
-"""What the name of a precision means on each execution provider, as the one table has it."""
+"""The meaning of each precision on each execution provider, from the one table."""
 
 from __future__ import annotations
 

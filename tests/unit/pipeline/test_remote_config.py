@@ -1,4 +1,4 @@
-"""Which remotes a call has: who says it, who goes before whom, and what a project may not say for its users."""
+"""The remotes of a call: their sources, precedence, and what a project may not configure for its users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from winml_dag.store.store import Store
 
 @pytest.fixture(autouse=True)
 def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's configuration, not there yet; the current folder is a project in a repository."""
+    """The path of the user's configuration, which does not exist yet; the current folder is a project in a
+    repository.
+    """
     (tmp_path / "repository" / ".git").mkdir(parents=True)
     (tmp_path / "repository" / "recipes").mkdir()
     monkeypatch.chdir(tmp_path / "repository")
@@ -91,7 +93,7 @@ def test_a_mode_without_a_remote_says_that_there_is_none() -> None:
 
 
 class TestAFolderThatOnlyTheProjectNames:
-    """Whoever wrote the project would say which folder of its users is written to."""
+    """Otherwise the author of the project would choose which folder of its users is written to."""
 
     @pytest.fixture
     def names(self, tmp_path: Path, project_file: Path) -> Callable[..., None]:
@@ -169,7 +171,7 @@ class TestTheProject:
     def test_is_not_looked_for_above_a_folder_without_a_repository(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What lies above may be anybody's, as in a temporary folder."""
+        """Folders above may belong to anybody, as in a temporary folder."""
         (tmp_path / "shared").mkdir()
         (tmp_path / "winml_dag.toml").write_text('[[remote]]\nurl = "https://anybody"\n')
         monkeypatch.chdir(tmp_path / "shared")
@@ -194,7 +196,7 @@ class TestTheProject:
         assert levels()[0].trusted == {"main"}
         project_file.write_text('[[remote]]\nurl = "https://A/"\nmode = "read-write"\n')
         assert levels()[0].mode is Mode.READ
-        # Nor by leaving out who asks there.
+        # Nor by omitting the user name.
         user_file.write_text('[[remote]]\nurl = "https://me:secret@a"\n')
         assert levels()[0].mode is Mode.READ
 

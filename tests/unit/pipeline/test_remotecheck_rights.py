@@ -1,4 +1,4 @@
-"""A check of a remote tells whether this very user may write, whatever others have left there."""
+"""A check of a remote reports whether the current user may write, whatever files of others exist there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running stages of a finished build again: what is equal, where the first difference is, and what is left alone."""
+"""Running stages of a finished build again: equal outputs, the first difference, and what is left alone."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ class Bench:
         self.source.write_text("a source")
 
     def planned(self, nodes: Mapping[str, str | None]) -> BuildGraph:
-        """A node for each name of a function, which reads what the node that it is mapped to has made (None: the
-        source).
-        """
+        """Plan a node per function name, which reads the output of the node it is mapped to (None: the source)."""
         stages = {
             name: Stage(
                 name=name,
@@ -110,8 +108,9 @@ class Bench:
         return self.store.blobs.path(file.digest)
 
     def state(self) -> dict[str, tuple[bytes, int | None]]:
-        """Every blob with its stamp and every record, and that there is no scratch folder left. The time of a record's
-        file tells when it was used last, and comparing is a use.
+        """Return every blob with its stamp and every record, and assert that no scratch folder is left.
+
+        The time of a record's file is that of its last use, and comparing is a use.
         """
         files = [path for name in ("blobs", "records") for path in (self.store.folder / name).rglob("*")]
         assert list((self.store.folder / "scratch").iterdir()) == []
@@ -196,7 +195,7 @@ def test_every_run_has_a_process_of_its_own(bench: Bench) -> None:
 
 
 def test_a_stage_that_differs_does_not_reach_those_behind_it(bench: Bench) -> None:
-    """Each is run from the inputs that are recorded, so only the one that is at fault differs."""
+    """Each runs from its recorded inputs, so only the faulty one differs."""
     found = bench.reproduce(bench.build({"process_number": None, "same": "process_number"}))
     assert [stage.verdict for stage in found.stages] == [Verdict.DIFFERS, Verdict.EQUAL]
     assert not found.equal
@@ -223,7 +222,7 @@ def test_a_stage_whose_input_has_gone_is_named(bench: Bench) -> None:
 
 
 def test_a_stage_whose_input_has_rotted_is_named(bench: Bench) -> None:
-    """Which no look at the file tells, but reading it."""
+    """Only reading the file reveals it."""
     planned = bench.build({"same": None, "fails_when_told": "same"})
     blob = bench.blob(planned, "same.0")
     blob.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Which rounds of optimize and analyze are told of: those that are unlike the one before."""
+"""Which rounds of optimize and analyze are reported: those that differ from the previous one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def result(
 
 
 def line(*keys: tuple[str | None, str | None], prefix: str = "") -> list[StageResult]:
-    """Rounds by the keys of optimize and analyze."""
+    """Return rounds with these keys of optimize and analyze."""
     return [
         result(f"{prefix}{name}.{number}", key)
         for number, pair in enumerate(keys)

@@ -1,4 +1,4 @@
-"""What is said of a search that was carried out: in settings, as notices, and as a refusal."""
+"""What is reported on a capability search: in settings, as notices, and as an error."""
 
 from __future__ import annotations
 

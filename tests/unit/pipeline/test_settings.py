@@ -1,4 +1,4 @@
-"""``winml_build_config.json`` is a recipe that gives the same build: same stages, same keys, from its own folder."""
+"""``winml_build_config.json`` is a recipe for the same build: same stages, same keys, from its own folder."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_was_asked_for_otherwise_is_in_the_settings_too(
 
 
 def nodes(planned: BuildGraph) -> list[Node]:
-    """The nodes of *planned* that read sources by content: a model's name has the folder in it that it is seen from."""
+    """Return the nodes of *planned* with sources by content: a model's name depends on the folder it is relative to."""
     digests = {name: artifact.digest for name, artifact in planned.sources.items()}
     return [
         replace(node, inputs={slot: digests.get(name, name) for slot, name in node.inputs.items()})
@@ -115,7 +115,7 @@ def compiled_model(path: Path) -> None:
 def same_build(folder: Path, recipe: dict[str, object], overrides: Overrides) -> None:
     store = Store(folder / "cache")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    # What a search discovers is in the settings after it, and it is not made again.
+    # The settings include what a search discovers, and the search is not repeated.
     overrides = replace(overrides, analyze=False)
     first = build_of(Request(Path("recipe.yaml"), overrides, Path("out")), store.folder, download=False)
     (folder / "out").mkdir()
@@ -126,7 +126,7 @@ def same_build(folder: Path, recipe: dict[str, object], overrides: Overrides) ->
     assert nodes(one) == nodes(other)
     assert one.steps[:1] == other.steps[:1]
     assert first.summary.precision == second.summary.precision
-    # And its settings are the same again, seen from the other folder.
+    # Its own settings are the same again, relative to the other folder.
     paths = ("model", "quant", "compile")
     assert {k: v for k, v in first.summary.settings.items() if k not in paths} == {
         k: v for k, v in second.summary.settings.items() if k not in paths

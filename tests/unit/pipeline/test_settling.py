@@ -1,4 +1,4 @@
-"""What a build has offered to a remote is waited for whatever becomes of the build, unless somebody interrupts it."""
+"""Uploads of a build are completed whatever its result, unless it is interrupted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from winml_dag.store.store import Store
 
 
 class Settling(Store):
-    """Counts how often somebody has waited."""
+    """Counts the waits."""
 
     settled = 0
 
@@ -38,7 +38,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settling]
 
 
 def planned(script: str, store: Store) -> BuildGraph:
-    """One stage, which does what *script* says and then puts out a file."""
+    """Plan one stage that runs *script* and then writes a file."""
     whole = f"import sys; {script}; open(sys.argv[1], 'w').write('done')"
     stage = {"command": [sys.executable, "-c", whole, "{outputs.out}"], "outputs": {"out": "made.txt"}}
     Path("recipe.yaml").write_text(yaml.safe_dump({"stages": {"one": stage}}))

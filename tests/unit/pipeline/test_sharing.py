@@ -1,4 +1,4 @@
-"""What is planned, and what is refused, when `compile` is given several models."""
+"""What is planned and what is rejected when `compile` gets several models."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_cannot_share_is_refused(models: list[Path], tmp_path: Path) -> Non
 
 
 def _sdk(folder: Path) -> Path:
-    """As much of an SDK as a plan looks at."""
+    """Create the files of an SDK that a plan checks."""
     from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
 
     names = [f"bin/{host_name()}/{name}" for name in (CONVERTER, program(GENERATOR))]

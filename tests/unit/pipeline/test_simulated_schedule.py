@@ -1,4 +1,4 @@
-"""Thousands of stages through the real planner and scheduler, on a clock that nothing waits for."""
+"""Thousands of stages through the real planner and scheduler, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_all_that_is_different_runs_once_and_within_the_bounds(run: tuple[Played
     told, left, spans = run
     assert told.stages > 2000
     assert told.ran == len(spans) == len(left.shelf.records)
-    # Nothing can be faster than the longest chain, or than all work on all machines; and whoever leaves no machine idle
-    # while there is work takes no longer than both together.
+    # The lower bound is the longest chain, and the total work over all machines; without idle machines the sum of both
+    # is an upper bound.
     assert told.least <= told.seconds <= told.work / told.machines + told.chain
 
 
@@ -83,7 +83,7 @@ def test_what_a_remote_has_is_asked_for_in_as_many_round_trips_as_the_graph_is_d
 ) -> None:
     told, _ = simulate(merged, How(20, Offer(latency=1.0)), run[1])
     assert told.ran == 0
-    # A look for records and one for blobs for each wave, and what lies in the folders in the end.
+    # One lookup for records and one for blobs per batch, and the contents of the folders at the end.
     assert told.seconds <= 2 * 12 + 1
     assert told.went.record_gets == len(run[1].shelf.records)
     finals = (record for record in run[1].shelf.records.values() if record.key_inputs.stage == "finalize")
@@ -96,7 +96,7 @@ def test_what_a_remote_has_is_asked_for_in_as_many_round_trips_as_the_graph_is_d
 def test_an_edit_runs_the_stages_that_it_reaches(tmp_path: Path, few: Merged) -> None:
     before, left = simulate(few, How(20))
     edited, _ = simulate(together(planned(1, tmp_path, edited=True).parts, 1), How(20), left)
-    # Of four models and two targets: calibrate once for each model, and what stands on it in each of eight cells.
+    # For four models and two targets: calibrate once per model, and what depends on it in each of eight cells.
     assert 0 < edited.ran < before.ran / 3
     assert edited.went.bytes_put < before.went.bytes_put / 3
 
@@ -122,7 +122,7 @@ def test_what_a_stage_costs_does_not_grow_with_the_graph(cells: Planning) -> Non
 
 
 class Counted(tuple[Node, ...]):
-    """Nodes that count how often somebody goes through them all."""
+    """Nodes that count iterations over all of them."""
 
     times = 0
 
@@ -139,7 +139,7 @@ def test_all_stages_are_gone_through_a_few_times_and_not_for_each_of_them(few: M
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many functions are called, and generators gone on with."""
+    """Return the number of calls of functions and resumptions of generators."""
     calls = 0
 
     def count(frame: object, event: str, arg: object) -> None:  # noqa: ARG001

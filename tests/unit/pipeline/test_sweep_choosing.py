@@ -1,4 +1,4 @@
-"""The winner among cells: it meets all bounds, and nothing that meets them is better. What rules others out is told."""
+"""The winner among cells meets all bounds, and no cell that meets them is better. Reasons against others are given."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_nothing_that_meets_the_bounds_is_better_than_the_winner(found: list[dic
     ]
     best = winner(GOAL, cells)
     assert (None if best is None else best.result.name) == (f"cell {min(meeting)[3]}" if meeting else None)
-    # Whoever has a reason against it does not win, and whoever has none could have.
+    # A cell with a reason against it does not win, and one without could have.
     assert [one.candidate(GOAL).why == "" for one in cells] == [
         any(place == each for *_, each in meeting) for place in range(len(cells))
     ]

@@ -1,4 +1,4 @@
-"""How many nodes to keep next: the answer is one that was tried beside one that was tried and does not do."""
+"""The next number of nodes to keep: the answer was tried, and so was the neighbouring number that fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from winml_dag.pipeline.sweep.search import between, next_counts
 
-# Whether the bounds hold, by how many nodes are kept, from 1 on: any course of quality at all.
+# Whether the bounds are met, by number of nodes kept, from 1 on: any course of quality.
 COURSES = st.lists(st.booleans(), min_size=1, max_size=60)
 
 

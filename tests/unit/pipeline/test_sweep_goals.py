@@ -1,4 +1,4 @@
-"""Goals over cells whose folders and measurements are there: who wins, when it is too early, and what is in the way."""
+"""Goals over existing cells and measurements: the winner, pending results, and obstacles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DIGEST = "xxh3-128:" + 32 * "0"
 
 
 class Sweeping:
-    """A sweep whose cells are there, as builds leave them."""
+    """A sweep whose cells exist, as builds leave them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -177,7 +177,7 @@ def test_the_drop_of_accuracy_is_against_the_float_model(
 
 
 def test_a_search_that_can_gain_nothing_is_not_begun(sweeping: Sweeping) -> None:
-    """Where it is begun, nodes are ranked, which would fail here: there is no model."""
+    """Starting it would rank nodes, which would fail here: there is no model."""
     searching = f"{SWEEP}search: {{}}\n"
     sweeping.cell("a/w8a8", 120, 0.95)
     (goal,) = sweeping.pursue(searching).goals

@@ -1,4 +1,4 @@
-"""What is written of a sweep while it runs says that it is not through, and what is written last says that it is."""
+"""Sweep files written during a run are marked incomplete, the last one complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAILED = tuple(CellResult(name, {"precision": name}, name, CellStatus.FAILED, wh
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Of a run after one in which both cells had failed, which writes as often as it may."""
+    """The ledger of a run after one in which both cells failed; it writes as often as possible."""
     monkeypatch.setattr(module, "_SECONDS_BETWEEN", -1.0)
     monkeypatch.setattr(module, "_TIMES_ITS_COST", 0)
     write_sweep(tmp_path, replace(HEAD, cells=FAILED))
@@ -50,7 +50,7 @@ def test_a_run_that_has_written_on_its_way_writes_at_its_end(ledger: Ledger, tmp
     assert written.interrupted
     for cell in FAILED:
         ledger.take(cell)
-    # All is as it had been, and the file says that the run is not through.
+    # Everything is as before, except that the file marks the run as incomplete.
     assert not ledger.is_as_before()
 
 

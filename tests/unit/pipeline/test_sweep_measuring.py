@@ -1,4 +1,4 @@
-"""Measurements of several cells as one graph: each cell is told of as soon as nothing more of it is to be measured."""
+"""Measurements of several cells as one graph: each cell is reported as soon as its last measurement is done."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _work(node: Node, workspace: Workspace) -> JsonObject:
 def test_each_is_told_of_when_it_has_all_its_results_and_what_is_shared_runs_once(tmp_path: Path) -> None:
     executor = MemoryExecutor(_work)
     driver = Driver(Store(tmp_path / "cache"), executor=executor)
-    # What the first reads last is what the third is made of; the second takes one more.
+    # The third consists of what the first reads last; the second reads one more.
     graphs = {"first": _graph("first", 1, 2), "second": _graph("second", 2, 3), "third": _graph("third", 2)}
     told: list[tuple[str, int]] = []
     jobs = [MeasurementJob(graph, driver.store, name) for name, graph in graphs.items()]
     ended = driver.run(jobs, lambda name, _: told.append((name, len(executor.calls))))
     assert sorted(told) == [("first", 2), ("second", 3), ("third", 2)]
     assert [len(each.results) for each in ended if isinstance(each, Measurement)] == [2, 2, 1]
-    # What is known is told of as well.
+    # Cached results are reported as well.
     told.clear()
     driver.run(jobs, lambda name, _: told.append((name, len(executor.calls))))
     assert sorted(told) == [("first", 3), ("second", 3), ("third", 3)]

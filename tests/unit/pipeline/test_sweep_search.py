@@ -1,4 +1,4 @@
-"""Searches that go on together: what they try, when they go on to float, and where they end."""
+"""Concurrent searches: what they try, when they continue with float, and where they end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOTH = (Keeping(SIXTEEN, "uint16"), Keeping(FLOAT))
 
 
 class Trials:
-    """Carries trials out by remembering what they were."""
+    """Carries out trials by recording them."""
 
     def __init__(self) -> None:
         self.rounds: list[list[str]] = []
@@ -38,7 +38,7 @@ class Trials:
 
 
 def in_float(least: int) -> Callable[[CellResult], bool]:
-    """A bound that holds with *least* nodes in float, and never with 16 bits."""
+    """Return a bound that is met with *least* nodes in float, and never with 16 bits."""
     return lambda result: (
         result.name.endswith("in32") and int(result.name.partition("+")[2].removesuffix("in32")) >= least
     )
@@ -90,7 +90,7 @@ def test_limits_end_a_search_and_that_is_said(search: Search, tried: list[str], 
 
 
 def test_searches_share_rounds_and_trials() -> None:
-    """Of two goals with bounds of their own, for one cell."""
+    """For two goals with different bounds on one cell."""
     sixteen = Ranked(NODES, BOTH[:1])
     counts = {f"a/w8a8+{count}in16": count for count in range(1, 21)}
     searches = [

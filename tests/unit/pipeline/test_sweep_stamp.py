@@ -1,4 +1,4 @@
-"""That there is nothing to do is seen at a glance, and nothing else is taken for it."""
+"""An up-to-date sweep is recognized by its stamp, without false positives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_A_GLANCE = "2 cells in 0.0 s: 2 up to date."
 
 
 class Recipes:
-    """A folder of recipes, each with a stage of its own, and the command line beside it."""
+    """A folder of recipes with one user-defined stage each, and the command line next to it."""
 
     def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Recipes:
         return self.folder / "recipes" / name / "said.txt"
 
     def build(self, *more: str, code: int = 0) -> str:
-        """The line with the totals, its seconds made 0.0; what is said on stderr when it fails."""
+        """Build and return the line with the totals, with seconds set to 0.0; stderr on failure."""
         got = run(["build", "-c", "recipes", "-o", "out", "--cache-dir", "cache", "-q", *more])
         lines = self._capture.readouterr()
         assert got == code, lines.err
@@ -53,9 +53,9 @@ class Recipes:
 
 @pytest.fixture
 def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Recipes:
-    """After two builds, of which the second has seen that all is up to date."""
+    """After two builds, of which the second found everything up to date."""
     monkeypatch.chdir(tmp_path)
-    # What was written a moment ago would be doubted.
+    # Recently written files would count as unsettled.
     monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
     recipes = Recipes(tmp_path, capsys)
     assert recipes.build().startswith("2 cells in 0.0 s: 2 built; 2 stages run")
@@ -100,7 +100,7 @@ def test_whatever_changes_is_seen(recipes: Recipes, change: Callable[[Recipes], 
     assert recipes.build().startswith(expected)
     assert recipes.said("two").is_file()
     assert (recipes.folder / "out" / "sweep.json").is_file()
-    # What was made anew under an old plan is looked at once more.
+    # Results rebuilt under an old plan are checked once more.
     recipes.build()
     assert recipes.build().endswith(" up to date.")
 
@@ -141,7 +141,7 @@ def test_an_edit_of_what_cells_are_measured_on_is_seen(
     Path("sweep.json").write_text(json.dumps(sweep), encoding="utf-8")
 
     def kept(value: float) -> bytes:
-        """What is known of the sweep after a build."""
+        """Return what is recorded of the sweep after a build."""
         np.savez("inputs.npz", x=np.full((1, 4), value, np.float32))
         few = ("--no-validate", "--no-analyze", "--no-optimize")
         assert run(["build", "-c", "sweep.json", "-o", "out", "--cache-dir", "cache", *few]) == 0
@@ -162,7 +162,7 @@ def save_model(name: str) -> None:
 def test_a_sweep_that_is_another_one_by_its_end_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """However old the file is that took the place of the one that was read."""
+    """However old the file is that replaced the one that was read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
     save_model("one.onnx")

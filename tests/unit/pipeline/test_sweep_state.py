@@ -1,4 +1,4 @@
-"""``sweep.json``: what is written is read again as it was; what anybody else may have written is told, not trusted."""
+"""``sweep.json``: it is read back as written, and content from others is validated, not trusted."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_whatever_else_lies_there_is_told(data: bytes, said: str, tmp_path: Path
 def test_damage_is_never_more_than_a_sentence(noise: bytes, at: int) -> None:
     data = text_of(SMALL)
     at %= len(data)
-    # Whatever else it raised would be a traceback.
+    # Any other exception would be a traceback.
     with suppress(DecodeError):
         sweep_of(data[:at] + noise + data[at + len(noise) :])
 

@@ -1,4 +1,4 @@
-"""What a recipe's own stages are planned as, and how everything that is wrong with them is told: at once, by line."""
+"""The plan of user-defined stages, and the reports of errors in them: all at once, with lines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def planned(folder: Path) -> Iterator[Planner]:
-    """Plan a recipe of stages, given as a mapping or as text."""
+    """Plans a recipe of stages, given as a mapping or as text."""
     store = Store(folder / "cache")
 
     def plan(stages: Any = None, *, text: str = "", **more: Any) -> BuildGraph:
@@ -237,7 +237,7 @@ def test_a_recipe_without_a_stage_is_not_one_without_an_output_folder(planned: P
 
 
 def test_between_two_quantizations_there_is_no_room(planned: Planner, folder: Path) -> None:
-    """Who reads what quantize puts out reads the end of the chain, and what quantize is to read goes to its start."""
+    """Readers of quantize's output read the end of the chain, and its inputs go to the start of the chain."""
     value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
     onnx.save(helper.make_model(graph), folder / "small.onnx")

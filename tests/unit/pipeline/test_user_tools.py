@@ -1,4 +1,4 @@
-"""What does the work of a recipe's own stages is what their keys know: programs, modules, and what lies in folders."""
+"""Keys of user-defined stages cover what does the work: programs, modules, and the contents of folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="programs are sh
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two folders on PATH, ``late`` behind ``early``. All counts as old, so that nothing is read but what differs."""
+    """Two folders on PATH, ``late`` after ``early``. Everything counts as old, so that only differences are read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
@@ -40,7 +40,7 @@ def stage(command: list[str], **more: Any) -> dict[str, Any]:
 
 
 def build(stages: dict[str, Any], *, code: int = 0) -> str:
-    """What the stage has made."""
+    """Build and return the output of the stage."""
     text = yaml.safe_dump({"stages": stages})
     if not Path("recipe.yaml").exists() or Path("recipe.yaml").read_text() != text:
         Path("recipe.yaml").write_text(text)
@@ -68,7 +68,7 @@ def code(path: str, says: str) -> None:
 
 @pytest.fixture
 def search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``early`` and ``late`` are where Python looks for modules, here and in workers."""
+    """Put ``early`` and ``late`` on Python's module search path, here and in workers."""
     folders = [str(Path(name).absolute()) for name in ("early", "late")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     monkeypatch.setattr(sys, "path", [*folders, *sys.path])

@@ -1,4 +1,4 @@
-"""What a command's texts name: placeholders, and words that may be files of the project."""
+"""References in a command's arguments: placeholders, and arguments that may be files of the project."""
 
 from __future__ import annotations
 

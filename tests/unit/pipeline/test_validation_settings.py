@@ -1,4 +1,4 @@
-"""What a recipe's section ``validate`` comes to: inputs, bounds, and where the result is run."""
+"""The effect of a recipe's section ``validate``: inputs, bounds, and the target that the result runs on."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_data_that_a_recipe_names_is_validated_on_also_when_nothing_is_quantized
     assert isinstance(build.quantize, Skip)
     assert config(build).validate.seed is None
     assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "data"}
-    # What the build leaves as its settings means the same.
+    # The settings that the build writes mean the same.
     (folder / "out").mkdir()
     again = LoadedRecipe(
         folder / "out" / "again.json", parse_recipe(json.dumps(build.summary.settings), "a", "json"), "json"
@@ -92,7 +92,7 @@ def test_data_that_a_recipe_names_is_validated_on_also_when_nothing_is_quantized
     assert (rebuilt.quantize, rebuilt.validate) == (build.quantize, build.validate)
     assert rebuilt.inputs.calibration_data is not None
     assert rebuilt.inputs.calibration_data.files[0].path.samefile(folder / "data.npz")
-    # With inputs of its own, or without validate, nobody reads it.
+    # With its own inputs, or without validate, nobody reads it.
     for other in ({"input_data": "more.npz"}, {"enabled": False}):
         assert resolved(folder, other, precision="fp32", **section).inputs.calibration_data is None
 

@@ -1,4 +1,4 @@
-"""Recipes, and JSON values, that hypothesis can make."""
+"""Hypothesis strategies for recipes and JSON values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# Printable, and without the separators that only JSON takes unescaped.
+# Printable, and without the separators that only JSON allows unescaped.
 TEXT = st.text(
     st.characters(min_codepoint=0x20, max_codepoint=0x24F, exclude_characters="\x7f", exclude_categories=["Cc"])
 )

@@ -1,4 +1,4 @@
-"""Sweeps that are made up for tests: cells without any file."""
+"""Made-up sweeps for tests: cells without files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from winml_dag.recipe.sweep import Cell, Sweep
 
 
 def made_up(axes: Mapping[str, Sequence[str]], left_out: Sequence[str] = ()) -> Sweep:
-    """Every combination of the labels of *axes*; of ``model``, each is a model of its own."""
+    """Return every combination of the labels of *axes*; each label of ``model`` is a separate model."""
     path = Path("sweep.yaml")
     cells = []
     for labels in product(*axes.values()):

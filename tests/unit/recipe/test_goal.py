@@ -1,4 +1,4 @@
-"""Goals: which bounds may be written and what they mean, which cells they choose among, and where winners go."""
+"""Goals: valid bounds and their meaning, the cells they choose among, and the folders of winners."""
 
 from __future__ import annotations
 

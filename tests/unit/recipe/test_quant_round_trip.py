@@ -1,4 +1,4 @@
-"""The one quantization section: written out and read again it is the same, whatever it holds, wherever it stands."""
+"""The quantization section survives a round trip, whatever its contents and position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OVERRIDES = st.fixed_dictionaries(
     {}, optional={"weight_type": st.none() | _WEIGHTS, "activation_type": st.none() | _INTEGERS}
 )
 
-# Every field, with all that it takes.
+# Every field, with all valid values.
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "mode": st.sampled_from(["static", "dynamic", "rtn", "fp16", "qdq"]),
     "samples": _COUNTS,
@@ -105,7 +105,7 @@ def test_the_class_that_python_has_goes_to_a_mapping_and_back(written: dict[str,
     assert again.model_fields_set == config.model_fields_set
 
 
-# Other fields of compile, beside which its quantization has to come back.
+# Other fields of compile, next to which its quantization must survive.
 _COMPILE = st.fixed_dictionaries(
     {},
     optional={
@@ -152,7 +152,7 @@ def test_the_other_name_of_a_field_is_read_and_never_written() -> None:
 @given(written=SECTIONS)
 @settings(deadline=None)
 def test_both_places_take_the_very_same_section(written: dict[str, Any]) -> None:
-    """One class: nothing has a meaning, or a default, in one place that it does not have in the other."""
+    """One class: no field has a meaning or default in one position that it lacks in the other."""
     recipe = Recipe.model_validate({"quant": written})
     nested = Recipe.model_validate({"compile": {"quant_config": written}})
     assert isinstance(nested.compile, Compile)

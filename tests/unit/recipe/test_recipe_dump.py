@@ -12,7 +12,7 @@ from winml_dag.recipe.schema import Quant, Recipe
 
 
 def fields_set(value: object) -> Any:
-    """The names of what was set, at every level."""
+    """Return the names of the set fields, at every level."""
     if isinstance(value, BaseModel):
         return {name: fields_set(getattr(value, name)) for name in value.model_fields_set}
     return [fields_set(item) for item in value] if isinstance(value, tuple) else None

@@ -210,7 +210,7 @@ def _parse_or_complain(text: str, kind: str) -> None:
 
 
 def _load_or_complain(load: Callable[[], Recipe]) -> None:
-    """Whatever happens, it is a recipe, or an error with a message that can be printed."""
+    """Whatever happens, the result is a recipe, or an error with a printable message."""
     outcome = _outcome(load)
     if not isinstance(outcome, Recipe):
         assert str(outcome).encode()

@@ -10,7 +10,7 @@ from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.load import parse_recipe
 from winml_dag.recipe.schema import Export, Loader, Recipe
 
-# A configuration as winml-cli writes it, with every field that it writes.
+# A configuration written by winml-cli, with every field that it writes.
 WINML_CONFIG = {
     "loader": {"task": "fill-mask", "model_class": "AutoModelForMaskedLM", "model_type": "bert"},
     "export": {

@@ -1,4 +1,4 @@
-"""Several files as one sweep, and how cheap it is to ask whether a file is one."""
+"""Several files as one sweep, and how cheap it is to check whether a file is one."""
 
 from __future__ import annotations
 

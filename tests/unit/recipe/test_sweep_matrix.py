@@ -1,4 +1,4 @@
-"""A matrix as its user relies on it: which cells there are, and that each says what one would have written by hand."""
+"""A matrix as users rely on it: its cells, and that each equals the recipe written by hand."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_combination_is_a_cell_with_the_keys_of_its_values(tmp_path: Path)
 
 
 def test_what_is_more_special_has_the_last_word(tmp_path: Path) -> None:
-    """Of ``validate.samples``, each place that can say it says another number; of the rest, all is kept."""
+    """Each position that can set ``validate.samples`` sets another number; all other fields are kept."""
     (tmp_path / "lowest.yaml").write_text("validate: {samples: 1, seed: 1, min_cosine: 0.1}", encoding="utf-8")
     (tmp_path / "base.yaml").write_text("base: lowest.yaml\nvalidate: {samples: 2, seed: 2}", encoding="utf-8")
     (tmp_path / "of_value.yaml").write_text("validate: {samples: 3, max_abs_error: 3}", encoding="utf-8")
@@ -153,13 +153,13 @@ def test_cells_are_left_out_for_a_reason_and_added_beside_the_axes(tmp_path: Pat
     assert sweep.axes["precision"] == ("fp32", "w8a8", "w4a16")
 
 
-# What a value of each axis says, as a section and a field of it.
+# The section and field that a value of each axis sets.
 FIELDS = {"x": ("validate", "samples"), "y": ("validate", "seed"), "z": ("perf", "seed")}
 
 
 @st.composite
 def matrices(draw: st.DrawFn) -> dict[str, Any]:
-    """A matrix with cells left out, and some of these put back."""
+    """Draw a matrix with excluded cells, some of which are included again."""
     sizes = {name: draw(st.integers(1, 4)) for name in list(FIELDS)[: draw(st.integers(1, 3))]}
     matrix: dict[str, Any] = {
         name: [{"name": f"{name}{number}", section: {field: number}} for number in range(1, size + 1)]

@@ -1,4 +1,4 @@
-"""Some cells of a sweep: those that filters take, and those that are one machine's part."""
+"""Subsets of a sweep's cells: by filters, and by shards."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_filters_narrow_and_a_refusal_is_the_rest(axis: str, labels: st.DataObje
     taken, rest = filtered(SWEEP, [f"{axis}={','.join(chosen)}"]), filtered(SWEEP, [f"{axis}!={','.join(chosen)}"])
     assert sorted(names(taken) + names(rest)) == sorted(names(SWEEP.cells))
     assert {cell.values[axis] for cell in taken} == set(chosen)
-    # Each by itself, in any order: what both take.
+    # Each separately, in any order: the intersection.
     other = labels.draw(st.sampled_from(["model=bert", "precision!=fp32", "*/10"]))
     both = [name for name in names(taken) if name in names(filtered(SWEEP, [other]))]
     first = f"{axis}={','.join(chosen)}"
@@ -111,10 +111,10 @@ def test_every_cell_is_in_one_shard_and_no_shard_is_much_larger_than_its_share(
     assert len(parts) == count
     assert sorted(names(tuple(chain.from_iterable(parts)))) == sorted(names(cells))
     assert max(map(len, parts)) <= 1.5 * len(cells) / count + 1
-    # Whatever the order is in which a system lists files, every machine comes to the same.
+    # Whatever the order in which a system lists files, every machine gets the same shards.
     shuffled = seed.sample(cells, len(cells))
     assert [set(names(part)) for part in shards(shuffled, count)] == [set(names(part)) for part in parts]
-    # No more exports are divided than there are places to divide at.
+    # No more exports are split than there are shard boundaries.
     divided = sum(len({cell.values["model"] for cell in part}) for part in parts) - models
     assert divided <= count - 1
 

@@ -54,7 +54,7 @@ def manifest(
     compiled: bool = True,
     **fields: Any,
 ) -> dict[str, Any]:
-    """The manifest of a build whose model has *size* bytes, of which *sidecar* are in a file beside it."""
+    """Return the manifest of a build whose model has *size* bytes, *sidecar* of them in an external file."""
     files = [{"name": "model.onnx", "digest": digest(f"m{size}"), "size": size - sidecar}]
     if sidecar:
         files.append({"name": "model_qnn.bin", "digest": digest(f"b{sidecar}"), "size": sidecar})
@@ -116,7 +116,7 @@ def evaluated(value: float, reference: float = 0.9) -> Measured:
 
 
 def cell(name: str, status: CellStatus = CellStatus.BUILT, **fields: Any) -> CellResult:
-    """``bert/w8a8/npu`` is the cell of that model, precision and target."""
+    """Return a cell; ``bert/w8a8/npu`` is that of the model, precision and target."""
     values = dict(zip(("model", "precision", "target"), name.split("/"), strict=False))
     return CellResult(name, values, name, status, **{"command": f"winml-dag build --filter {name}", **fields})
 
@@ -141,7 +141,7 @@ def sweep(cells: Sequence[CellResult], name: str = "small", **fields: Any) -> Sw
 
 
 def put_sweep(folder: Path, result: SweepResult, builds: Mapping[str, Mapping[str, Any]]) -> Path:
-    """*result* in *folder*, with the manifests of those of its cells that *builds* names."""
+    """Write *result* to *folder*, with manifests for those of its cells in *builds*."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in builds.items():
         put_build(folder / name, value)
@@ -150,7 +150,7 @@ def put_sweep(folder: Path, result: SweepResult, builds: Mapping[str, Mapping[st
 
 
 def without(result: SweepResult, *names: str) -> SweepResult:
-    """*result* as another shard has it: the cells *names* were not reached."""
+    """Return *result* as in another shard: the cells *names* were not reached."""
     cells = (
         replace(one, status=CellStatus.NOT_REACHED, why="of another shard") if one.name in names else one
         for one in result.cells

@@ -1,4 +1,4 @@
-"""Where boxes of a graph are drawn: apart from each other, from left to right, in an order that people know."""
+"""The layout of a graph: boxes do not overlap, go from left to right, and have a familiar order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from winml_dag.report.graphpage import Layout, lay_out
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[list[str], list[tuple[int, int]], list[float], list[bool]]:
-    """Steps, edges that only go forward, ranks, and which boxes pull."""
+    """Draw steps, forward edges, ranks, and which boxes pull."""
     count = draw(st.integers(0, 12))
     steps = [draw(st.sampled_from(["a", "b", "c", "d"])) for _ in range(count)]
     pairs = [(maker, reader) for reader in range(count) for maker in range(reader)]
@@ -55,7 +55,7 @@ def test_boxes_of_a_column_stand_in_the_order_of_their_ranks(
 
 
 def test_the_same_step_of_unlike_builds_has_one_column() -> None:
-    # The second build has a compile that the first one does without.
+    # The second build has a compile, the first one does not.
     steps = ["export", "validate", "export", "compile", "validate"]
     found = laid_out(steps, [(0, 1), (2, 3), (3, 4)])
     assert found.columns == (0, 2, 0, 1, 2)

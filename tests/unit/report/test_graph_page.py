@@ -1,4 +1,4 @@
-"""What a page of a graph holds: every box, folded or not, and texts as data alone."""
+"""The contents of a graph page: every box, folded or not, and texts only as data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from winml_dag.report.page import REPORT_PAGE, html_of
 
 
 def view(count: int) -> GraphView:
-    """*count* cells that share their export."""
+    """Return *count* cells that share their export."""
     quantize = [Box("quantize", "quantize", "ran", (cell,), config={"bits": cell % 2 * 8 + 8}) for cell in range(count)]
     export = Box("export", "export", "reused", tuple(range(count)), config={"opset": 17})
     ends = [Box("finalize", "finalize", "ran", (cell,), config={"name": f"cell {cell}"}) for cell in range(count)]

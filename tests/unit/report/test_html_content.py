@@ -1,4 +1,4 @@
-"""What a page is told, and the sentences at its top: nothing is lost, nothing runs, and the question is answered."""
+"""The data of a page, and the sentences at its top: nothing is lost, nothing runs, and the question is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of builds, before any format: names, tools, folders of many files, and texts that all can read."""
+"""Facts on builds for any format: names, tools, folders of many files, and universally readable texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from winml_dag.report.provenance.facts import (
     without_places,
 )
 
-_TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates too: a path may have bytes that are no text
+_TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates too: a path may contain bytes that are no text
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
@@ -76,7 +76,7 @@ def test_what_is_no_number_that_can_be_compared_counts_as_missing(value: Any) ->
 def test_a_folder_of_many_files_is_told_as_one() -> None:
     assert Dependency("data", "calibration data", "sha256:00", _files(64)).folder_digest is None
     many = Dependency("data", "calibration data", "sha256:00", _files(65)[::-1])
-    # Hash1 of golang.org/x/mod/sumdb/dirhash: "%x  %s\n" for each file in the order of names.
+    # Hash1 of golang.org/x/mod/sumdb/dirhash: "%x  %s\n" per file, ordered by name.
     lines = "".join(f"{place:064x}  {place:03}.npy\n" for place in range(65))
     assert many.folder_digest == ("dirHash", hashlib.sha256(lines.encode()).hexdigest())
     unknown = Dependency("data", "calibration data", "sha256:00", (*_files(64), *_files(1, "xxh3_128")))

@@ -1,4 +1,4 @@
-"""What is gathered from folders: rows of sweeps and builds, joined shards, and reasons for all that is missing."""
+"""Reports collected from folders: rows of sweeps and builds, joined shards, and reasons for missing values."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_built_cell_tells_all_that_is_known(folder: Path) -> None:
         "npu",
         "text-classification",
     )
-    # compiled.onnx has the bytes of model.onnx, and is counted once.
+    # compiled.onnx has the bytes of model.onnx, and counts once.
     assert row.size == Size(model=1000, sidecar=400, folder=1000, embeds_binary=False)
     assert row.latency is not None
     assert (row.latency.p50, row.latency.inferences, row.latency.warmup, row.latency.emulated) == (3.0, 100, 10, True)
@@ -143,7 +143,7 @@ def test_a_cell_without_a_build_is_of_the_model_of_its_neighbours(tmp_path: Path
     ]
     one = put_sweep(tmp_path / "one", sweep(cells), {"fp32/2": manifest(model="/a/tiny.onnx")})
     assert {row.model for row in collect([one]).rows} == {"tiny"}
-    # What an axis of its own changes may be the model, and so may one recipe of several.
+    # A custom axis may change the model, and so may the choice of recipe.
     other = [replace(each, values={"variant": each.name}) for each in cells]
     two = put_sweep(tmp_path / "two", sweep(other), {"fp32/2": manifest(model="/a/tiny.onnx")})
     assert {row.model for row in collect([two]).rows} == {"tiny", "w8a8/4"}
@@ -280,7 +280,7 @@ def test_a_damaged_account_of_a_sweep_leaves_its_builds(folder: Path) -> None:
     assert "Its builds are told one by one." in report.notices[0]
 
 
-# What a manifest may have in place of what belongs there: others write such files too.
+# Wrong values that a manifest may contain: other programs write such files too.
 _ODD: tuple[Any, ...] = (None, True, -1, 1e999, "text", [], {}, [None, 1], {"a": 1})
 
 

@@ -1,4 +1,4 @@
-"""``winml-dag report`` as its users call it: what it prints, writes and ends with."""
+"""``winml-dag report`` as users call it: its output, files and exit code."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_rows_are_chosen_and_sorted(out: Path, capsys: pytest.CaptureFixture[str
     assert names("--no-files", "--sort", "size") == ["bert/w8a8/npu", "bert/fp32/npu", "bert/w4a16/npu"]
     assert names("--filter", "precision=w*", "--filter", "status!=failed") == ["bert/w8a8/npu"]
     assert names("--filter", "bert/fp32/*,bert/w4a16/npu") == ["bert/fp32/npu", "bert/w4a16/npu"]
-    # A part of the report does not replace the whole one.
+    # A partial report does not replace a complete one.
     assert not list(out.glob("report.*"))
 
 
@@ -119,7 +119,7 @@ def test_where_no_file_can_be_written_the_table_is_told_all_the_same(
     def refuse(path: Path, _: bytes) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    # Whoever may write everywhere, as in a container, is not refused by permissions.
+    # Permissions do not stop a user that may write everywhere, as in a container.
     monkeypatch.setattr("winml_dag.pipeline.jsonfile.write_whole", refuse)
     assert run(["report", str(out)]) == 0
     told = capsys.readouterr()

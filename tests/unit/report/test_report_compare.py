@@ -1,4 +1,4 @@
-"""Two reports beside each other: what counts as worse, what is not compared, and that nothing is lost on the way."""
+"""Comparison of two reports: what counts as worse, what is not compared, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -90,19 +90,19 @@ def test_a_median_of_few_scattered_inferences_is_not_trusted() -> None:
 
 
 def test_what_was_measured_and_cannot_be_any_more_is_worse() -> None:
-    """A bound on latencies would hold for ever, if perf did not run any more."""
+    """A bound on latency would always be met if perf no longer ran."""
     broken = _row(latency=None, missing={"latency": "perf failed: no device"}, unmeasured=("latency",))
     comparison = _compared([broken], [_row()])
     assert [(row.fate, row.why) for row in comparison.regressions] == [
         (Fate.NOW_FAILING, "no latency: perf failed: no device")
     ]
-    # Not asked for any more, or never measured, is another matter.
+    # If it is no longer requested, or was never measured, there is no regression.
     assert _compared([replace(broken, unmeasured=())], [_row()]).regressions == ()
     assert _compared([broken], [_row(latency=None)]).regressions == ()
 
 
 def test_of_a_few_inferences_nothing_is_told_however_alike_they_were() -> None:
-    """Three that happened to be alike have no spread: a model that is as fast as before was called 67 % slower."""
+    """Three that happen to be equal have no spread: an equally fast model was called 67 % slower."""
     few = {"inferences": 3, "p90": 16.7}
     before = _row(latency=_latency(10.0, inferences=100))
     slower = _change("latency", _compared([_row(latency=_latency(16.7, **few))], [before]))
@@ -116,10 +116,10 @@ def test_a_machine_that_was_busy_has_slowed_nothing_that_time_alone_explains() -
         Verdict.WITHIN,
         "a thread waited for a processor for 50% of the time, so it may be no slower",
     )
-    # Were all the waiting taken away, it would still take 12.5 ms in place of 10.
+    # Without all the waiting it would still take 12.5 ms instead of 10.
     worse = _change("latency", _compared([_row(latency=_latency(25.0, waited_share=0.5))], [_row()]))
     assert worse.verdict is Verdict.REGRESSION
-    # Of the faster one the waiting explains nothing.
+    # Waiting explains nothing about the faster one.
     better = _change("latency", _compared([_row(latency=_latency(5.0, waited_share=0.5))], [_row()]))
     assert better.verdict is Verdict.IMPROVEMENT
 

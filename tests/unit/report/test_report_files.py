@@ -1,4 +1,4 @@
-"""A report in files: read back as it was, safe in a spreadsheet, and never in the place of somebody else's file."""
+"""A report in files: read back unchanged, safe in a spreadsheet, and never replacing a foreign file."""
 
 from __future__ import annotations
 
@@ -153,5 +153,5 @@ def test_files_of_others_are_left_alone(report: Report, tmp_path: Path) -> None:
     assert not files["html"].exists()
     files["csv"].rmdir()
     write_files(files, report, None, overwrite=False)
-    write_files(files, report, None, overwrite=False)  # its own it replaces
+    write_files(files, report, None, overwrite=False)  # owned files are replaced
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.csv", "report.html", "report.json"]

@@ -1,4 +1,4 @@
-"""What a Pareto front is, held against the definition; and what is said where something was not measured."""
+"""Pareto fronts compared with their definition, and the verdicts on missing measurements."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _verdicts(*rows: Row, goals: Sequence[GoalResult] = ()) -> dict[str, tuple[s
 
 
 def _goal(ruled_out: Mapping[str, str], *others: str) -> GoalResult:
-    """A goal that rules out some of its candidates, each for a reason."""
+    """Return a goal that rules out some of its candidates, each for a reason."""
     candidates = [Candidate(name, {}, why) for name, why in ruled_out.items()]
     candidates += [Candidate(name, {}) for name in others]
     return GoalResult({"model": "bert"}, "size", {"sqnr_db": ">=20"}, None, tuple(candidates))
@@ -138,7 +138,7 @@ def test_what_misses_a_bound_dominates_only_what_misses_it_too() -> None:
     assert set(_verdicts(missing, worse, keeping)) == {"worse", "keeping"}
     both = _goal({"missing": why, "worse": why}, "keeping")
     assert set(_verdicts(missing, worse, keeping, goals=[both])) == {"worse"}
-    # Where one bound is missed by the one and another by the other, neither is better.
+    # If each misses another bound, neither is better.
     other = replace(
         _goal({"keeping": "size is 200 bytes, above 150"}, "missing", "worse"), subject_to={"size": "<=150"}
     )

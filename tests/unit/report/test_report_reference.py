@@ -1,4 +1,4 @@
-"""The page on the files of a report names every field and every column that there is."""
+"""The documentation of report files names every field and every column."""
 
 from __future__ import annotations
 

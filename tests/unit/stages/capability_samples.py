@@ -1,4 +1,4 @@
-"""For each capability a model in which it changes something, and how far the results may be from those before."""
+"""A model for each capability that it changes, and how far the results may differ from those before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optimize_samples import TOLERANCE, graph
 
 from winml_dag.recipe.capabilities import CATALOG
 
-# All that may be on at once and keeps the values.
+# All capabilities that can be combined and preserve values.
 TOGETHER = tuple(
     name
     for name in CATALOG
@@ -29,14 +29,14 @@ TOGETHER = tuple(
 
 @dataclass(frozen=True)
 class Sample:
-    """``made``: the operators of the result, as often as they are in it."""
+    """``made``: the operators of the result, with their counts."""
 
     body: str
     made: Mapping[str, int]
     constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     opset: int = 17
     tolerance: float = TOLERANCE
-    standard: bool = True  # also where the target takes the ONNX standard only
+    standard: bool = True  # also if the target supports only the ONNX standard
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -97,7 +97,7 @@ def _gelu(body: str) -> str:
     return f"(float[2, 8] x) => (float[2, 8] y) {{ {body} }}"
 
 
-# What onnxruntime's portable level does by itself: ``made`` is what there is where it is switched off.
+# Rewrites of onnxruntime's portable level: ``made`` applies if the capability is off.
 PORTABLE: Mapping[str, Sample] = {
     "constant_folding": Sample(
         "(float[2, 8] x) => (float[2, 8] y) { c = Add(p, q) y = Mul(x, c) }",
@@ -166,7 +166,7 @@ PORTABLE: Mapping[str, Sample] = {
     ),
 }
 
-# What a capability makes of a model in which the portable level changes nothing.
+# What a capability does to a model that the portable level leaves unchanged.
 SAMPLES: Mapping[str, Sample] = {
     "omit_empty_resize_inputs": Sample(
         "(float[1, 2, 4, 4] x) => (float[1, 2, 8, 8] y) { y = Resize(x, none, none, sizes) }",
@@ -265,7 +265,7 @@ SAMPLES: Mapping[str, Sample] = {
         {"Reshape": 2, "Transpose": 1},
         {"windows": _ints(1, 2, 3, 2, 3, 4), "tokens": _ints(4, 9, 4)},
     ),
-    # Behind the heads there is a Reshape to two dimensions at once.
+    # The heads are followed directly by a Reshape to two dimensions.
     "attention_fusion": Sample(
         """(float[1, 4, 8] x, float[1, 1, 4, 4] mask) => (float[4, 8] y) {
         q = MatMul(x, wq) qs = Reshape(q, apart) qt = Transpose<perm = [0, 2, 1, 3]>(qs)

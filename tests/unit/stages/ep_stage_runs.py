@@ -1,4 +1,4 @@
-"""Tiny models for execution providers, and stages run as the engine runs them: each in a fresh process and folder."""
+"""Tiny models for execution providers, and stages run as in the engine: each in a fresh process and folder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Outcome:
     log: str
 
     def files(self) -> dict[str, bytes]:
-        """What the stage put out, by name within its one output slot."""
+        """Return the outputs of the stage, by name within its only output slot."""
         (slot,) = self.outputs.iterdir()
         return {path.relative_to(slot).as_posix(): path.read_bytes() for path in slot.rglob("*") if path.is_file()}
 
@@ -66,7 +66,7 @@ def run_stage(
     hash_seed: int = 0,
     times: int = 1,
 ) -> Outcome:
-    """*inputs*: files by slot and name within the slot."""
+    """Run a stage. *inputs*: files by slot and name within the slot."""
     for slot, files in inputs.items():
         for name, source in files.items():
             target = folder / "inputs" / slot / name
@@ -103,7 +103,10 @@ def compile_config(options: Mapping[str, str] | None = None, **fields: object) -
 
 
 def small_network(*, batch: int | str = 1, computed_shape: bool = False) -> onnx.ModelProto:
-    """Two convolutions and a classifier, float32. *computed_shape*: the graph computes the shape of a reshape."""
+    """Return two convolutions and a classifier, float32.
+
+    *computed_shape*: the graph computes the shape of a reshape.
+    """
     random = np.random.default_rng(0)
 
     def constant(name: str, *shape: int) -> TensorProto:
@@ -140,7 +143,7 @@ def small_network(*, batch: int | str = 1, computed_shape: bool = False) -> onnx
 
 
 def quantized(model: Path, destination: Path, precision: str) -> Path:
-    """*model* as QDQ for QNN, calibrated on ten random samples."""
+    """Save *model* as QDQ for QNN, calibrated on ten random samples."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 

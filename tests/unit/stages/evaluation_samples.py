@@ -1,6 +1,6 @@
-"""Models whose every answer follows from a table, a tokenizer of a few words, and a run of the evaluate stage.
+"""Models whose outputs come from a table, a tokenizer of a few words, and a run of the evaluate stage.
 
-A token of the number *i* is given the row *i* of the table, so a test can say itself what a model answers.
+Token number *i* gets row *i* of the table, so a test can predict the model's outputs.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ def text_model(
     batch: int | str = 1,
     length: int | str = LENGTH,
 ) -> Path:
-    """Of ``input_ids`` and ``attention_mask``: with one name in *outputs* the table's rows of all tokens, when *pooled*
-    their sum over those that are no padding; with several, one column of it each.
+    """Save a model of ``input_ids`` and ``attention_mask``.
+
+    With one name in *outputs* it returns the table's rows of all tokens, or if *pooled* their sum without padding; with
+    several names, one column each.
     """
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
@@ -84,7 +86,7 @@ def text_model(
 
 
 def linear_model(path: Path, weights: NDArray[np.floating[Any]], *, batch: int | str = 1) -> Path:
-    """``logits = x W``, in the type of *weights*."""
+    """Save ``logits = x W``, in the type of *weights*."""
     dtype = helper.np_dtype_to_tensor_dtype(weights.dtype)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "weights"], ["logits"])],
@@ -103,7 +105,7 @@ def save(graph: onnx.GraphProto, path: Path) -> Path:
 
 
 def write_processor(folder: Path, names: Sequence[str] = ()) -> Path:
-    """A tokenizer as transformers saves it, and a config with the *names* of the classes."""
+    """Save a tokenizer as transformers does, and a config with the *names* of the classes."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -134,7 +136,7 @@ def evaluate(
     reference: Path | None = None,
     processor: Path | None = None,
 ) -> Any:
-    """What the stage puts out, with copies of the inputs in *folder*, as the engine gives them."""
+    """Return the outputs of the stage, with copies of the inputs in *folder*, as in the engine."""
     inputs = {}
     for slot, path in {"model": model, "reference": reference, "data": data, "processor": processor}.items():
         if path is not None:
@@ -155,7 +157,7 @@ def evaluate(
 
 
 def value(report: Any, metric: str, which: str = "candidate") -> float:
-    """A metric of a report, which has to lie in its interval."""
+    """Return a metric of a report, after checking that it is within its interval."""
     found = report["metrics"][metric][which]
     assert found["low"] <= found["value"] <= found["high"]
     return float(found["value"])

@@ -1,5 +1,5 @@
-"""Architectures with the task and class that recipes ask for, small enough to be exported in a moment, with the inputs
-and outputs that people know these models by.
+"""Architectures with the tasks and classes of recipes, small enough to export quickly, with their usual inputs and
+outputs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def picture(*size: int) -> tuple[InputTensor, ...]:
 
 
 def decoder_inputs(model_type: str) -> tuple[InputTensor, ...]:
-    """A token, what the encoder made, and a cache of 20 tokens for 2 layers with 2 heads of 16."""
+    """Return a token, the encoder's output, and a cache of 20 tokens for 2 layers with 2 heads of 16."""
     mask = (InputTensor("attention_mask", "int64", (1, 24)),) if model_type == "marian" else ()
     names = [f"past_{layer}_{part}" for layer in range(2) for part in ("key", "value")]
     return (

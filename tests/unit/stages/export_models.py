@@ -1,4 +1,4 @@
-"""Tiny models of the architectures that export promises, and a way to run the stage as the engine does."""
+"""Tiny models of the supported architectures, and a way to run the export stage as in the engine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Bench:
 
 @functools.cache
 def _stage() -> Callable[[ExportConfig, Workspace], JsonObject]:
-    """The stage, whose modules are looked through by no garbage collection from now on."""
+    """Return the stage, and exclude its modules from garbage collection."""
     from winml_dag.stages.export.conversion import run
 
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Models to optimize, how to optimize them as the engine would, and whether the result still computes the same."""
+"""Models to optimize, runs of the stage as in the engine, and checks that the result computes the same."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.apply import run
 
-# What float32 loses when the same sums are taken in another order or by another formula.
+# The loss of float32 when sums are computed in another order or by another formula.
 TOLERANCE = 2e-5
 
 
 @dataclass(frozen=True)
 class Optimized:
-    """What came out: the metrics, the bytes of the file, the model, and the source it was made of."""
+    """The results: the metrics, the bytes of the file, the model, and its source."""
 
     metrics: Any
     content: bytes
@@ -43,7 +43,7 @@ class Optimized:
 
 
 def graph(text: str, opset: int = 21, *, imports: str = "", **constants: NDArray[Any]) -> onnx.ModelProto:
-    """A model from ONNX's text form of its graph, and *constants* that are too long to write there."""
+    """Return a model from ONNX's text form of its graph, and *constants* too long for that form."""
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}{imports}]> {text}')
     model.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in constants.items())
     onnx.checker.check_model(model)
@@ -53,7 +53,7 @@ def graph(text: str, opset: int = 21, *, imports: str = "", **constants: NDArray
 def optimize(
     folder: Path, model: onnx.ModelProto, *names: str, off: Sequence[str] = (), standard_domain_only: bool = False
 ) -> Optimized:
-    """Run the stage in *folder*, as a process of its own would, with the capabilities *names* on and others *off*."""
+    """Run the stage in *folder*, as a separate process would, with the capabilities *names* on and others *off*."""
     shutil.rmtree(folder, ignore_errors=True)
     workspace = Workspace({"model": Path("in")}, {"model": Path("out")})
     for name in ("in", "out"):
@@ -73,7 +73,9 @@ def optimize(
 
 
 def feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Random inputs; unknown dimensions become 3, integers 0 or 1 with the second half of every row 0 (a mask)."""
+    """Return random inputs; unknown dimensions become 3, integers 0 or 1 with the second half of every row 0 (a
+    mask).
+    """
     random = np.random.default_rng(seed)
     constants = {initializer.name for initializer in model.graph.initializer}
     result: dict[str, NDArray[Any]] = {}
@@ -91,7 +93,7 @@ def feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
 
 
 def outputs(model: onnx.ModelProto, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """What a session with its default settings computes."""
+    """Return the outputs of a session with default settings."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run(None, inputs))
 

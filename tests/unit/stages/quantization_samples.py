@@ -1,4 +1,4 @@
-"""Models to quantize, data to calibrate them on, and the two stages, each run in a folder of its own."""
+"""Models to quantize, calibration data, and the two stages, each run in its own folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def model_of(
 
 
 def image_model(opset: int = 21) -> onnx.ModelProto:
-    """Conv, Relu, Conv, pooling and a Gemm, as exporters write them."""
+    """Return Conv, Relu, Conv, pooling and a Gemm, as exporters write them."""
     return model_of(
         [
             helper.make_node("Conv", ["pixels", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
@@ -71,7 +71,7 @@ def image_model(opset: int = 21) -> onnx.ModelProto:
 
 
 def text_model(mask: float = -50.0, batch: int | str = 1, length: int | str = SEQUENCE) -> onnx.ModelProto:
-    """One layer of attention over embedded tokens; where the attention mask is 0, *mask* is added to the scores."""
+    """Return one attention layer over embedded tokens. Where the attention mask is 0, *mask* is added to the scores."""
     return model_of(
         [
             helper.make_node("Gather", ["table", "input_ids"], ["x"], "embed"),
@@ -99,7 +99,7 @@ def text_model(mask: float = -50.0, batch: int | str = 1, length: int | str = SE
             "table": weights(VOCABULARY, WIDTH, seed=7),
             "gamma": 1 + weights(WIDTH, seed=8),
             "beta": weights(WIDTH, seed=9),
-            # Small, so that no softmax decides between two tokens by what rounding does to a score.
+            # Small, so that no softmax decides between two tokens by rounding.
             "wq": weights(WIDTH, WIDTH, seed=10) / 4,
             "wk": weights(WIDTH, WIDTH, seed=11) / 4,
             "wo": weights(WIDTH, WIDTH, seed=12),
@@ -124,7 +124,7 @@ def token_ids(count: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def fresh(folder: Path, name: str) -> Path:
-    """A new folder for one run of a stage, so that the results of earlier ones stay."""
+    """Return a new folder for one run of a stage, so that earlier results stay."""
     path = folder / f"{name}-{len(list(folder.glob(f'{name}-*')))}"
     path.mkdir(parents=True)
     return path
@@ -142,7 +142,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Result:
-    """The metrics of a stage and the folder with what it put out."""
+    """The metrics of a stage and its output folder."""
 
     metrics: Any
     folder: Path
@@ -223,7 +223,7 @@ _SETTLED: Mapping[str, Mapping[str, Any]] = {
 
 
 def settled_fields(mode: str, rules: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """*fields*, and what a build settles of those that are not among them."""
+    """Return *fields*, completed by the fields that a build sets."""
     per_channel = {"per_channel": rules == "qnn"} if mode == "static" else {}
     return {**_SETTLED.get(mode, {}), **per_channel, **fields}
 
@@ -259,16 +259,17 @@ def cosine(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def outlier_model(opset: int = 21, *, after: bool = True, transposed: bool = False) -> onnx.ModelProto:
-    """A feed-forward block that makes one channel of its residual 400 times as large as the others.
+    """Return a feed-forward block that makes one channel of its residual 400 times as large as the others.
 
-    With *after*, normalizations come after residuals, as in BERT; else before, as in ViT. *transposed*: of the Gemm.
+    With *after*, normalizations come after residuals, as in BERT; otherwise before, as in ViT. *transposed*: of the
+    Gemm.
     """
     wide, narrow = 4 * WIDTH, WIDTH
     down, bias = weights(wide, narrow, seed=23) / 30, weights(narrow, seed=24)
     gamma, second_gamma = 1 + weights(narrow, seed=25), np.full(narrow, 20, np.float32)
     up = weights(narrow, wide, seed=21)
-    # Channels that are large are of little weight, as in trained models, or the others would not matter.
-    gamma[5], up[5] = 60, up[5] / 60  # leaves 8 bits few steps for the other channels of what is normalized
+    # Large channels have small weights, as in trained models; otherwise the others would not matter.
+    gamma[5], up[5] = 60, up[5] / 60  # leaves few of 8 bits' steps for the other normalized channels
     bias[3], second_gamma[3] = 400, 0.1  # and hardly any for those of the sum of residuals
     nodes = [
         helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["n"], "norm"),

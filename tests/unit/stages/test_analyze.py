@@ -23,7 +23,7 @@ from winml_dag.stages.probe.cases import as_quantized
 QNN = AnalyzeConfig(target=AnalyzeTarget("QNNExecutionProvider", "npu", standard_domain_only=True))
 NOTHING = b"{}"
 
-# By tanh: onnxruntime's basic level fuses the exact form by itself from opset 20 on.
+# With tanh: onnxruntime's basic level fuses the exact form itself from opset 20 on.
 GELU = (
     "g (float[2, 4] x) => (float[2, 4] y) <float three = {3}, float bend = {0.044715}, float steep = {0.7978846}, "
     "float one = {1}, float half = {0.5}> "
@@ -49,7 +49,7 @@ def gelu() -> onnx.ModelProto:
 
 @pytest.fixture
 def helps(gelu: onnx.ModelProto, scratch: Path) -> bytes:
-    """A table in which Tanh is left to the CPU and Gelu is taken."""
+    """Return a table in which Tanh is left to the CPU and Gelu is supported."""
     rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu, scratch)]
     return table([*rows, (_gelu_case(gelu, scratch), TAKEN)])
 
@@ -68,7 +68,7 @@ def test_without_a_table_everything_is_unknown_and_nothing_proposed(tmp_path: Pa
         "OP/ai.onnx/Add",
         "OP/ai.onnx/Tanh",
     ]
-    # As winml-cli's own example has it: what is not known is no warning.
+    # As in winml-cli's own example: unknown operators are no warning.
     assert not found.result["results"][0]["has_warnings"]
     assert found.flags == NOTHING
     assert found.metrics["table"] == ""
@@ -206,7 +206,7 @@ def test_a_form_that_the_opset_lacks_is_advice_and_no_proposal(tmp_path: Path, s
 
 
 def test_a_recipe_is_asked_about_all_that_can_be_proposed_and_nothing_else() -> None:
-    # What is not asked about is in no key of analyze, and its word would be ignored.
+    # Capabilities that are not considered are in no key of analyze, so its discoveries would be ignored.
     assert {fusion.capability for fusion in FUSIONS} | {"clamp_constant_values"} == set(ASKED_ABOUT)
 
 
@@ -373,6 +373,6 @@ def test_weights_in_a_file_of_their_own_are_not_read(tmp_path: Path) -> None:
     )
     path = tmp_path / "large.onnx"
     onnx.save(model, path, save_as_external_data=True, location="large.onnx.data", size_threshold=0)
-    (tmp_path / "large.onnx.data").write_bytes(b"")  # whoever read it would fail
+    (tmp_path / "large.onnx.data").write_bytes(b"")  # reading it would fail
     found = analyze(tmp_path / "a", path, QNN)
     assert found.metrics["nodes"]["unknown"] == 2

@@ -1,4 +1,4 @@
-"""Patterns in models as PyTorch exports them; their numbers follow from how many layers there are."""
+"""Patterns in models exported by PyTorch; their counts follow from the number of layers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _FirstOutput(torch.nn.Module):  # type: ignore[misc, name-defined]
 
 
 def _count(folder: Path, model: Any, inputs: dict[str, Any], opset: int) -> tuple[Counter[str], Counter[str]]:
-    """What is found in *model* as it is exported, and after the basic level of optimize."""
+    """Return the patterns in *model* after export, and after the basic level of optimize."""
     file = io.BytesIO()
     wrapped = _FirstOutput(model, list(inputs)).eval()
     torch.onnx.export(wrapped, tuple(inputs.values()), file, opset_version=opset, dynamo=False)
@@ -80,7 +80,7 @@ def test_bert_has_an_attention_and_an_activation_in_each_layer(tmp_path: Path, a
     gelu = "QuickGeluPattern" if activation == "quick_gelu" else "GeluPattern"
     assert exported[gelu] == optimized[gelu] == LAYERS
     assert optimized["AttentionPattern"] == LAYERS
-    assert exported["MatMulAddPattern"] == 6 * LAYERS  # of queries, keys, values, their output, and two around it
+    assert exported["MatMulAddPattern"] == 6 * LAYERS  # for queries, keys, values, their output, and two around it
 
 
 def test_normalizations_are_spelled_out_below_opset_17(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_gelu_is_found_in_whatever_order_its_factors_come(
     add = "Add(one, f)" if swapped else "Add(f, one)"
     last = "Mul(m, {2})" if left else "Mul({2}, m)"
     body = f"{_INNER[inner]} shifted = {add} m = Mul({{0}}, {{1}}) y = {last}".format(*factors)
-    # Products of constants and x alone are computed beforehand by no exporter, so every order may occur.
+    # No exporter precomputes products of constants and x, so every order may occur.
     found = _find(scratch, graph(f"g (float[2, 4] x) => (float[2, 4] y) {_GELU_CONSTANTS} {{ {body} }}"))
     (match,) = [each for each in found if each.pattern == "GeluPattern"]
     assert match.values["x"] == "x"
@@ -146,7 +146,7 @@ def test_matmul_and_add_need_constants_of_the_right_rank(scratch: Path) -> None:
     w, b, c = (np.ones(dims, np.float32) for dims in ((4, 4), (4,), (3, 4)))
     assert _count(scratch, graph(text.format("w", "b"), w=w, b=b)) == {"MatMulAddPattern": 1}
     assert _count(scratch, graph(text.format("z", "b"), b=b)) == {}
-    assert _count(scratch, graph(text.format("z", "b"), z=w, b=b)) == {}  # may be fed, and has a value if it is not
+    assert _count(scratch, graph(text.format("z", "b"), z=w, b=b)) == {}  # an input with a default value
     assert _count(scratch, graph(text.format("w", "c"), w=w, c=c)) == {}
 
 

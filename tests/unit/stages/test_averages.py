@@ -1,4 +1,4 @@
-"""QNN computes averages that leave their padding out wrongly in half precision; as we compile them they are right."""
+"""QNN computes averages that exclude padding wrongly in half precision; compiled by this package they are correct."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_entropy_and_percentile_look_for_ranges_inside_those_of_minmax(tmp_path,
 
 @pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
 def test_the_order_of_the_samples_does_not_matter(tmp_path, method):
-    # A histogram that grew with the samples would have as many bins as 1000 is to 0.001.
+    # A histogram that grew with the samples would have a million bins, 1000 to 0.001.
     data = {"pixels": pixels(17)["pixels"] * np.logspace(-3, 3, 17, dtype=np.float32).reshape(17, 1, 1, 1)}
     backwards = {name: array[::-1] for name, array in data.items()}
     one = calibrate(tmp_path, image_model(), data, samples=17, calibration_method=method)

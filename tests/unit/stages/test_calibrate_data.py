@@ -30,7 +30,7 @@ def data(tmp_path):
 
 @pytest.fixture(scope="session")
 def processor(tmp_path_factory):
-    """A tokenizer as transformers saves it, of ten words."""
+    """A tokenizer of ten words as transformers saves it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

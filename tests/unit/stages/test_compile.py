@@ -211,7 +211,7 @@ def test_an_operator_in_float16_that_has_to_be_replaced_can_stay_in_float32(tmp_
 
 
 def test_a_compiled_model_that_onnxruntime_cannot_load_back_says_why_and_what_helps(tmp_path):
-    # QNN takes up to five dimensions, so the Unsqueeze stays on the CPU, between conversions.
+    # QNN supports up to five dimensions, so the Unsqueeze stays on the CPU, between conversions.
     text = """<ir_version: 8, opset_import: ["" : 17]> agraph (float[1, 4, 8, 8] x) => (float[1, 1, 4, 1, 8, 8] y)
         <float s = {0.02}, float t = {0.01}, uint8 z = {128}, uint8 n = {0}, int64[2] axes = {0, 3}> {
         q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s, z)

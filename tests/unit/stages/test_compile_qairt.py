@@ -1,6 +1,6 @@
-"""The compiler qairt, with an SDK whose tools are scripts: they note how they are called and give what is laid ready.
+"""The compiler qairt, with an SDK whose tools are scripts: they record their calls and return prepared results.
 
-What the second one gives is a real context binary of the very model, so that all that follows is real too.
+The second one returns a real context binary of the same model, so that everything downstream is real too.
 """
 
 from __future__ import annotations
@@ -114,13 +114,13 @@ def test_the_tools_are_called_and_what_they_give_runs(models, sdk, tmp_path) -> 
         "devices": [{"soc_model": 57, "dsp_arch": "v75"}],
     }
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.onnx", "out_qnn.bin"]
-    # Held against the model that it was made from, on QNN's emulator.
+    # Compared with its source model, on QNN's emulator.
     assert _ran(value) == ["compile", "validate", "finalize"]
     metrics = value["stages"][0]["metrics"]
     assert (metrics["ep_context_partitions"], metrics["cpu_nodes"]) == (1, [])
     assert metrics["ep_sdk_version"] == "2.39.0.250926"
 
-    # Elsewhere the SDK is the same; another tool makes another key.
+    # A moved SDK is the same; another tool changes the key.
     moved = sdk.rename(sdk.with_name("moved"))
     assert _ran(_compile(models.w8a16, moved, tmp_path, "--soc-model", "57", "--htp-optimization-level", "1")[1]) == []
     tool = moved / "bin" / host_name() / "qairt-converter"

@@ -1,4 +1,4 @@
-"""Several models in one binary. QNN's emulator cannot load such a one, so its content is what can be looked at."""
+"""Several models in one binary. QNN's emulator cannot load these, so only the contents are checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = requires_qnn
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> list[Path]:
-    """The same weights twice, behind one another operator."""
+    """The same weights twice, after different operators."""
     folder = tmp_path_factory.mktemp("models")
     network = small_network()
     onnx.save(network, folder / "float0.onnx")

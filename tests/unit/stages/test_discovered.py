@@ -1,4 +1,4 @@
-"""The file between analyze and the next optimize: the same bytes for the same discoveries, and who reads it."""
+"""The file between analyze and the next optimize: equal bytes for equal discoveries, and its readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs of a model held against those of another: one by one, in batches, whatever sizes the two leave open."""
+"""Comparison of a model's outputs with those of another: single, in batches, with any open sizes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_model_with_other_outputs_than_its_reference_is_refused(tmp_path: Path
 
 
 def test_a_reference_is_given_what_the_data_has_and_not_what_half_precision_leaves_of_it(tmp_path: Path) -> None:
-    """In float16 both columns are the same number, so a reference that is given those finds no class."""
+    """In float16 both columns are equal, so a reference with float16 inputs finds no class."""
     weights = np.array([[1, -1], [-1, 1]], np.float32)
     rows = [{"x": [1.0001, 1.0], "label": 0}, {"x": [1.0, 1.0001], "label": 1}]
     report = evaluate(

@@ -1,4 +1,4 @@
-"""The figures of an evaluation, held against scikit-learn, scipy and seqeval (``tests/make_metric_cases.py``)."""
+"""The metrics of an evaluation, compared with scikit-learn, scipy and seqeval (``tests/make_metric_cases.py``)."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_an_interval_narrows_with_more_samples_and_is_the_same_every_time() -> N
 
 @pytest.mark.parametrize("count", [3, 7, 10, 77])
 def test_what_is_always_the_same_correlates_with_nothing(count: int) -> None:
-    """Also where the mean of numbers that are all 0.1 is not 0.1."""
+    """Even where the mean of equal values of 0.1 is not 0.1."""
     rising, same, other = np.arange(count) ** 2.0, np.full(count, 0.1), np.full(count, 0.3)
     for columns in ((rising, same), (same, rising), (other, same)):
         assert math.isnan(pearson("pearson", 0, 1).value(np.column_stack(columns)))

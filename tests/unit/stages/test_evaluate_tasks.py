@@ -1,4 +1,4 @@
-"""Each task on a model whose answers are known: the metrics are those that counting by hand gives."""
+"""Each task on a model with known outputs: the metrics equal those counted by hand."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
     names = ("blue", "green", "red")
     folder = write_processor(tmp_path / "processor", names)
     (folder / "tokenizer.json").unlink()
-    # Whatever the processor makes of it: the channel with the highest mean names the class, in the order of bytes.
+    # Independent of the processor: the channel with the highest mean names the class, in byte order.
     ViTImageProcessor(size={"height": 4, "width": 4}).save_pretrained(folder)
     for number, name in enumerate(names):
         for shade in range(3):
@@ -243,7 +243,7 @@ def test_words_behind_the_cut_do_not_count_and_the_text_is_told(tmp_path: Path, 
 
 
 def test_a_model_that_gives_no_numbers_is_right_about_nothing(tmp_path: Path, processor: Path, tagger: Path) -> None:
-    """Neither that no word is an entity, nor that there is no answer: NaN taken for a score looks like that."""
+    """Neither that no word is an entity, nor that there is no answer: NaN used as a score looks like that."""
     rows = np.full_like(table(3), np.nan)
     tags = evaluate(
         tmp_path / "tags",
@@ -319,7 +319,7 @@ def test_the_similarity_of_texts_is_that_of_their_embeddings(
         a, b = embedding(first), embedding(second)
         return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
-    # Of all pairs but the last two, people say what the model says.
+    # Labels agree with the model for all pairs but the last two.
     cosines = [cosine(*pair) for pair in pairs]
     scores = sorted(range(20), key=cosines.__getitem__)
     people = [float(scores.index(at)) for at in range(20)]

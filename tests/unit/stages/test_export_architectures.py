@@ -1,5 +1,6 @@
-"""Every architecture that recipes name exports, with the inputs and outputs that they name, and computes what PyTorch
-computes: the stage itself compares the two on three inputs, and fails when they differ.
+"""Every architecture in the recipes exports, with the inputs and outputs named there, and computes the same as PyTorch.
+
+The stage itself compares the two on three inputs, and fails when they differ.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def test_every_architecture_of_recipes_exports(bench: Bench, architecture: Archi
 
 
 def test_a_model_of_one_size_stretches_its_position_table_once(bench: Bench) -> None:
-    """The table of DINOv2 is for another size of image; stretching it in every call takes a bicubic Resize."""
+    """DINOv2's table is for another image size; resizing it in every call takes a bicubic Resize."""
     dinov2 = next(each for each in ARCHITECTURES if each.model_type == "dinov2")
     weights = RandomWeights(0, {**dinov2.config, "image_size": 70})
     loader = replace(dinov2.loader, model_type="dinov2_with_registers", random_weights=weights)

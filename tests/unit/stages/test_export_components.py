@@ -1,4 +1,6 @@
-"""Composite models: which components a recipe means, and that they compute together what the whole model computes."""
+"""Composite models: the components that a recipe refers to, and that together they compute the same as the
+whole model.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def trocr() -> tuple[PreTrainedModel, Mapping[str, Any]]:
 
 
 def test_a_decoder_with_a_cache_goes_through_torchscript_unless_the_recipe_says_otherwise() -> None:
-    """TrOCR's decoder is a language model, and those go through dynamo when they have no cache."""
+    """TrOCR's decoder is a language model, and those use dynamo when they have no cache."""
     parent, _ = trocr()
     composite = composite_of("vision_encoder_decoder")
     assert composite is not None
@@ -100,7 +102,7 @@ def test_tokens_one_by_one_with_a_cache_give_what_all_at_once_give(model_type: s
     assert isinstance(decoder, DecoderModule)
     tokens = torch.arange(4, 9)[None]
     heads, size = cache_shape(decoder.config)
-    # What is in the cache behind the tokens that are there must not matter.
+    # Cache contents after the existing tokens must not matter.
     cache = {name: torch.rand(1, heads, _CACHE, size) for name in decoder.input_names if name.startswith("past_")}
     with torch.no_grad():
         wanted = parent(**source, decoder_input_ids=tokens).logits

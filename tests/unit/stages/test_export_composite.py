@@ -1,4 +1,4 @@
-"""Several components of one model: loaded once, each in a file of its own that does what the model does."""
+"""Several components of one model: loaded once, each in a separate file that computes the same as the model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEXT, IMAGE = "text-encoder", "image-encoder"
 _TASKS = {TEXT: "feature-extraction", IMAGE: "image-feature-extraction"}
 _CLASSES = {TEXT: "CLIPTextModelWithProjection", IMAGE: "CLIPVisionModelWithProjection"}
 
-# Of both towers: neither takes the tensor of the other.
+# For both towers: each ignores the other's tensor.
 FIELDS = ExportFields(
     input_tensors=(
         InputTensor("input_ids", shape=(1, 6)),
@@ -65,7 +65,7 @@ def config(fields: ExportFields = FIELDS, shared: tuple[str, ...] = SHARED) -> C
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, JsonObject, list[LoaderFields]]:
-    """The outputs of one run, its metrics, and what was loaded in it."""
+    """The outputs of one run, its metrics, and what it loaded."""
     from winml_dag.stages.export import composite, loading
 
     loaded: list[LoaderFields] = []

@@ -1,4 +1,4 @@
-"""Sizes of dimensions by name, for the tensors that a recipe spells out and for those that are made up."""
+"""Sizes of named dimensions, for tensors given in a recipe and for generated ones."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_the_model_is_the_same_after_its_export(tmp_path: Path, exporter: str) -
         before = model(pixels).logits
     options = ExportOptions(exporter, 21, True, ("pixel_values",), (OutputChoice("logits", "logits"),), {})
     export_onnx(model, (pixels,), options, tmp_path / "model.onnx")
-    # In train mode batch normalisation would use, and change, other statistics.
+    # In train mode batch normalization would use, and change, other statistics.
     assert not any(module.training for module in model.modules())
     with torch.no_grad():
         assert torch.equal(model(pixels).logits, before)

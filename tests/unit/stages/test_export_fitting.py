@@ -1,4 +1,4 @@
-"""Random weights and a recipe's tensors go together, whichever of the two the user changed."""
+"""Random weights and a recipe's tensors fit together, whichever of them the user changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def followed(model_type: str, tensors: tuple[InputTensor, ...], **overrides: Any
 def test_what_the_user_left_open_follows_the_tensors() -> None:
     texts = (InputTensor("input_ids", shape=(1, 700)),)
     assert followed("bert", texts).max_position_embeddings == 700
-    assert followed("roberta", texts).max_position_embeddings == 702  # positions count from behind the padding token
+    assert followed("roberta", texts).max_position_embeddings == 702  # positions count from after the padding token
     assert followed("vit", picture(384, 384)).image_size == 384
     assert followed("owlvit", picture(840, 840)).vision_config.image_size == 840
     assert list(followed("vitpose", picture(64, 48)).backbone_config.image_size) == [64, 48]

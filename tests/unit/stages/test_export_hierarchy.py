@@ -42,7 +42,7 @@ def test_nodes_carry_the_module_that_they_come_from(bench: Bench, dynamo: bool) 
     softmaxes = [tags[node.name] for node in graph.node if node.op_type == "Softmax"]
     attention = "{}/BertAttention/BertSelfAttention"
     assert softmaxes == [attention.format(layer) for layer in (LAYER.replace("r.1", "r.0"), LAYER)]
-    # Every linear layer multiplies by its own weights, so its tag must be found on a MatMul or Gemm.
+    # Every linear layer multiplies by its own weights, so its tag must be on a MatMul or Gemm.
     linear = [each["traced_tag"] for each in branches(exported.hierarchy["modules"]) if each["class_name"] == "Linear"]
     products = {tags.get(node.name) for node in graph.node if node.op_type in ("MatMul", "Gemm")}
     assert set(linear) <= products

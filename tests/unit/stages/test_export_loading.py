@@ -37,7 +37,7 @@ def classifier_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(classifier_folder: Path, tmp_path: Path) -> Path:
-    """A copy that the test may spoil."""
+    """A copy that the test may damage."""
     return Path(shutil.copytree(classifier_folder, tmp_path / "model"))
 
 
@@ -145,7 +145,7 @@ def test_missing_weights_that_reach_no_output_are_harmless(bench: Bench, tmp_pat
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert"])
 def test_weights_that_a_checkpoint_shares_are_not_missing(bench: Bench, tmp_path: Path, model_type: str) -> None:
-    # The decoder of a language model is its table of words, which is saved once.
+    # The decoder of a language model is its word table, which is saved once.
     load_pytorch_model(random_model(model_type, "fill-mask"), None).model.save_pretrained(tmp_path / "model")
     assert bench.export(LoaderFields("fill-mask"), folder=tmp_path / "model").metrics["cosine"] > 0.9999
 

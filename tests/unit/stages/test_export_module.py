@@ -1,4 +1,4 @@
-"""One module of a model: found, called with what the model calls it with, and exported alone."""
+"""One module of a model: found, called with the inputs that the model passes, and exported separately."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def captured(loader: LoaderFields, module_class: str) -> Any:
 
 
 def fields_of(module: Mapping[str, Any]) -> ExportFields:
-    """What a recipe with that in it means for export."""
+    """Return the export fields of a recipe with *module*."""
     tensors = tuple(
         InputTensor(each["name"], each["dtype"], tuple(each["shape"]), tuple(each["value_range"]))
         for each in module["input_tensors"]
@@ -74,7 +74,7 @@ def of(loader: LoaderFields, path: str, model_class: str | None = None) -> Loade
     ("loader", "module_class", "inputs", "arguments"),
     [
         (BERT, "BertLayer", ["hidden_states"], {}),
-        # A tuple of two tensors, a mask that only hides, and positions that the layer is given and does not use.
+        # A tuple of two tensors, a mask that only hides, and positions that the layer receives and ignores.
         (
             LLAMA,
             "LlamaDecoderLayer",

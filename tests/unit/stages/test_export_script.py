@@ -1,4 +1,4 @@
-"""A model that a Python file of the user makes."""
+"""A model created by a Python file of the user."""
 
 from __future__ import annotations
 

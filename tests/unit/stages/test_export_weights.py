@@ -1,4 +1,4 @@
-"""The TorchScript exporter is kept from the weights, which changes nothing of what is exported."""
+"""Keeping the weights from the TorchScript exporter does not change the exported model."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ TEXT_INPUTS = {
     "roberta": ["input_ids", "attention_mask"],
     "distilbert": ["input_ids", "attention_mask"],
 }
-# 40 positions; those of RoBERTa start behind its padding token 1, so 38 of them are for tokens.
+# 40 positions; those of RoBERTa start after its padding token 1, so 38 of them are for tokens.
 POSITIONS = {"bert": 40, "roberta": 38, "distilbert": 40}
 
 
@@ -50,7 +50,7 @@ def outputs_of(path: Path) -> dict[str, list[int | str]]:
 def test_encoders_of_text(bench: Bench, model_type: str, task: str) -> None:
     shape = InputTensor("input_ids", shape=(1, 37))
     tensors = (shape, *(InputTensor(name) for name in TEXT_INPUTS[model_type][1:]))
-    # QuestionAnswering heads have two labels by nature.
+    # QuestionAnswering heads always have two labels.
     labels = {} if task in ("question-answering", "fill-mask") else {"num_labels": 3}
     exported = bench.export(random_model(model_type, task, **labels), ExportFields(input_tensors=tensors))
     assert outputs_of(exported.model) == TEXT_TASKS[task]
@@ -96,7 +96,7 @@ def test_the_other_exporter_can_be_asked_for(bench: Bench, model_type: str, task
     exported = bench.export(random_model(model_type, task), ExportFields(dynamo=True))
     assert exported.metrics["exporter"] == "dynamo"
     assert not onnx.load(exported.model).graph.value_info
-    # With the exporter's own notes on shapes this stops at a disagreement over a folded weight.
+    # With the exporter's own shape information this fails on a contradiction over a folded weight.
     quantize_dynamic(exported.model, exported.model.with_name("int8.onnx"))
 
 
@@ -132,7 +132,7 @@ def test_dynamic_axes_can_be_named_apart_from_the_shapes(bench: Bench) -> None:
         ({"pixel_values": {"4": "n"}}, "not an axis of 'pixel_values'"),
         ({"pixels": {"0": "batch"}}, "names 'pixels'"),
         ({"logits": {"1": "labels"}}, "always has the size 2"),
-        ({"pixel_values": {"2": "height"}}, "cannot run on pixel_values"),  # a ViT is for one size only
+        ({"pixel_values": {"2": "height"}}, "cannot run on pixel_values"),  # a ViT supports only one size
     ],
 )
 def test_axes_that_cannot_be_dynamic_are_refused(bench: Bench, axes: dict[str, dict[str, str]], words: str) -> None:
@@ -225,7 +225,7 @@ def test_bytes_depend_on_neither_folder_nor_process(tmp_path: Path) -> None:
     script = CALLER.format(tests=str(Path(__file__).parent), cases=CASES)
     written = []
     for number, folder in enumerate(["here", "somewhere else/deep"]):
-        # Dynamo notes the caller's path and line in every node: both are others each time.
+        # Dynamo records the caller's path and line in every node: both differ each time.
         caller = tmp_path / folder / "caller.py"
         caller.parent.mkdir(parents=True)
         caller.write_text("\n" * number + script, encoding="utf-8")

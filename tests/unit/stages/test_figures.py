@@ -1,4 +1,4 @@
-"""What is measured of an output: padding does not count, every sample does, and every decision once."""
+"""Metrics of an output: padding does not count, every sample does, and every decision counts once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from winml_dag.stages.figures import OutputFigures, measure, quality
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts as a model takes them, and what two models make of them."""
+    """Texts as model inputs, and the outputs of two models."""
 
     masks: list[np.ndarray]
     reference: list[np.ndarray]
@@ -32,7 +32,7 @@ class Texts:
 
 @st.composite
 def texts(draw: st.DrawFn) -> Texts:
-    """Padded to one length, each with a word at least."""
+    """Draw texts padded to one length, each with at least one word."""
     count, length, classes = (draw(st.integers(*bounds)) for bounds in ((1, 4), (1, 6), (2, 4)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     words = [draw(st.integers(1, length)) for _ in range(count)]

@@ -29,7 +29,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 def _linear(size: int = 64) -> onnx.ModelProto:
-    """``y = x @ w``, in a fixed shape, as compilers want it."""
+    """Return ``y = x @ w``, with a fixed shape, as compilers need it."""
     weight = numpy_helper.from_array(np.linspace(-1, 1, size * size, dtype=np.float32).reshape(size, size), "w")
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, size])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, size])
@@ -51,7 +51,7 @@ def _output(path: Path, size: int) -> np.ndarray:
 
 def test_a_model_in_one_file_keeps_its_very_bytes(workspace: Workspace) -> None:
     model = _linear()
-    model.producer_name = "somebody"  # not canonical, and none of our business here
+    model.producer_name = "somebody"  # not canonical, which finalize must keep
     content = model.SerializeToString()
     Path("in/quantized.onnx").write_bytes(content)
     metrics, names = _finalize(workspace)
@@ -95,7 +95,7 @@ def test_large_weights_inside_move_out(workspace: Workspace) -> None:
 
 
 def _compiled(sidecar: str, *, left: bool = False) -> onnx.ModelProto:
-    """An EPContext node and its binary in *sidecar*; *left*: an operator stays on the CPU."""
+    """Return an EPContext node with its binary in *sidecar*; *left*: an operator stays on the CPU."""
     context = helper.make_node(
         "EPContext", ["x"], ["c"], "part", domain="com.microsoft", embed_mode=0, ep_cache_context=sidecar, source="QNN"
     )
@@ -222,7 +222,7 @@ def test_a_model_compiled_for_an_npu_loads_under_its_final_name(workspace: Works
     assert before.ep_context[0].source in ("QNN", "QNNExecutionProvider")
     _, names = _finalize(workspace)
     assert names == ["model.onnx", "model_qnn.bin"]
-    # Moved together, and the model under another name: the pair still is one.
+    # Moved together, with the model renamed: they still belong together.
     Path("moved").mkdir()
     Path("out/model.onnx").rename("moved/other name.onnx")
     Path("out/model_qnn.bin").rename("moved/model_qnn.bin")

@@ -1,4 +1,4 @@
-"""Float models as other tools write them: whatever the form, what is quantized computes what the float model does."""
+"""Float models from other tools: in any form, the quantized model computes the same as the float model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS, WIDTH, COLUMNS = 4, 16, 12
 
 
 def feeds_of(model: onnx.ModelProto, count: int, seed: int) -> list[dict[str, np.ndarray]]:
-    """As calibrate makes them: between 0 and 1."""
+    """Return random inputs as calibrate makes them: between 0 and 1."""
     random = np.random.default_rng(seed)
     return [
         {
@@ -52,7 +52,7 @@ def static(folder: Path, model: onnx.ModelProto, precision: str, rules: str = "o
 
 
 def sqnr(folder: Path, model: onnx.ModelProto, result: Result) -> float:
-    """Of the worst output in dB, at the worse of the two levels of graph optimizations."""
+    """Return the SQNR of the worst output in dB, at the worse of the two graph optimization levels."""
     onnx.save(model, folder / "float.onnx")
     reference = loaded(folder / "float.onnx", optimized=False)
     worst = np.inf
@@ -67,7 +67,7 @@ def sqnr(folder: Path, model: onnx.ModelProto, result: Result) -> float:
 
 
 def validated_on_qnn(folder: Path, model: onnx.ModelProto, result: Result) -> str:
-    """Why validate fails on QNN; empty when it does not."""
+    """Return why validate fails on QNN; empty if it passes."""
     onnx.save(model, folder / "float.onnx")
     target = compile_config()["compile"]
     config = {
@@ -92,7 +92,9 @@ def gemm(bias: np.ndarray, **attributes: Any) -> onnx.ModelProto:
 
 
 def convolutions(opset: int = 21) -> onnx.ModelProto:
-    """Two of them share a bias, and the names between them are what onnxruntime calls copies of it."""
+    """Return convolutions, two of which share a bias; values between them have the names that onnxruntime gives to
+    copies.
+    """
     nodes = [
         helper.make_node("Conv", ["x", "w", "b"], ["b0"], "first", pads=[1, 1, 1, 1]),
         helper.make_node("Sigmoid", ["b0"], ["b1"], "sigmoid"),
@@ -103,7 +105,7 @@ def convolutions(opset: int = 21) -> onnx.ModelProto:
 
 
 def clamped(op_type: str, *bounds: float) -> onnx.ModelProto:
-    """An output of the graph that also feeds *op_type*."""
+    """Return a model with a graph output that also feeds *op_type*."""
     names = ["low", "high"][: len(bounds)]
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["m"], "matmul"),
@@ -132,7 +134,7 @@ def named_as_if_derived() -> onnx.ModelProto:
 
 
 def handed_through() -> onnx.ModelProto:
-    """An input and a weight are outputs as they are."""
+    """Return a model whose outputs include an input and a weight unchanged."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "matmul")]
     outputs = {"x": [ROWS, WIDTH], "y": [ROWS, COLUMNS], "w": [WIDTH, COLUMNS]}
     return network(nodes, [ROWS, WIDTH], outputs, w=weights(WIDTH, COLUMNS))
@@ -196,7 +198,7 @@ def large_bias() -> onnx.ModelProto:
 
 
 def bias_of_nothing() -> onnx.ModelProto:
-    """What the bias is added to is 0 on all samples."""
+    """Return a model that adds the bias to a value that is 0 on all samples."""
     nodes = [
         helper.make_node("Mul", ["x", "zero"], ["z"], "mul"),
         helper.make_node("Gemm", ["z", "w", "b"], ["y"], "gemm"),
@@ -206,7 +208,7 @@ def bias_of_nothing() -> onnx.ModelProto:
 
 
 def tiny(*factors: float) -> onnx.ModelProto:
-    """Two products of weights that are so much smaller or larger."""
+    """Return two products with weights scaled by *factors*."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["m"], "first"),
         helper.make_node("MatMul", ["m", "v"], ["y"], "second"),
@@ -227,7 +229,7 @@ def without_elements() -> onnx.ModelProto:
 
 
 def read_in_a_branch(read: str) -> onnx.ModelProto:
-    """A subgraph reads *read*: what otherwise only a Relu does ("m"), or what the Relu makes ("r")."""
+    """Return a model whose subgraph reads *read*: what otherwise only a Relu reads ("m"), or its output ("r")."""
     shape = [ROWS, COLUMNS]
     branches = {
         name: helper.make_graph(
@@ -327,13 +329,13 @@ def test_what_optimize_fuses_is_quantized(tmp_path: Path, bias: str) -> None:
 
 
 def test_a_vector_is_made_of_what_is_equal_to_one(tmp_path: Path) -> None:
-    """No node more than before, where the bias can stay in the Gemm."""
+    """No additional nodes where the bias can stay in the Gemm."""
     assert "Add" not in static(tmp_path, gemm(BIASES["row"]), "w8a8").op_types()
     assert "Add" in static(tmp_path, gemm(BIASES["column"]), "w8a8").op_types()
 
 
 def test_constants_that_are_nodes_are_weights_and_biases(tmp_path: Path) -> None:
-    """onnxruntime takes what a node puts out for an activation, with its type and one scale."""
+    """onnxruntime treats the output of a node as an activation, with its type and one scale."""
     model = constant_nodes()
     result = static(tmp_path, model, "w8a16")
     assert result.metrics["weights_by_type"] == {"uint8": 2}
@@ -352,7 +354,7 @@ def test_the_normal_form_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def averaged(opset: int, *, by: str, keepdims: int, squared: bool, count: float = 512) -> onnx.ModelProto:
-    """Rows over the root of their mean square, which is beyond float16 before it is divided."""
+    """Return rows divided by their root mean square; the sum exceeds float16 before the division."""
     axes_are_input = opset >= (18 if squared else 13)
     sum_type = "ReduceSumSquare" if squared else "ReduceSum"
     reduce = helper.make_node(sum_type, ["large" if squared else "squares"], ["sum"], "sum", keepdims=keepdims)
@@ -396,7 +398,7 @@ def test_a_sum_divided_by_something_else_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
 @pytest.mark.parametrize("largest", [0.1, 2.0])
 def test_qnn_scales_reciprocals_right(tmp_path: Path, largest: float, precision: str) -> None:
-    """Its own Reciprocal makes everything *largest* times as small where that is below 1."""
+    """QNN's own Reciprocal scales everything down by *largest* where that is below 1."""
     nodes = [
         helper.make_node("Mul", ["x", "k"], ["h"], "shrink"),
         helper.make_node("Add", ["h", "o"], ["p"], "lift"),
@@ -410,7 +412,7 @@ def test_qnn_scales_reciprocals_right(tmp_path: Path, largest: float, precision:
 @requires_qnn
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
 def test_qnn_takes_slopes_for_each_channel(tmp_path: Path, precision: str) -> None:
-    """Of 16 bits it takes them behind a Conv only."""
+    """In 16 bits it supports them only after a Conv."""
     nodes = [
         helper.make_node("Sub", ["x", "half"], ["h"], "shift"),
         helper.make_node("PRelu", ["h", "slopes"], ["y"], "prelu"),
@@ -461,7 +463,7 @@ def test_numbers_are_inputs_and_outputs(tmp_path: Path) -> None:
 
 
 def test_a_value_of_unknown_rank_is_not_taken_for_a_number(tmp_path: Path) -> None:
-    """onnxruntime knows the types of what its own operators make, not always the shapes."""
+    """onnxruntime knows the output types of its own operators, but not always the shapes."""
     nodes = [
         helper.make_node("Scaler", ["x"], ["s"], domain="ai.onnx.ml", scale=[0.5] * WIDTH, offset=[0.1] * WIDTH),
         helper.make_node("MatMul", ["s", "w"], ["y"], "matmul"),
@@ -509,7 +511,7 @@ def lstm(*, twice: bool = False) -> onnx.ModelProto:
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("twice", [False, True])
 def test_lstm_has_weights_of_eight_bits(tmp_path: Path, twice: bool, per_channel: bool) -> None:
-    """Their one type is int8; onnxruntime transposes weights where they are, also if another LSTM reads them."""
+    """Their only type is int8; onnxruntime transposes weights in place, even if another LSTM reads them."""
     model = lstm(twice=twice)
     result = quantize(tmp_path, model, "dynamic", per_channel=per_channel)
     assert result.op_types().count("DynamicQuantizeLSTM") == 1 + twice
@@ -559,7 +561,7 @@ def test_excluding_what_lies_between_quantized_nodes_is_told(tmp_path: Path, op_
 
 
 def test_what_graph_optimizations_change_is_an_error(tmp_path: Path) -> None:
-    """Two models stand for the two forms of one: the second is what a wrong fusion would make of the first."""
+    """Two models simulate two forms of one: the second is what a wrong fusion would make of the first."""
     model = gemm(weights(COLUMNS))
     onnx.save(model, tmp_path / "float.onnx")
     (feed,) = feeds_of(model, 1, 0)
@@ -572,7 +574,7 @@ def test_what_graph_optimizations_change_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(COLUMNS, 1), (1, COLUMNS)])
 def test_a_model_that_runs_in_one_form_only_is_an_error(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    """A scale for each column of a bias that is a row: QGemm never looks at it, DequantizeLinear fails."""
+    """A scale per column of a bias that is a row: QGemm ignores it, DequantizeLinear fails."""
     model = gemm(weights(COLUMNS))
     onnx.save(model, tmp_path / "float.onnx")
     result = static(tmp_path, model, "w8a8")

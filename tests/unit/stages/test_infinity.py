@@ -1,4 +1,4 @@
-"""Constants that stand for infinity: which are replaced, and which stay as they are."""
+"""Constants that represent infinity: which are replaced, and which stay."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_attributes_and_graphs_inside_are_looked_through(tmp_path: Path) -> None
 
 
 def test_what_a_file_of_weights_holds_is_looked_through_to_its_end(tmp_path: Path) -> None:
-    """16 MiB, which is more than is looked at together."""
+    """16 MiB, which is more than is processed at once."""
     count = 2**22
     with (tmp_path / "mask.bin").open("wb") as file:
         file.seek(4 * (count - 1))
@@ -106,7 +106,7 @@ def test_what_a_file_of_weights_holds_is_looked_through_to_its_end(tmp_path: Pat
 
 
 def test_a_table_in_a_file_of_its_own_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
-    """An embedding of 128 MiB is no weight of a matrix, so it is looked through: piece by piece."""
+    """An embedding of 128 MiB is no matrix weight, so it is scanned, in pieces."""
     rows = 2**15
     with (tmp_path / "table.bin").open("wb") as file:
         file.truncate(rows * 4096)

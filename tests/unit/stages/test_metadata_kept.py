@@ -1,4 +1,4 @@
-"""What a model says of itself (class names, producer, descriptions) is in the result of every stage."""
+"""A model's metadata (class names, producer, descriptions) is kept in the result of every stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""normalize, run as a stage: the same model in the form that all others take."""
+"""The stage normalize: the same model in the form that all other stages accept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
 def normalize(folder: Path, model: onnx.ModelProto | Path, config: NormalizeConfig) -> tuple[Path, Any]:
-    """The normalized model, and the metrics."""
+    """Return the normalized model, and the metrics."""
     for name in ("in", "out"):
         (folder / name).mkdir(parents=True)
     content = model.read_bytes() if isinstance(model, Path) else model.SerializeToString()
@@ -55,7 +55,7 @@ def outputs(path: Path, **feeds: NDArray[Any]) -> list[Any]:
 
 
 def shapes_in(path: Path) -> dict[str, list[int | str]]:
-    """Of inputs, outputs and values between."""
+    """Return the shapes of inputs, outputs and intermediate values."""
     inner = onnx.load(path, load_external_data=False).graph
     return {
         value.name: [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in shape.dim]
@@ -167,7 +167,7 @@ def test_a_model_of_the_old_zoo_computes_the_same(tmp_path: Path, name: str) -> 
 
 
 def old(text: str, opset: int, **constants: NDArray[Any]) -> onnx.ModelProto:
-    """A model in an old *opset*, as parsed, since its checker knows only what operators are today."""
+    """Return a model in an old *opset*, only parsed: the checker knows only current operators."""
     model = onnx.parser.parse_model(f'<ir_version: 4, opset_import: ["": {opset}]> {text}')
     model.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in constants.items())
     return model
@@ -198,7 +198,7 @@ OLD = {
 
 @pytest.mark.parametrize("name", OLD)
 def test_an_old_operator_computes_in_the_later_opset_what_it_did(tmp_path: Path, name: str) -> None:
-    """Where the converter makes something else of it, the model stays as it was, and the metrics say so."""
+    """Where the converter changes the results, the model stays as it was, and the metrics say so."""
     opset, text, converts = OLD[name]
     model = old(text, opset, **({"s": np.array([1, 1, 2, 2], np.float32)} if ", s)" in text else {}))
     source = tmp_path / "source.onnx"

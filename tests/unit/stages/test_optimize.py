@@ -40,7 +40,7 @@ def _weights() -> dict[str, np.ndarray]:
 
 
 def _block() -> onnx.ModelProto:
-    """An attention block with a mask and a GELU: something for most flags."""
+    """Return an attention block with a mask and a GELU: something for most flags."""
     return graph(BLOCK, **_weights())
 
 
@@ -122,7 +122,7 @@ sys.stdout.buffer.write(optimize(pathlib.Path(sys.argv[2]), onnx.load(sys.argv[3
 
 
 def test_later_sessions_can_load_the_result_with_their_default_settings(tmp_path: Path) -> None:
-    """onnxruntime's own file of this model cannot be loaded: two sessions make up the same name."""
+    """onnxruntime's own file of this model cannot be loaded: two sessions generate the same name."""
     model = graph(
         """agraph (float[1, 6, 8] x) => (float[1, 6, 8] y) <float three = {3}>
         { a = MatMul(x, w) b = Add(a, v) c = Pow(b, three) d = MatMul(c, w) e = Add(d, v) y = Relu(e) }""",

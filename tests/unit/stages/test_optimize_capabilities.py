@@ -1,4 +1,4 @@
-"""Each capability: what it makes, that the result computes the same, and what a choice of several comes to."""
+"""Each capability: its result, that the result computes the same, and the effect of combinations."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.optimize.rewriting import rewrite_named
 from winml_dag.stages.optimize.selection import WHOLE, select
 
-# The level as a whole, and what it always does.
+# The whole level, and what it always does.
 _NOTHING_OF_ITS_OWN = {WHOLE, "deduplicate_opset_imports"}
-# Which of onnxruntime's own passes on the portable level undoes them, or does them as well, is told in their places.
+# onnxruntime passes on the portable level that undo them, or do the same, are covered elsewhere.
 _TESTED_ELSEWHERE = {
     "clamp_constant_values",
     "remove_isnan_in_attention_mask",
@@ -90,7 +90,7 @@ def test_an_unsqueeze_of_a_constant_goes_without_constant_folding_below_opset_13
 
 
 class TestWhatIsNotItsPlace:
-    """Models that look like the ones above, in which nothing may change."""
+    """Models that look like the ones above, but must not change."""
 
     @pytest.mark.parametrize(
         ("name", "body", "constants"),
@@ -200,7 +200,7 @@ def test_a_product_takes_in_a_transpose_and_a_factor(tmp_path: Path) -> None:
     assert_same_results(result)
 
 
-# One mask for all rows, which has to be stretched.
+# One mask for all rows, which must be broadcast.
 _ATTENTION = """agraph (float[1, 3, 8] x, float[8, 8] u, float[8, 8] v, float[8, 8] w, float[1, 1, 1, 3] m)
     => (float[1, 3, 8] y) <int64[4] parted = {1, 3, 2, 4}, int64[3] joined = {1, 3, 8}, float root = {2}> {
         q = MatMul(x, u) q4 = Reshape(q, parted) qt = Transpose<perm = [0, 2, 1, 3]>(q4)

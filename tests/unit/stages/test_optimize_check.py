@@ -1,4 +1,4 @@
-"""What a check tells is what optimizing then does, and it leaves nothing behind."""
+"""A check reports what optimizing then does, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_always_done_is_told_when_it_is_asked_for(tmp_path: Path) -> Non
 
 
 def test_every_sample_is_found_by_a_check_of_everything(tmp_path: Path) -> None:
-    """One model of them all would hide some; a few stand for the rest."""
+    """A combined model would hide some; a few represent the rest."""
     for name in ("prelu_to_relu", "gather_slice_to_split_fusion", "matmuladd_conv2d2d"):
         onnx.save(SAMPLES[name].model, tmp_path / "sample.onnx")
         [found] = changes(tmp_path / "sample.onnx", [name], OptimizeTarget(), tmp_path)

@@ -35,7 +35,7 @@ def _vit() -> tuple[Any, dict[str, Any]]:
 
 
 def _gpt2() -> tuple[Any, dict[str, Any]]:
-    """Behind its heads there is a Reshape to two dimensions at once."""
+    """Its heads are followed directly by a Reshape to two dimensions."""
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16, "use_cache": False}
     config = transformers.GPT2Config(**sizes, attn_implementation="eager")
     ids = torch.ones(1, 12, dtype=torch.long)
@@ -84,7 +84,7 @@ def test_exported_models_compute_the_same_with_all_capabilities(
     exported = _export(model, inputs, dynamo=dynamo, opset=opset)
     plain = optimize(tmp_path / "plain", exported)
     together = optimize(tmp_path / "together", exported, *TOGETHER)
-    # A Conv in place of a Gemm takes more nodes around it.
+    # A Conv instead of a Gemm needs more nodes around it.
     fused = optimize(tmp_path / "fused", exported, *(name for name in TOGETHER if "conv2d" not in name))
     for result in (plain, together, fused):
         assert_same_results(result)

@@ -1,4 +1,4 @@
-"""Models that others made through optimize: control flow, functions, odd domains and types, onnx's own node cases."""
+"""Models of other tools in optimize: control flow, functions, unusual domains and types, onnx's own node cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.protos import graphs_of
 
-# What has been wrong or refused, and what is rare: these are always among the cases that run.
+# Former bugs, rejected cases, and rare ones: they are always included.
 SPECIAL = {
     "test_attention_4d_fp16_expanded",
     "test_cast_FLOAT_to_INT4",
@@ -37,12 +37,12 @@ WEIGHT = f"<value: tensor = {SHAPE} {{1, 2, 3, 4}}>"
 
 
 def of(text: str, imports: str = '"": 17', ir_version: int = 8) -> onnx.ModelProto:
-    """A model from the text of its graph, and of its functions if it has some."""
+    """Return a model from the text of its graph, and of its functions if it has some."""
     return onnx.parser.parse_model(f"<ir_version: {ir_version}, opset_import: [{imports}]> {text}")
 
 
 def fed(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """True, 3, and random numbers, by the types of the inputs."""
+    """Return inputs by type: True, 3, and random numbers."""
     random, constants = np.random.default_rng(0), {tensor.name for tensor in model.graph.initializer}
     made = {}
     for value in model.graph.input:
@@ -159,7 +159,7 @@ def test_what_others_make_computes_what_it_did(tmp_path: Path, name: str) -> Non
 
 
 def test_constants_deep_inside_control_flow_are_written_once(tmp_path: Path) -> None:
-    """With weights apart, onnxruntime writes them twice, and does not load that."""
+    """With external weights, onnxruntime writes them twice, and cannot load that."""
     for inner in graphs_of(optimize(tmp_path, of(LOOP)).model.graph):
         made = [tensor.name for tensor in inner.initializer] + [name for node in inner.node for name in node.output]
         assert len(made) == len(set(made))

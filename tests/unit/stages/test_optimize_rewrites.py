@@ -321,7 +321,7 @@ class TestBiasSoftmaxFusion:
 
 
 def test_onnxruntime_still_cannot_run_a_bias_softmax_on_a_cpu() -> None:
-    """The day it can, the flag can do something."""
+    """When this fails, the flag can have an effect."""
     model = graph(
         """agraph (float[2, 4, 8, 8] x, float[2, 1, 1, 8] m) => (float[2, 4, 8, 8] y)
         { y = com.microsoft.BiasSoftmax<axis = 3, is_inner_broadcast = 0>(x, m) }""",

@@ -1,4 +1,4 @@
-"""What is told of latencies, and how they come about."""
+"""Reports on latencies, and how they are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trying cases: what a node is as a case, the model that it is tried with, and that tables say what providers do."""
+"""Trying cases: the case of a node, its test model, and that tables match the behaviour of providers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ON_CPU = Target(CPU, "cpu")
 DATA = Operand("float32", (1, 3, 8, 8))
 WEIGHTS = Operand("float32", (4, 3, 3, 3), constant=True)
 RESULT = Operand("float32")
-SEED = 4  # whose first two samples are no variations of ONNX's tests, which take seconds to read
+SEED = 4  # its first two samples are no variations of ONNX's tests, which take seconds to read
 CONV = Case("Conv", "", 17, (DATA, WEIGHTS), (RESULT,), (("kernel_shape", (3, 3)),))
 
 sizes = st.lists(st.sampled_from([1, 2, 3, None]), max_size=4).map(tuple)
@@ -77,7 +77,7 @@ def test_small_constants_count_with_their_values_and_large_ones_without(tmp_path
     model = read_model(path, values=True)
     reshape, neg = (case_of(node, Dataflow(model)) for node in model.graph.nodes)
     assert reshape.inputs == (Operand("float32", (2, 600), True), Operand("int64", (2,), True, (2, -1)))
-    assert neg.inputs == (Operand(),)  # the file says nothing of what lies between
+    assert neg.inputs == (Operand(),)  # the file does not describe intermediate values
     assert neg.opset == 18
 
 
@@ -106,7 +106,7 @@ def test_results_agree_within_what_small_numbers_of_an_npu_allow() -> None:
     assert agree([wanted * 1.01], [wanted])
     assert not agree([wanted + 0.5], [wanted])
     assert not agree([wanted[:50]], [wanted])
-    assert agree([np.full(3, 7.0)], [np.full(3, np.inf)])  # no number to hold it against
+    assert agree([np.full(3, 7.0)], [np.full(3, np.inf)])  # no number to compare with
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_case_is_tried_once_and_remembered(tmp_path: Path) -> None:
 
 
 def test_the_shipped_table_says_of_cases_that_were_held_back_what_the_cpu_does(tmp_path: Path) -> None:
-    """As ``tests/benchmarks/support_precision.py`` does it with more of them, and for QNN."""
+    """As in ``tests/benchmarks/support_precision.py``, which uses more cases, and QNN."""
     table = read_table(table_files(ON_CPU)[0])
     equal = total = 0
     for seed in range(900_000, 900_110):

@@ -1,4 +1,4 @@
-"""Speed and accuracy of a model, asked for from Python."""
+"""Speed and accuracy of a model, measured from Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bounds that a model's quality is held against: one pair for every precision that there is a name for."""
+"""The thresholds of a model's quality: one pair per named precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with If, Loop and Scan, and other odd places of constants, through every mode of quantize."""
+"""Models with If, Loop and Scan, and unusual positions of constants, in every mode of quantize."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "rtn": {"rtn_block_size": 16, "rtn_bits": 8},
     "static": {"weight_type": "uint8", "activation_type": "uint8"},
 }
-# Of signal to noise, in dB, at least: far below what these models have, and far above a wrong result.
+# Minimum signal to noise in dB: far below what these models have, and far above a wrong result.
 LEAST = {"fp16": 50, "dynamic": 25, "rtn": 25, "static": 15}
 
-# A branch has a MatMul of its own, one with the outer graph's weight, and Max and CumSum, which stay in float32 in
-# fp16; "t", "m" and "r" are names that both branches use, "h" and "shared" are captured.
+# A branch has its own MatMul, one with the outer graph's weight, and Max and CumSum, which stay in float32 in fp16.
+# Both branches use the names "t", "m" and "r"; "h" and "shared" are captured.
 BRANCHES = f"""agraph ({X} x, bool c) => ({X} y) {{
     h = MatMul (x, first)
     i = If (c) <
@@ -101,7 +101,7 @@ def quantized(folder: Path, model: onnx.ModelProto, mode: str, **fields: Any) ->
 
 
 def assert_close(result: Result, model: onnx.ModelProto, least: float) -> None:
-    """The model is valid to onnx, and computes what *model* does, as it is and with all of onnxruntime's fusions."""
+    """The model is valid in onnx, and computes the same as *model*, with and without all of onnxruntime's fusions."""
     onnx.checker.check_model(result.model)
     for level in (
         onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -148,7 +148,7 @@ def test_weights_of_inner_graphs_become_integers(tmp_path: Path) -> None:
     model = net(BRANCHES)
     for mode, dtype, operator in (("dynamic", "uint8", "MatMulInteger"), ("rtn", "uint8", "MatMulNBits")):
         result = quantized(tmp_path, model, mode)
-        # Three MatMul and a Gemm of four matrices, of which two are in branches and one is read in and out of one.
+        # Three MatMul and a Gemm of four matrices: two are in branches, and one is read inside and outside.
         assert result.metrics["nodes_quantized"] == 5
         inner = [node.op_type for graph in list(graphs_of(result.model.graph))[1:] for node in graph.node]
         assert inner.count(operator) == 3
@@ -268,7 +268,7 @@ def test_nodes_are_sorted_by_what_inner_graphs_read_too() -> None:
 
 
 def _with_a_branch(model: onnx.ModelProto, *nodes: onnx.NodeProto) -> onnx.ModelProto:
-    """*model* with the output ``seen``, what *nodes* of a branch make of values of the graph around it."""
+    """Return *model* with the additional output ``seen``, computed by *nodes* of a branch from outer values."""
     seen = helper.make_tensor_value_info("seen", onnx.TensorProto.FLOAT, None)
     other = helper.make_graph(
         [helper.make_node("Identity", [nodes[0].input[0]], ["not"])], "no", [], [_named(seen, "not")]

@@ -1,4 +1,4 @@
-"""Every field of the quantization section does what it says, in every mode that reads it: seen in the model itself."""
+"""Every field of the quantization section takes effect, in every mode that reads it, as seen in the model itself."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class TestHalf:
         assert len(names) == len(set(names))
 
     def test_what_overflows_between_two_nodes_in_float32_does_no_harm(self, tmp_path):
-        """x * 60000 * 60000 / 60000 / 60000, all four in float32, and a float16 operator behind them."""
+        """x * 60000 * 60000 / 60000 / 60000, all four in float32, followed by a float16 operator."""
         steps = [("Mul", "x", "a"), ("Mul", "a", "b"), ("Div", "b", "c"), ("Div", "c", "d")]
         nodes = [onnx.helper.make_node(op, [left, "big"], [out], f"step_{out}") for op, left, out in steps]
         model = model_of(
@@ -246,7 +246,7 @@ class TestMixed:
 
     @staticmethod
     def types(result: Result) -> dict[str, set[str]]:
-        """By node, the integer types of what it reads and makes."""
+        """Return the integer types of inputs and outputs, by node."""
         graph = result.model.graph
         found = {tensor.name: tensor for tensor in graph.initializer}
         reads = {n.output[0]: found[n.input[2]].data_type for n in graph.node if n.op_type == "DequantizeLinear"}
@@ -333,7 +333,7 @@ class TestMixed:
     [("dynamic", "weight_type"), ("rtn", "rtn_bits"), ("rtn", "rtn_block_size"), ("static", "weight_type")],
 )
 def test_what_a_build_settles_is_not_made_up_where_it_is_missing(tmp_path, mode, field):
-    """A second default would not be in the key, and could be another one than the first."""
+    """A second default would not be in the key, and could differ from the first."""
     ranges = calibrate(tmp_path, image_model()) if mode == "static" else None
     fields = {**(W8A8 if mode == "static" else {}), field: None}
     with pytest.raises(StageError, match="None"):

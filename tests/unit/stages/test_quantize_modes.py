@@ -32,7 +32,7 @@ def first(data):
 
 
 def tied_gemms() -> onnx.ModelProto:
-    """Two Gemms, one of them transposing, that read the same square matrix."""
+    """Return two Gemms, one of them transposing, that read the same square matrix."""
     return model_of(
         [
             helper.make_node("Gemm", ["x", "w", "b"], ["h"], "first", transB=1),

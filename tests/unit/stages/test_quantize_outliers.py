@@ -1,4 +1,4 @@
-"""8-bit activations of models with a few huge values: what is done for the others, and that it can be left."""
+"""8-bit activations of models with a few huge values: how the others are protected, and how to turn that off."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ RULES = pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
 
 
 def error_of(tmp_path, model, result) -> float:
-    """Mean squared error of a quantized model on rows that it was not calibrated on, over the mean square."""
+    """Return the mean squared error on rows that were not used for calibration, relative to the mean square."""
     feed = rows(1, seed=99)
     expected = run_model(put(tmp_path / "float", model) / "model.onnx", feed)[0]
     return float(np.square(result.outputs(feed)[0] - expected).mean() / np.square(expected).mean())
 
 
 def types_around(graph: onnx.GraphProto) -> dict[str, set[int]]:
-    """The integer types of the activations that each node reads and makes."""
+    """Return the integer types of the activations that each node reads and writes."""
     constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
     read = {
         node.output[0]: constants[node.input[2]]
@@ -195,7 +195,7 @@ def test_a_bias_too_large_for_16_bit_activations_is_not_cut_off(tmp_path):
 @RULES
 @pytest.mark.parametrize("everywhere", [True, False], ids=["all nodes", "one node"])
 def test_neither_is_it_where_somebody_asks_for_16_bits(tmp_path, rules, everywhere):
-    """A bias of 300 beside weights of 1e-4: unsigned weights leave int32 no room for it, signed ones do."""
+    """A bias of 300 next to weights of 1e-4: it overflows int32 with unsigned weights, but not with signed ones."""
     gemm = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")
     bias = np.where(np.arange(WIDTH) == 3, 300, weights(WIDTH)).astype(np.float32)
     model = model_of(
@@ -221,7 +221,7 @@ def test_neither_is_it_where_somebody_asks_for_16_bits(tmp_path, rules, everywhe
     seed=st.integers(0, 2**32 - 1),
 )
 def test_equalizing_changes_no_result_of_the_float_model_by_a_bit(after, transposed, opset, largest, seed):
-    """Whatever was measured: what is divided in one place is multiplied in the other, by powers of two."""
+    """For any measurement: divisions in one place are undone by multiplications in the other, by powers of two."""
     model = outlier_model(opset, after=after, transposed=transposed)
     high = np.random.default_rng(seed).uniform(0.01, 1, WIDTH)
     high[seed % WIDTH] = largest
@@ -255,7 +255,7 @@ def test_what_is_measured_does_not_depend_on_the_order_of_the_samples(tmp_path):
     forward, backward = (
         json.loads(calibrate(tmp_path, outlier_model(), {"x": data["x"][::step]}).content) for step in (1, -1)
     )
-    assert forward.pop("from") != backward.pop("from")  # the digest of the samples, which is of their order
+    assert forward.pop("from") != backward.pop("from")  # the digest of the samples, which depends on their order
     assert forward == backward
     assert set(forward["typical"]) == {"x", "n", "sum", "m"}
     assert set(forward["channels"]) == {"n"}

@@ -1,4 +1,4 @@
-"""What QNN makes of quantized models: the point of its rules is that nothing is left to the CPU."""
+"""How QNN compiles quantized models: the purpose of its rules is that nothing is left to the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is 
 
 SEQUENCE = 16
 
-# In a process of its own: the second compilation in a process gives other bytes, and a crash should cost one test only.
+# In a separate process: a second compilation in one process gives different bytes, and a crash must fail only one test.
 _COMPILE = """
 import collections, json, sys
 import onnx, onnxruntime, onnxruntime_qnn
@@ -38,7 +38,7 @@ print(json.dumps(collections.Counter(node.op_type for node in nodes)))
 
 
 def compiled(folder: Path, model: Path) -> dict[str, int]:
-    """Nodes of the compiled model by operator, without the Q and DQ at its inputs and outputs."""
+    """Return the nodes of the compiled model by operator, without Q and DQ at its inputs and outputs."""
     command = [sys.executable, "-c", _COMPILE, str(model)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ def compiled(folder: Path, model: Path) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory) -> onnx.ModelProto:
-    """A tiny BERT as the export stage writes it, its constants folded and its mask clamped, as optimize leaves it."""
+    """A tiny BERT as exported, with constants folded and the mask clamped, as optimize leaves it."""
     import onnxruntime
     import torch
     from transformers import BertConfig, BertModel

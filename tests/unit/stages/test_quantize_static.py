@@ -45,7 +45,7 @@ class Reader(CalibrationDataReader):
 
 
 def directly(folder: Path, model: onnx.ModelProto, data, rules: str, weight_type: str, activation_type: str) -> bytes:
-    """What onnxruntime makes of *model* when it calibrates and quantizes in one go."""
+    """Return onnxruntime's result when it calibrates and quantizes *model* in one call."""
     source = put(folder / "direct", model) / "model.onnx"
     choose = get_qnn_qdq_config if rules == "qnn" else get_qdq_config
     config = choose(
@@ -112,7 +112,7 @@ def test_metrics_tell_nodes_sizes_and_time(tmp_path):
 def test_chosen_operators_are_quantized_and_the_rest_is_counted_as_skipped(tmp_path):
     ranges = calibrate(tmp_path, text_model(), token_ids(4))
     result = quantize(tmp_path, text_model(), "static", ranges, "qnn", op_types_to_quantize=("MatMul",), **W8A8)
-    assert result.metrics["nodes_quantized"] >= 5  # MatMuls; Transpose and Softmax may lie between two of them
+    assert result.metrics["nodes_quantized"] >= 5  # MatMuls; Transpose and Softmax may be between two of them
     assert {"LayerNormalization", "Gather", "Sub"} <= set(result.metrics["nodes_skipped_by_type"])
     assert "MatMul" not in result.metrics["nodes_skipped_by_type"]
 
@@ -199,7 +199,7 @@ def test_qnn_weights_are_per_channel_unless_the_recipe_says_no(tmp_path):
         return sizes["wq_scale"], set(points["wq_zero_point"].ravel().tolist())
 
     assert scales(rules="qnn") == ([WIDTH], {128})
-    assert scales(rules="qnn", weight_symmetric=False) == ([WIDTH], {128})  # the only form that QNN takes
+    assert scales(rules="qnn", weight_symmetric=False) == ([WIDTH], {128})  # the only form that QNN supports
     assert scales(rules="qnn", per_channel=False, weight_symmetric=True) == ([], {128})
     assert scales(rules="onnxruntime")[0] == []
     assert scales(rules="onnxruntime", per_channel=True)[0] == [WIDTH]
@@ -274,7 +274,7 @@ def test_large_weights_are_in_one_file_beside_the_model_and_nothing_else_is(tmp_
 
 
 def test_a_model_without_matrices_has_constants_in_the_activations_type(tmp_path: Path) -> None:
-    """An activation function built alone, whose numbers onnxruntime keeps as it keeps activations."""
+    """A separately built activation function, whose constants onnxruntime stores like activations."""
     nodes = [helper.make_node("Mul", ["x", "factor"], ["scaled"]), helper.make_node("Tanh", ["scaled"], ["y"])]
     factor = np.array(0.5, np.float32)
     model = model_of(nodes, {"x": (TensorProto.FLOAT, [1, 4])}, {"y": [1, 4]}, {"factor": factor})

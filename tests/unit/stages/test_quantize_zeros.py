@@ -1,4 +1,4 @@
-"""Additions of zero do nothing in float, and QNN makes something else of them than the scales of a QDQ model say."""
+"""Additions of zero do nothing in float, but QNN drops them and with them the scale conversions of a QDQ model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = {"x": np.random.default_rng(0).uniform(-1, 1, (10, 4, WIDTH)).astype(np.f
 
 
 def biased(bias: np.ndarray, op: str = "Add", *, turned: bool = False, last: str = "Relu") -> onnx.ModelProto:
-    """A matrix, *bias* and Relu; without *last*, the sum is the output."""
+    """Return a matrix, *bias* and Relu; without *last*, the sum is the output."""
     operands = ["bias", "m"] if turned else ["m", "bias"]
     nodes = [
         helper.make_node("MatMul", ["x", "matrix"], ["m"], "project"),
@@ -35,7 +35,7 @@ def quantized(folder, model, rules="qnn", **fields):
 
 
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """*model* as some exporters write it."""
+    """Return *model* with constants as nodes, as some exporters write it."""
     (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "bias")
     model.graph.node.insert(0, helper.make_node("Constant", [], ["bias"], "zeros", value=bias))
     model.graph.initializer.remove(bias)
@@ -50,7 +50,7 @@ def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
         biased(ZERO, turned=True),
         biased(ZERO, "Sub"),
         biased(np.zeros(1, np.float32)),
-        # Less than float32 holds beside the values that it is added to.
+        # Below the precision of float32 for the values that it is added to.
         biased(ZERO + np.float32(1e-9)),
         with_constant_nodes(biased(ZERO)),
     ],
@@ -133,7 +133,7 @@ def test_additions_of_zero_one_after_the_other_are_taken_out_together(tmp_path):
 @requires_qnn
 @pytest.mark.parametrize("named", [False, True], ids=["taken out", "zero first"])
 def test_qnn_computes_what_the_float_model_does(tmp_path, named):
-    """Its compiler drops an Add of zero, and with it the conversion to the scale of what Relu leaves."""
+    """QNN's compiler drops an Add of zero, and with it the conversion to the scale after the Relu."""
     model = biased(ZERO)
     onnx.save(model, tmp_path / "float.onnx")
     fields = {"node_overrides": (NodeTypes("sum", "uint8", None),)} if named else {}

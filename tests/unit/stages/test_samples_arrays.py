@@ -1,4 +1,4 @@
-"""Arrays in files as samples: what is asked for is read, and no more of it is in memory than that."""
+"""Arrays in files as samples: only the requested samples are read into memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_memory_holds_samples_and_not_the_whole_file(tmp_path, form):
     assert sum(feed["x"].size for feed in samples.held_out(2)) == 200_000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 40_000_000  # the archive is skimmed 16 MiB at a time
+    assert peak < 40_000_000  # the archive is scanned in steps of 16 MiB
 
 
 def test_a_file_that_ends_early_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Samples under watch: how long making them took, apart from what is done with them."""
+"""Timed samples: the time to produce them, separate from their use."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SPEC = InputSpec("pixel_values", "float32", (1, 3, 4, 4))
 
 
 def save_processor(folder: Path, size: int = 4) -> Path:
-    """One that sizes, and brings bytes to -1 and 1."""
+    """Save a processor that resizes, and scales bytes to -1 to 1."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "image_processor_type": "ViTImageProcessor",
@@ -64,7 +64,7 @@ def test_every_kind_of_image_becomes_colour_and_stands_upright(photos, processor
     Image.fromarray(np.dstack([grey] * 3 + [np.full_like(grey, 9)])).save(photos / "c transparent.png")
     turned = Image.fromarray(np.rot90(grey))
     exif = turned.getexif()
-    exif[0x0112] = 6  # to be seen upright it has to be turned to the right by a quarter
+    exif[0x0112] = 6  # rotate by a quarter to the right to display it upright
     turned.save(photos / "d turned.jpg", exif=exif, quality=100)
     for feed in read_samples(photos, [SPEC], processor):
         assert feed["pixel_values"][0, :, 0].mean() > 0.8

@@ -1,4 +1,4 @@
-"""Rows of tables as samples: which rows, which columns, and that nothing is run or read that need not be."""
+"""Rows of tables as samples: which rows and columns, and that nothing is run or read without need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMATS = ("parquet", "arrow stream", "arrow file", "jsonl", "json", "csv")
 
 
 def write(folder: Path, form: str, rows: list[dict[str, Any]], name: str = "rows") -> Path:
-    """*rows* in a file of that format; batches of three rows where there are batches."""
+    """Save *rows* to a file of that format, with batches of three rows where the format has batches."""
     path = folder / f"{name}.{form.split()[0]}"
     if form == "jsonl":
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
@@ -126,7 +126,7 @@ def test_a_png_in_a_row_is_an_image(tmp_path):
 
 
 def tmp_path_of(folder: Path) -> Path:
-    """A folder with the table alone."""
+    """Return a folder with only the table."""
     alone = folder / "alone"
     alone.mkdir()
     (folder / "rows.parquet").rename(alone / "rows.parquet")

@@ -1,4 +1,4 @@
-"""sensitivity: the cost of each node alone, held against models in which really only that node is quantized."""
+"""sensitivity: the quality loss of each single node, compared with models in which only that node is quantized."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Ranking:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """SQNR by node."""
+        """Return the SQNR by node."""
         return {node["node"]: node["sqnr_db"] for node in self.report["nodes"]}
 
     def covers(self, name: str) -> list[str]:
@@ -90,14 +90,16 @@ def sensitivity(
 
 
 def held_out(data: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """What the stage runs: the last samples of *data*."""
+    """Return what the stage runs: the last samples of *data*."""
     count = len(next(iter(data.values())))
     specs = range(count - SAMPLES, count)
     return [{name: array[index : index + 1] for name, array in data.items()} for index in specs]
 
 
 def sqnr(reference: onnx.ModelProto, candidate: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> float:
-    """Of the only output, on samples without padding; nothing fused, so that both compute what their nodes say."""
+    """Return the SQNR of the only output, on samples without padding and without fusions, so that both run node by
+    node.
+    """
     expected, found = (np.concatenate(run_plainly(model, feeds)).astype(np.float64) for model in (reference, candidate))
     noise = float(((found - expected) ** 2).sum())
     return 10 * math.log10(float((expected**2).sum()) / noise) if noise else math.inf
@@ -142,7 +144,7 @@ def test_a_nodes_cost_in_float16_is_that_of_rounding_all_that_it_reads_and_makes
 
 
 def rounded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """*model*, in which the node called *name* computes with what float16 can hold."""
+    """Return *model*, with the node *name* computing with values rounded to float16."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     integers = {"input_ids", "attention_mask", "axis"}
@@ -166,7 +168,7 @@ def rounded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def test_a_nodes_cost_in_static_mode_is_that_of_a_model_with_q_and_dq_around_it_alone(tmp_path: Path) -> None:
-    """In a chain, where nobody else reads what goes through them, the rules for some nodes are those for one."""
+    """In a chain without other readers, the rules for several nodes equal those for one."""
     model, data = image_model(), pixels(8)
     ranges = calibrate(tmp_path, model, data)
     ranking = sensitivity(tmp_path, model, "static", data, ranges, **BYTES)
@@ -182,7 +184,7 @@ def test_the_node_that_does_the_damage_comes_first(tmp_path: Path) -> None:
     model, data = text_model(), unpadded(8)
     (project,) = [tensor for tensor in model.graph.initializer if tensor.name == "wo"]
     values = numpy_helper.to_array(project).copy()
-    values[0, 0] = 60  # one number that takes all the steps of a scale for the whole matrix
+    values[0, 0] = 60  # one number that takes all steps of a scale for the whole matrix
     project.CopyFrom(numpy_helper.from_array(values, "wo"))
     ranges = calibrate(tmp_path, model, data)
     ranking = sensitivity(tmp_path, model, "static", data, ranges, per_channel=False, **BYTES)
@@ -220,7 +222,7 @@ def test_where_widths_do_not_mix_the_worst_nodes_are_left_in_float(tmp_path: Pat
 
 
 def test_an_equalized_model_is_ranked_by_the_nodes_that_its_user_has(tmp_path: Path) -> None:
-    """Equalization scales matrices, and puts a second normalization behind one that a residual reads too."""
+    """Equalization scales matrices, and adds a second normalization after one that a residual reads too."""
     model, data = outlier_model(), rows(8)
     ranges = calibrate(tmp_path, model, data)
     ranking = sensitivity(tmp_path, model, "static", data, ranges, **BYTES)
@@ -228,7 +230,7 @@ def test_an_equalized_model_is_ranked_by_the_nodes_that_its_user_has(tmp_path: P
     assert "norm_equalized" in names(quantized), "the model of this test"
     shown = {name for node in ranking.report["nodes"] for name in (node["node"], *node["includes"])}
     assert shown == set(names(model))
-    # Every one alone is better than all together: what is in float beside it is the equalized model.
+    # Each one alone is better than all together: the float reference is the equalized model.
     assert all(ratio is None or ratio > ranking.relief[0]["sqnr_db"] - 0.1 for ratio in ranking.ratios.values())
 
 
@@ -244,7 +246,7 @@ def test_a_node_without_a_name_is_told_by_one_that_can_be_excluded(tmp_path: Pat
 
 
 def test_padding_counts_for_nothing(tmp_path: Path) -> None:
-    """Two rankings on the same texts; what stands behind the end of a text is another in each."""
+    """Two rankings on the same texts, with different contents after the end of each text."""
     model, data = text_model(), token_ids(8)
     ranges = calibrate(tmp_path, model, data)
     hidden = data["attention_mask"] == 0
@@ -316,7 +318,7 @@ def test_report_and_picture_have_the_same_bytes_in_every_process(tmp_path: Path)
 
 @st.composite
 def small_graphs(draw: st.DrawFn) -> onnx.ModelProto:
-    """Nodes that read any values before them, with several outputs, some of which others read too."""
+    """Draw nodes that read any values before them, with several outputs, some with several readers."""
     values = ["x"]
     nodes = []
     for position in range(draw(st.integers(1, 24))):
@@ -350,7 +352,7 @@ def small_graphs(draw: st.DrawFn) -> onnx.ModelProto:
 
 
 def replacements(model: onnx.ModelProto) -> Iterator[Replacement]:
-    """Each node with its outputs negated."""
+    """Yield each node with its outputs negated."""
     for position, node in enumerate(model.graph.node):
         own = onnx.NodeProto()
         own.CopyFrom(node)

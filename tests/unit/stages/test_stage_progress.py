@@ -1,4 +1,4 @@
-"""What stages that go through samples tell of how far they are."""
+"""Progress reports of stages that process samples."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def compiled(models, precision, folder) -> dict:
 
 
 def elementwise(path, op: str, outputs: tuple[str, ...] = ("y",)) -> object:
-    """A model whose outputs are *op* of ``1 - x``."""
+    """Save a model whose outputs are *op* of ``1 - x``."""
     nodes = [helper.make_node("Sub", ["one", "x"], ["difference"])]
     nodes += [helper.make_node(op, ["difference"], [name]) for name in outputs]
     graph = helper.make_graph(
@@ -76,7 +76,7 @@ def test_a_classifiers_scores_are_compared_by_the_class_that_wins(models, tmp_pa
 
 
 def text_model(path, noise_at_padding: float) -> object:
-    """Embeddings of tokens: ``hidden`` is a row of a table, plus a number wherever the mask is 0."""
+    """Save token embeddings: ``hidden`` is a row of a table, plus a number wherever the mask is 0."""
     random = np.random.default_rng(0)
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
@@ -116,7 +116,7 @@ def test_padding_of_a_text_counts_only_where_it_is_no_number(tmp_path):
 
 
 def test_one_broken_sample_among_good_ones_shows_in_the_lowest_cosine(tmp_path):
-    """Abs differs from Identity where values are negative: here, in the last sample that is run."""
+    """Abs differs from Identity for negative values: here, in the last sample that runs."""
     x = np.linspace(-1, 0, 24).reshape(4, 2, 3)
     x[3] = np.linspace(1, 3, 6).reshape(2, 3)
     np.savez(tmp_path / "data.npz", x=x)

@@ -1,4 +1,4 @@
-"""What validate runs a model on, which bounds it has to keep, and models that there is nothing to hold against."""
+"""The inputs of validate, its thresholds, and models without a reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU = RunTarget("CPUExecutionProvider", "cpu")
 
 
 def model(op: str = "Identity", output: str = "y", added: float = 0.0) -> onnx.ModelProto:
-    """*op* of ``x`` and a number added to it."""
+    """Return *op* of ``x`` plus a number."""
     nodes = [helper.make_node("Add", ["x", "number"], ["s"]), helper.make_node(op, ["s"], [output])]
     number = {"number": np.array(added, np.float32)}
     return model_of(nodes, {"x": (TensorProto.FLOAT, SHAPE)}, {output: SHAPE}, number)
@@ -39,7 +39,7 @@ def validate(
     input_data: dict[str, np.ndarray] | None = None,
     **fields,
 ) -> dict:
-    """The report of validate, run in *folder*."""
+    """Run validate in *folder* and return its report."""
     inputs = {"model": folder / "model"}
     inputs |= {} if reference is None else {"reference": folder / "reference"}
     inputs |= {} if input_data is None else {"input_data": folder / "input_data"}
@@ -57,7 +57,7 @@ def validate(
 
 
 def rows(*values: float) -> dict[str, np.ndarray]:
-    """A sample for each of *values*, which it is full of."""
+    """Return a sample for each of *values*, filled with that value."""
     return {"x": np.array([np.full(SHAPE, value) for value in values], np.float32)}
 
 
@@ -134,7 +134,7 @@ def test_when_a_bound_is_not_kept_the_figures_of_all_outputs_are_told(tmp_path):
 
 
 def test_a_bound_for_decisions_needs_an_output_with_decisions(tmp_path):
-    """Every best class is another one when all scores change their sign."""
+    """Negating all scores changes every best class."""
     given = {"min_top1_agreement": 0.5, "samples": None}
     data = {"x": np.arange(24, dtype=np.float32).reshape(4, 2, 3)}
     with pytest.raises(StageError, match="no output of the model has scores of classes"):
@@ -164,7 +164,7 @@ def test_only_what_is_below_breaks_a_bound():
 def test_bounds_that_nobody_gives_are_those_of_the_precision():
     assert Bounds().completed("w8a16") == Bounds(min_cosine=MINIMUM_COSINE["w8a16"], min_sqnr_db=0.5)
     assert Bounds(min_sqnr_db=20.0).completed("w8a16").min_sqnr_db == 20.0
-    # Who says how far a model may be off has the last word.
+    # Explicit thresholds take precedence.
     assert Bounds(min_cosine=-1.0).completed("w8a16") == Bounds(min_cosine=-1.0)
 
 
@@ -202,7 +202,7 @@ def test_nan_of_the_float_model_is_a_failure_whatever_was_made_of_it(tmp_path, c
 
 
 def test_infinities_fail_unless_the_result_has_numbers_in_their_place(tmp_path):
-    """A mask, in floats and in what integers hold."""
+    """A mask, with infinities and with integer limits."""
 
     def masked(low: float) -> onnx.ModelProto:
         nodes = [helper.make_node("Where", ["keep", "x", "low"], ["y"])]

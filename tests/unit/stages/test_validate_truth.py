@@ -1,4 +1,4 @@
-"""What a cosine does not see: a wrong scale, outputs that are single numbers, noise or no numbers, random ones."""
+"""Faults that a cosine misses: a wrong scale, single-number outputs, noise, missing numbers, random outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def validate(
     slots: dict[str, Path] | None = None,
     **fields: Any,
 ) -> Any:
-    """The report of validate, run in *folder* with the bounds of *precision*."""
+    """Run validate in *folder* with the thresholds of *precision* and return its report."""
     inputs = {"model": folder / "model", "reference": folder / "reference", **(slots or {})}
     for path in (inputs["model"], inputs["reference"], folder / "report"):
         path.mkdir(parents=True)
@@ -50,7 +50,7 @@ def validate(
 
 
 def linear(factor: float = 1.0, noise: float = 0.0, columns: int = 16) -> ModelProto:
-    """``y = x w * factor``, with weights that are off by *noise*."""
+    """Return ``y = x w * factor``, with *noise* added to the weights."""
     matrix = (weights(8, columns) + noise * weights(8, columns, seed=1)) * np.float32(factor)
     return model_of([node("MatMul", ["x", "w"], ["y"])], {"x": (FLOAT, [1, 8])}, {"y": [1, columns]}, {"w": matrix})
 
@@ -134,14 +134,14 @@ def test_what_is_usual_is_closer_than_what_is_broken() -> None:
 def test_a_single_number_is_judged_by_its_error_not_by_its_sign(tmp_path: Path) -> None:
     one = linear(columns=1)
     assert validate(tmp_path / "sound", linear(1.01, columns=1), one)["outputs"]["y"]["cosine_min"] is None
-    # Of one sample, its cosine is 1.
+    # With one sample, its cosine is 1.
     message = refused(tmp_path / "off", linear(1.3, columns=1), one, precision="fp32", samples=1)
     assert "error 0.3 times as large as the values, which are single numbers" in message
     assert "error 2 times as large" in refused(tmp_path / "sign", linear(-1.0, columns=1), one, samples=1)
 
 
 def balance(offset: float = 0.0) -> ModelProto:
-    """A single number that is next to nothing: two sums of about 4 that cancel, and *offset*."""
+    """Return a single number near zero: two sums of about 4 that cancel, plus *offset*."""
     nodes = [
         node("MatMul", ["x", "w"], ["a"]),
         node("MatMul", ["x", "v"], ["b"]),
@@ -158,15 +158,15 @@ def test_a_single_number_next_to_nothing_is_judged_by_what_it_is_a_sum_of(tmp_pa
     assert 0.03 < report["outputs"]["y"]["floor"] < 0.5
     assert "errors up to" in report["warnings"][0]
     assert "single numbers" in refused(tmp_path / "broken", balance(2.0), balance())
-    # In float32 sums of 4 are exact to more than that.
+    # In float32 sums of 4 are more precise than that.
     assert "single numbers" in refused(tmp_path / "fp32", balance(0.03), balance(), precision="fp32")
 
 
-# Outputs that are rounding errors.
+# Outputs that consist of rounding errors.
 
 
 def cancelled(added: float = 0.0) -> ModelProto:
-    """Logits of 1e-7 of what they are sums of, and others with them; *added* to the former."""
+    """Return logits of 1e-7 of their summands, and others with them; *added* to the former."""
     nodes = [
         node("MatMul", ["x", "w"], ["a"]),
         node("MatMul", ["x", "v"], ["b"]),
@@ -204,7 +204,9 @@ def test_noise_is_not_compared_by_its_angle(
 
 
 def test_small_values_that_say_something_are_no_noise(tmp_path: Path) -> None:
-    """The probabilities of 1,000 classes, which 8 bits round to 0; and volts in a model that works with them."""
+    """The probabilities of 1,000 classes, which 8 bits round to 0; and small voltages in a model that computes with
+    them.
+    """
 
     def probabilities(factor: float) -> ModelProto:
         nodes = [node("MatMul", ["x", "w"], ["a"]), node("Softmax", ["a"], ["p"]), node("Mul", ["p", "f"], ["y"])]
@@ -215,7 +217,7 @@ def test_small_values_that_say_something_are_no_noise(tmp_path: Path) -> None:
     assert "too far" in refused(tmp_path / "v", linear(0.0), linear(1e-9))
 
 
-# References that cannot be compared with.
+# References that allow no comparison.
 
 
 def logarithm(number: float) -> ModelProto:
@@ -226,7 +228,7 @@ def logarithm(number: float) -> ModelProto:
 def test_a_float_model_without_numbers_proves_nothing(tmp_path: Path) -> None:
     message = refused(tmp_path / "nan", logarithm(2.0), logarithm(2.0))
     assert "Output 'y' of the float model has 24 NaN and 0 infinite values on 3 random samples" in message
-    # What is compared of the others has a cosine of 1.
+    # The remaining values have a cosine of 1.
     assert "Output 'y' of the float model has" in refused(tmp_path / "some", logarithm(0.5), logarithm(0.5))
 
 
@@ -250,7 +252,7 @@ def test_outputs_that_differ_from_run_to_run_are_told_of_and_not_compared(tmp_pa
     assert "'drawn'" in report["warnings"][0]
 
 
-# Inputs of every kind.
+# Inputs of every type.
 
 KINDS = [
     *(FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BOOL),
@@ -259,7 +261,7 @@ KINDS = [
 
 
 def of_inputs(inputs: dict[str, tuple[int, list[Any]]]) -> ModelProto:
-    """``y``: the sum of all that is given, and a constant."""
+    """Return a model with ``y``: the sum of all inputs, and a constant."""
     nodes = [node("Cast", [name], [f"{name} float"], to=FLOAT) for name in inputs]
     nodes += [node("ReduceSum", [f"{name} float"], [f"{name} sum"], keepdims=0) for name in inputs]
     nodes.append(node("Sum", ["numbers", *(f"{name} sum" for name in inputs)], ["y"]))
@@ -296,7 +298,7 @@ def test_texts_and_sequences_are_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def reshaping() -> ModelProto:
-    """What fits depends on all numbers of the shape."""
+    """Valid inputs depend on all numbers of the shape."""
     nodes = [node("Reshape", ["x", "shape"], ["r"]), node("ReduceSum", ["r"], ["y"], keepdims=1)]
     inputs: dict[str, tuple[int, list[Any]]] = {"x": (FLOAT, [6]), "shape": (TensorProto.INT64, [2])}
     return model_of(nodes, inputs, {"y": [1, 1]}, {})
@@ -314,11 +316,11 @@ def test_a_model_that_fails_on_random_inputs_says_that_they_may_be_why(tmp_path:
     assert validate(tmp_path / "given", reshaping(), reshaping(), "fp32", slots={"data": tmp_path / "data"})["samples"]
 
 
-# What calibration has seen.
+# Samples used by calibration.
 
 
 def calibrate(folder: Path, model: ModelProto, data: Path | None, *, samples: int = 10, keep_back: int = 3) -> Path:
-    """The folder of the ranges of *model*."""
+    """Return the folder with the ranges of *model*."""
     at, out = folder / "calibrated", folder / "ranges"
     at.mkdir()
     out.mkdir()
@@ -351,9 +353,9 @@ def test_held_out_is_what_calibration_has_provably_not_seen(tmp_path: Path, monk
     ranges = calibrate(tmp_path, linear(), data)
     assert held_out(tmp_path / "a", ranges, data=data) is True
     assert held_out(tmp_path / "b", ranges, input_data=rows(tmp_path / "other", 20, 21)) is True
-    # The same contents under another name, in part.
+    # Partly the same contents under another name.
     assert held_out(tmp_path / "c", ranges, input_data=rows(tmp_path / "same", 20, 2)) is False
-    # Ranges of somebody else's, of which nothing is known.
+    # Ranges from another source, without records.
     assert held_out(tmp_path / "d", None, data=data) is None
     older = json.loads((ranges / "calibration_ranges.json").read_text(encoding="utf-8"))
     del older["from"]["seen"]

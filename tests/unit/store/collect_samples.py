@@ -1,4 +1,4 @@
-"""What tests of collecting have in common: times, keys, and one collection in a store at rest."""
+"""Shared by the tests of collection: times, keys, and a collection in an idle store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def key(number: int) -> str:
 
 
 def settle(store: Store) -> None:
-    """Wait until the file system's clock, which goes in steps, is past all that has been stored."""
+    """Wait until the file system's clock, which advances in ticks, is past everything stored."""
     probe = store.folder / "probe"
     probe.touch()
     before = probe.stat().st_mtime_ns

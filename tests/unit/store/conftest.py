@@ -1,4 +1,4 @@
-"""A store in a temporary folder, and short ways to put something in."""
+"""A store in a temporary folder, and helpers to fill it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def new_record() -> Callable[[str], Record]:
 
 @pytest.fixture
 def fill(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
-    """Make a new folder with these files."""
+    """Makes a new folder with these files."""
     numbers = itertools.count()
 
     def fill(files: Mapping[str, bytes]) -> Path:
@@ -53,7 +53,7 @@ def fill(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
 
 @pytest.fixture
 def publish(new_record: Callable[[str], Record], fill: Callable[[Mapping[str, bytes]], Path]) -> Publish:
-    """Publish one output slot, ``model``, with these files, as a run that ends."""
+    """Publishes one output slot, ``model``, with these files, like a completed run."""
 
     def publish(store: Store, files: Mapping[str, bytes], key: str = KEY) -> Record:
         record = store.publish(new_record(key), {"model": fill(files)})
@@ -65,7 +65,7 @@ def publish(new_record: Callable[[str], Record], fill: Callable[[Mapping[str, by
 
 @pytest.fixture
 def put(store: Store, fill: Callable[..., Path]) -> Callable[..., Record]:
-    """Publish a record with these bytes, used *days* ago."""
+    """Publishes a record with these bytes, last used *days* ago."""
 
     def put(number: int, *data: bytes, days: float = 0) -> Record:
         made = KeyInputs("export", 1, {}, {}, {})

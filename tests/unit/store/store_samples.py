@@ -9,5 +9,5 @@ OTHER_KEY = "fedcba9876543210" * 4
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file below *folder*, by relative name."""
+    """Return the bytes of every file below *folder*, by relative name."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

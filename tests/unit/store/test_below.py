@@ -1,4 +1,4 @@
-"""What is done below a folder by name is done there, and nowhere that a link leads to."""
+"""Operations below a folder by name stay there, and never follow a link out."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_said_so(below: Below, tmp_path: Path) -> None:
 
 
 def test_a_file_goes_over_to_another_file_system_whole(below: Below, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mount needs a right that tests have not; the system's answer is all that is different."""
+    """Tests may not mount file systems, so only the system's error is simulated."""
     replace = os.replace
 
     def other_file_system(source: str, target: str, **folders: int | None) -> None:

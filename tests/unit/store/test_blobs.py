@@ -216,7 +216,7 @@ def test_a_blob_that_is_found_here_counts_as_stored_just_now(blobs, tmp_path) ->
     blob = blobs.path(blobs.ingest(tmp_path / "a", "xxh3-128").digest)
     before = blob.stat().st_ctime_ns
     (tmp_path / "b").write_bytes(b"data")
-    while (tmp_path / "b").stat().st_mtime_ns <= before:  # the file system's clock goes in steps
+    while (tmp_path / "b").stat().st_mtime_ns <= before:  # the file system's clock advances in ticks
         (tmp_path / "b").touch()
     blobs.ingest(tmp_path / "b", "xxh3-128")
     assert blob.stat().st_ctime_ns > before

@@ -1,4 +1,4 @@
-"""Stores that were recorded by a build: a sound one must stay readable, and no damaged one may give wrong bytes."""
+"""Recorded stores: an intact one must stay readable, and no damaged one may give wrong bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIXTURES = Path(__file__).parents[3] / "cache_fixtures"
 
 
 def opened(name: str, folder: Path) -> Store:
-    """A copy of a recorded store: opening one puts things into it."""
+    """Open a copy of a recorded store: opening creates files in it."""
     shutil.copytree(FIXTURES / name, folder / "store")
     return Store(folder / "store")
 
@@ -43,7 +43,7 @@ def test_format_1_is_read_whole_without_its_index(tmp_path: Path) -> None:
     }
     for record in found:
         assert record is not None
-        # Its key is still the one that these ingredients have: else nobody would ever find it again.
+        # Its key must still follow from its key inputs: otherwise it would never be found again.
         assert cache_key(record.key_inputs) == record.cache_key
         assert store.missing(record.files()) == []
         for slot, artifact in record.outputs.items():
@@ -73,7 +73,7 @@ def test_a_damaged_record_counts_as_absent_and_is_named(tmp_path: Path) -> None:
 
 
 def check_whole(store: Store, folder: Path) -> None:
-    """Every record is found, and its files come out as its digests say."""
+    """Assert that every record is found, and its files match their digests."""
     found = [record for key in keys(store) if (record := store.record(key))]
     assert len(found) == 5
     for record in found:

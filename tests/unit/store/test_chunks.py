@@ -1,4 +1,4 @@
-"""Big files pass through two threads; what comes out is what one thread would give, whatever goes wrong on the way."""
+"""Big files pass through two threads: the result equals that of one thread, whatever fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from winml_dag.store.chunks import Hash, hash_in_chunks
 
 @pytest.fixture(params=["positioned", "sought"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of reading at a place: that of POSIX, and the one that Windows is left with."""
+    """Both ways to read at an offset: that of POSIX, and the fallback for Windows."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 8)
     monkeypatch.setattr(chunks, "_WRITE_BYTES", 5)
     if request.param == "sought":
@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Recorder:
-    """A hash that keeps what it was fed."""
+    """A hash that keeps its input."""
 
     def __init__(self) -> None:
         self.fed = b""
@@ -100,7 +100,7 @@ def test_what_goes_wrong_in_either_thread_is_raised_and_no_thread_stays(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of POSIX")
 def test_a_write_that_the_system_cuts_short_goes_on_until_the_system_refuses(tmp_path: Path) -> None:
-    """The limit lies in the middle of a chunk: the write to it is short, and the next one fails."""
+    """The limit is in the middle of a chunk: its write is short, and the next one fails."""
     code = """
         import resource, xxhash
         from winml_dag.store.chunks import CHUNK_BYTES, hash_in_chunks

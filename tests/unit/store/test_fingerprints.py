@@ -20,7 +20,7 @@ def rows() -> MemoryRows:
 
 @pytest.fixture
 def settled(monkeypatch):
-    """Files made a moment ago count as old: their real age would have to be waited for."""
+    """Recent files count as old: otherwise tests would have to wait."""
     monkeypatch.setattr(module, "SETTLED_NS", -(10**12))
 
 

@@ -21,7 +21,7 @@ from winml_dag.store.locks import Locks
 
 
 class Harm:
-    """Unpickling it makes a folder."""
+    """Creates a folder when unpickled."""
 
     def __init__(self, path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ def new_index(tmp_path):
 
 @pytest.fixture
 def alter(tmp_path):
-    """Change the database behind the index's back."""
+    """Changes the database without the index noticing."""
 
     def alter(statement: str, values=()) -> None:
         connection = sqlite3.connect(tmp_path / "index" / "cache.db")
@@ -131,8 +131,8 @@ def test_a_row_moved_to_another_name_is_absent(new_index, alter) -> None:
 def test_a_pickle_in_a_row_never_runs_whatever_is_called(new_index, alter, tmp_path) -> None:
     """The index is a file that others may have written, and diskcache unpickles a row whose mode is 4.
 
-    diskcache's own JSONDisk, the advice usually given, does so too: its fetch calls the base class, which unpickles,
-    before it looks for JSON. The next test shows it, so that nobody swaps our class for that one.
+    diskcache's own JSONDisk, the usual advice, does so too: its fetch calls the base class, which unpickles, before it
+    parses JSON. The next test shows it, so that nobody replaces this class by that one.
     """
     index = new_index()
     index.write("record", {"value": 1, "file": 2})
@@ -210,7 +210,7 @@ def test_a_damaged_database_is_set_aside_with_a_warning_and_a_fresh_one_begun(
         data[18] = 0xFF
         path.write_bytes(data)
     elif damage == "odd text":
-        # A name in the schema that is no text, and so SQLite's message about it is none either.
+        # A name in the schema that is no valid text, and neither is SQLite's message about it.
         path.write_bytes(path.read_bytes().replace(b"BEGIN UPDATE Settings", b"BEGIN UPDATE \xe1ettings"))
     elif damage == "truncated":
         path.write_bytes(path.read_bytes()[:6000])
@@ -326,7 +326,7 @@ def test_where_the_database_cannot_grow_all_goes_on_without_it(new_index, tmp_pa
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of POSIX")
 def test_a_sound_database_stays_where_it_is_when_files_cannot_be_opened(new_index, tmp_path) -> None:
-    """With any number of descriptors left: SQLite opens several files, and whoever looks what is wrong opens one."""
+    """With any number of descriptors left: SQLite opens several files, and the diagnosis opens one."""
     index = new_index()
     index.write("record", {"a": 1})
     index.close()

@@ -1,4 +1,4 @@
-"""A big file is copied by the kernel where that can be; what comes out is right either way, or an error."""
+"""The kernel copies big files where possible; either way the result is correct, or an error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_copy_and_its_digest_are_right(source: Path, tmp_path: Path, functio
 
 
 def test_the_digest_is_that_of_what_arrived(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that somebody writes to meanwhile does not pass for the source."""
+    """A target that is modified during the copy does not pass for the source."""
     copy = os.copy_file_range
 
     def copy_and_spoil(source: int, target: int, count: int) -> int:

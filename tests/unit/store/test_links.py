@@ -1,4 +1,4 @@
-"""Hard links to blobs: made in no time, trusted by a stamp, and never a way to get wrong bytes out of the cache."""
+"""Hard links to blobs: instant, trusted by a stamp, and never a way to get wrong bytes out of the cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 def edit(path: Path, data: bytes, *, put_time_back: bool = False) -> None:
-    """What somebody does who opens a linked file in an editor that writes in place."""
+    """Edit a linked file like an editor that writes in place."""
     path.chmod(0o644)
     path.write_bytes(data)
     if put_time_back:

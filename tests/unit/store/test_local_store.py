@@ -133,7 +133,7 @@ def test_the_default_folder_is_the_variables_else_the_users_cache_folder(monkeyp
 
 def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", "~/mine")
-    # As Python has it where neither the environment nor the system knows a home.
+    # As in Python where neither the environment nor the system has a home folder.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     with pytest.raises(UsageError, match="this user has no such folder"):
         default_cache_dir()

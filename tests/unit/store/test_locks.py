@@ -34,7 +34,7 @@ with Store(Path(sys.argv[1])).claim(sys.argv[2]):
 
 @pytest.fixture(params=["ranges", "files"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How keys are locked: as a system does that has such locks, and as all others do."""
+    """The kind of key locks: range locks where the system has them, file locks elsewhere."""
     if request.param == "ranges" and not locks.AVAILABLE:
         pytest.skip("this system locks files only")
     monkeypatch.setattr(locks, "AVAILABLE", request.param == "ranges")
@@ -159,7 +159,7 @@ for _ in range(60):
 
 
 def test_files_of_free_locks_can_be_removed_while_others_take_turns(store, tmp_path) -> None:
-    """Each turn reads a number and writes it plus one: two turns at once would lose one."""
+    """Each turn reads a number and writes it plus one: two concurrent turns would lose one."""
     counter = tmp_path / "counter"
     counter.write_text("0")
     takers = [

@@ -89,7 +89,7 @@ JSON = st.recursive(
     name=st.sampled_from(["format", "version", "config", "inputs", "outputs", "metrics", "log", "made_by"]), value=JSON
 )
 def test_a_record_with_any_nonsense_in_a_field_is_read_or_refused_in_words(new_record_json, name, value) -> None:
-    # Any other error would come through and stop a build.
+    # Any other error would propagate and stop a build.
     with contextlib.suppress(StoreError):
         Record.from_json({**new_record_json, name: value})
 

@@ -24,7 +24,7 @@ with Store(Path(sys.argv[1])).scratch.open() as root:
 
 @pytest.fixture
 def living(store: Store):
-    """Another process with a scratch folder, until its standard input ends; and that folder."""
+    """Another process with a scratch folder, until its standard input ends; returned with that folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", LIVE, str(store.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

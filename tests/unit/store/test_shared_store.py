@@ -1,4 +1,4 @@
-"""A store with a remote behind it: what comes from there, when, and what becomes of a remote that loses things."""
+"""A store with a remote: what it fetches and when, and a remote that loses data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def remote() -> MemoryRemote:
 
 @pytest.fixture
 def machine(tmp_path: Path, remote: MemoryRemote) -> Machine:
-    """A store of a machine of its own before the one remote."""
+    """Makes stores of separate machines with one common remote."""
 
     def machine(name: str) -> Store:
         level = Tier(remote, TierSettings("memory://", Mode.READ_WRITE))
@@ -49,7 +49,7 @@ def machine(tmp_path: Path, remote: MemoryRemote) -> Machine:
 
 @pytest.fixture
 def made(machine: Machine, new_record: Callable[[str], Record], fill: Fill) -> Record:
-    """What another machine has made and put into the remote."""
+    """A record that another machine has made and uploaded."""
     there = machine("there")
     record = there.publish(new_record(KEY), {"model": fill(FILES)})
     there.settle()
@@ -160,7 +160,7 @@ def test_rot_here_is_healed_by_the_remote(machine: Machine, made: Record, tmp_pa
 def test_a_record_with_other_digests_is_not_found_where_a_cache_had_both(
     machine: Machine, new_record: Callable[[str], Record], fill: Fill, tmp_path: Path
 ) -> None:
-    """A stage that reads no file has one key with every function."""
+    """A stage without input files has the same key with every digest function."""
     alone = Store(tmp_path / "here")
     made = alone.publish(new_record(KEY), {"model": fill(FILES)})
     alone.remember({"export": KEY})
@@ -177,7 +177,7 @@ def test_a_record_with_other_digests_is_not_found_where_a_cache_had_both(
 
 
 def test_what_has_come_is_told_once(machine: Machine, made: Record, tmp_path: Path) -> None:
-    """Who keeps a cache to its limit counts it as stored."""
+    """The code that enforces the cache limit counts it as stored."""
     here = machine("here")
     assert here.take_fetched() == 0
     here.fetch(made.outputs["model"], tmp_path / "out")

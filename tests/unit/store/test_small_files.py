@@ -1,4 +1,4 @@
-"""Small work on files: bytes that are read to their end, names that nobody else takes."""
+"""Operations on small files: complete reads, and unique names."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_a_forked_process_makes_other_partial_names() -> None:
         "import os; from winml_dag.store.files import partial_in; pid = os.fork();"
         "pid and os.wait(); print(partial_in('folder'), flush=True)"
     )
-    # One after the other: an unbuffered name and its line end are two writes, and two at once would run together.
+    # One after the other: an unbuffered name and its line end are two writes, which could interleave.
     names = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert len(set(names)) == 2

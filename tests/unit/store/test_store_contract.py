@@ -1,4 +1,4 @@
-"""What both stores promise, the local one and its in-memory store."""
+"""Guarantees of both stores, the local one and the one in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_published_record_has_outputs_and_log_and_the_log_stays_where_it_was(
 
 @pytest.mark.skipif(os.name == "nt", reason="on Windows a name says what may be run")
 def test_what_may_be_run_may_be_run_when_it_is_fetched_or_linked(store, new_record, fill, tmp_path) -> None:
-    """One content with both modes: a blob has none of its own."""
+    """One content with both modes: a blob has no mode of its own."""
     folder = fill({"plain.sh": b"#!/bin/sh", "run.sh": b"#!/bin/sh"})
     (folder / "run.sh").chmod(0o755)
     record = store.publish(new_record(KEY), {"tool": folder})
@@ -73,7 +73,7 @@ def test_what_may_be_run_may_be_run_when_it_is_fetched_or_linked(store, new_reco
 
 
 def test_an_artifact_is_another_one_when_a_file_of_it_may_be_run() -> None:
-    """And without such a file it has the digest that it has always had."""
+    """Without an executable file its digest is the same as ever."""
     plain = FileEntry("a", "sha256:" + "0" * 64, 1)
     assert Artifact((plain,)).digest == "sha256:fe68a8bc1f1b55217a922b3c1172bc901b033ac5a87de983be5905802887d7f2"
     assert Artifact((dataclasses.replace(plain, executable=True),)).digest != Artifact((plain,)).digest

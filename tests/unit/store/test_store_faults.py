@@ -1,4 +1,4 @@
-"""Killed processes, crowds, full disks and damaged files: whatever happens, no wrong bytes and no lost store."""
+"""Killed processes, crowds, full disks and damaged files: never wrong bytes, and never a lost store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from winml_dag.store.record import Record
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
-# What other processes run: publishing key after key, each with bytes of its own and weights that all share.
+# Program of the other processes: publish key after key, each with its own bytes and common weights.
 PUBLISHER = """
     import sys
     from pathlib import Path
@@ -90,7 +90,7 @@ def test_a_store_whose_writers_are_killed_at_random_is_clean_and_has_all_they_fi
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks to be quick")
 def test_a_store_is_valid_whichever_step_of_publishing_its_writer_was_killed_at(tmp_path, new_record) -> None:
-    """Every call into the system that Python tells of is a step: opening, renaming, changing modes and times."""
+    """Every audit event of Python is a step: opening, renaming, changing modes and times."""
     step, killed = 0, True
     while killed:
         key = f"{step:064x}"
@@ -123,7 +123,7 @@ def _publish_killed_at(last: int, cache: Path, record: Record, folder: Path) -> 
         if event.startswith(("os.", "open", "sqlite3.")) and next(steps) == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    # Whatever happens, the child must not go on with the tests of its parent.
+    # Whatever happens, the child must not continue with its parent's tests.
     try:
         store = Store(cache)
         sys.addaudithook(count)
@@ -237,7 +237,7 @@ FILES = {"model.onnx": b"graph", "model.onnx.data": bytes(range(256)) * 40}
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory) -> tuple[Path, Record]:
-    """A store with two records and a fingerprint, its database not yet merged with its write-ahead log."""
+    """A store with two records and a fingerprint, whose database is not yet merged with its write-ahead log."""
     from winml_dag.store.record import KeyInputs
 
     base = tmp_path_factory.mktemp("sound")
@@ -252,7 +252,7 @@ def sound(tmp_path_factory) -> tuple[Path, Record]:
         made = Record(key, "c", KeyInputs("export", 1, {}, {}, {}), {}, metrics={"nodes": 37})
         records.append(store.publish(made, {"model": base / key}))
         store.remember({"name": key})
-        # Half of it in the database proper, half in its log.
+        # Half of it in the database itself, half in its log.
         if key == KEY:
             store.close()
     shutil.copytree(base / "cache", base / "copy")

@@ -14,7 +14,7 @@ from winml_dag.store.files import remove_tree
 BYTES = 1 << 30
 LIMIT = 64 << 20
 
-# The peak of the program alone; that of getrusage starts with what the parent had when it started us.
+# The peak of the program itself; that of getrusage starts with the parent's usage at the start.
 STORE_AND_RESTORE = """
     from pathlib import Path
     from winml_dag.store.clone import clone_file
@@ -50,7 +50,7 @@ def test_storing_and_restoring_a_gibibyte_takes_a_few_mebibytes_of_memory(tmp_pa
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    # The files are read and written, so some growth there must be, or nothing was measured.
+    # Reading and writing the files must cause some growth, or nothing was measured.
     assert 0 < int(finished.stdout) < LIMIT
     # pytest keeps the folders of the last three runs.
     remove_tree(tmp_path)

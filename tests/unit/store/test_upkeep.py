@@ -71,7 +71,7 @@ def test_verify_finds_silent_rot_names_it_and_puts_it_into_quarantine(store, two
 @pytest.mark.parametrize("denied", [False, True], ids=["a file is in its place", "nobody may make it"])
 def test_a_damaged_blob_stays_damaged_where_there_can_be_no_quarantine(store, two_records, denied: bool) -> None:
     if denied:
-        # Nobody may make a folder there, not even root.
+        # Nobody can create a folder there, not even root.
         if sys.platform != "linux":
             pytest.skip("needs a file system that refuses everybody")
         store.blobs = Blobs(store.blobs.folder, Path("/sys/quarantine"))

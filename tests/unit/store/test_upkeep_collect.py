@@ -1,4 +1,4 @@
-"""What is removed when a cache is too big or too old, in which order, and what never is."""
+"""Collection of a cache that is too big or too old: what is removed, in which order, and what never is."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_any_store_is_within_its_limits_afterwards_and_has_lost_no_more_than_it_
     assert verify(store).clean
     needed = {file.digest for number in kept for file in store.record(key(number)).files()}
     assert {blob.digest for blob in store.blobs.all()} == needed
-    # Nothing that stayed was used before anything that went.
+    # Everything kept was used after everything removed.
     assert not gone or not kept or max(used[one] for one in gone) <= min(used[one] for one in kept)
     if before <= limit and days is None:
         assert not gone

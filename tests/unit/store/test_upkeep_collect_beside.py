@@ -1,4 +1,4 @@
-"""Collecting while builds live: what they use, read or store at any moment of it stays."""
+"""Collection during builds: everything that they use, read or store at any time stays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with store.scratch.open():
 
 @pytest.fixture
 def run(store: Store) -> Iterator[subprocess.Popen[str]]:
-    """A run in another process, which lives until its standard input ends and uses the keys that are written to it."""
+    """A run in another process, which lives until its standard input ends and uses the keys written to it."""
     process = subprocess.Popen(
         [sys.executable, "-c", LIVE, str(store.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -87,7 +87,7 @@ def test_a_record_that_is_used_between_the_look_and_the_hand_stays(store, put, m
 
 
 def test_a_record_that_is_used_while_it_is_being_removed_comes_back(store, put, monkeypatch) -> None:
-    """Its file is aside already when the use finds none, and writes it again from its row."""
+    """Its file is already moved away when the use finds none, and writes it again from its row."""
     kept = put(1, b"one", days=9)
     remove = module._remove_record
 

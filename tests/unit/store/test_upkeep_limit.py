@@ -1,4 +1,4 @@
-"""A cache that is kept to a size: where the size comes from, when the store is gone through, and how far it shrinks."""
+"""A cache with a size limit: where the limit comes from, when it is enforced, and how far the cache shrinks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _no_limit_around(monkeypatch) -> None:
 
 @pytest.fixture
 def put(store, fill):
-    """Publish a record of about 10 KB, the later ones used later, all of them long ago; noted as builds do it."""
+    """Publishes a record of about 10 KB, each used later than the previous one, all long ago; logged as builds do."""
 
     def put(number: int) -> None:
         record = store.publish(

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them, and nothing that could mean two things."""
+"""Sizes and durations as people write them, without ambiguity."""
 
 from __future__ import annotations
 

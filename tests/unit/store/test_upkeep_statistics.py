@@ -1,4 +1,4 @@
-"""What builds note and what is made of it: no build fails for it, and nothing that is damaged spoils the rest."""
+"""The usage log of builds and its statistics: no build fails because of it, and damage in it is isolated."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_line_about_remotes_of_an_older_version_counts(store) -> None:
 def test_a_torn_or_damaged_line_is_left_out_and_spoils_no_other(store, damage) -> None:
     note_build(store.folder, reused=1, ran=1, seconds_saved=1)
     with open(store.folder / FILE, "ab") as file:
-        file.write(damage)  # cut off: no new line behind it
+        file.write(damage)  # cut off: without a newline at the end
     note_build(store.folder, reused=1, ran=1, seconds_saved=1)
     assert found(store).builds == 2
     assert found(store).seconds_saved == 2

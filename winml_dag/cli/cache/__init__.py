@@ -1,5 +1,4 @@
-"""``winml-dag cache``: what is in the cache, whether it is sound, keeping it small and emptying it, and what it shares
-with other machines."""
+"""``winml-dag cache``: list, verify, shrink and clear the cache, and share it with other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands about the cache share: where it is, and how they write times."""
+"""Helpers shared by the cache commands: location of the cache, output of errors, JSON and times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ cache_dir_option = click.option("--cache-dir", type=FILE, help="The cache folder
 
 
 def opened(cache_dir: Path | None) -> Store:
-    """The store that a build begun here would use."""
+    """Open the store that a build started here would use."""
     from winml_dag.pipeline.remoteoptions import RemoteOptions
     from winml_dag.store.store import Store
 
@@ -32,7 +32,7 @@ def opened(cache_dir: Path | None) -> Store:
 
 @contextmanager
 def errors_as_object(format_: str) -> Iterator[None]:
-    """With the format json, what is refused is the one object on stdout too; its sentence still goes to stderr."""
+    """With ``--format json``, also print an error as the single object on stdout. The message still goes to stderr."""
     try:
         yield
     except WinmlDagError as error:
@@ -42,10 +42,10 @@ def errors_as_object(format_: str) -> Iterator[None]:
 
 
 def print_object(value: object) -> None:
-    """Exactly one JSON object on stdout."""
+    """Print exactly one JSON object on stdout."""
     echo(json.dumps(value, ensure_ascii=False))
 
 
 def time_of(seconds: float) -> str:
-    """A moment in the form in which records have it: ``2026-11-21T08:32:51+00:00``."""
+    """Format a time as records do: ``2026-11-21T08:32:51+00:00``."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

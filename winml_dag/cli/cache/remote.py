@@ -1,4 +1,4 @@
-"""``cache remote check`` and ``cache remote key``: whether remotes do what is wanted of them, and a key to sign."""
+"""``cache remote check`` and ``cache remote key``: check that remotes work, and create a signing key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``cache push`` and ``cache pull``: giving remotes what this cache has, and taking from them what a build would need,
-without building.
-"""
+"""``cache push`` and ``cache pull``: upload cached results, or download what a build needs, without building."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ def _refuse_unwritable(remote: RemoteOptions) -> None:
 def _chosen(
     store: Store, keys: tuple[str, ...], recipes: tuple[Path, ...], remote: RemoteOptions
 ) -> Mapping[str, Record]:
-    """The records of this machine that are meant."""
+    """Return the selected local records."""
     from winml_dag.store.files import in_words
     from winml_dag.store.store import has_only
     from winml_dag.store.upkeep import find
@@ -125,7 +123,7 @@ def _chosen(
 
 
 def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
-    """The records that a build of *recipes* would reuse, and how many stages it would run."""
+    """Return the records that a build of *recipes* would reuse, and the number of stages it would run."""
     from winml_dag.engine.events import Status
     from winml_dag.engine.resources import Capacity
     from winml_dag.pipeline.planning import plan_each, refuse_if_all_the_same
@@ -146,14 +144,14 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
 
 
 def _with_log_that_is_here(store: Store, record: Record) -> Record:
-    """A log that stayed where its stage ran keeps its record from going no further."""
+    """Drop the log of *record* if it is only in the remote of its origin, so that the record can still be uploaded."""
     if record.log is None or not store.remote_only([record.log]):
         return record
     return replace(record, log=None)
 
 
 def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[str, Request]]:
-    """By its label, each build that *recipes* ask for."""
+    """Return each build of *recipes*, with its label."""
     from winml_dag.cli.options import are_a_sweep
     from winml_dag.cli.sweepplan import requests_of
     from winml_dag.pipeline.request import Overrides, Request
@@ -189,5 +187,5 @@ def _tell_of_pull(known: int, to_run: int, traffic: Traffic) -> None:
 
 
 def _code(traffic: Traffic) -> int:
-    """1 when a remote was left alone, or said what is not believed: then not all of it was done."""
+    """Return 1 if a remote was unavailable or sent rejected data: the transfer is then incomplete."""
     return 1 if traffic.left_alone or traffic.refused else 0

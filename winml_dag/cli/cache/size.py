@@ -1,4 +1,4 @@
-"""``cache gc``, ``cache limit`` and ``cache clear``: what makes the cache smaller."""
+"""``cache gc``, ``cache limit`` and ``cache clear``: commands that shrink the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cache verify``: whether everything in the cache is sound, and mending what is not."""
+"""``cache verify``: check that everything in the cache is intact, and repair what is not."""
 
 from __future__ import annotations
 

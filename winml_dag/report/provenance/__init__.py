@@ -1,1 +1,1 @@
-"""Builds told to others in formats that everybody reads: SLSA provenance and a CycloneDX bill of materials."""
+"""Describes builds in standard formats: SLSA provenance and a CycloneDX bill of materials."""

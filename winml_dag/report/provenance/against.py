@@ -1,7 +1,7 @@
-"""Whether a folder holds what a document says that a build has put there: every file is hashed again.
+"""Checks a folder against a provenance document: every file is hashed again.
 
-Who has written the document is for its signature to tell, which is checked by who signs such things. So nothing of it
-is believed: it must be valid as its format wants it, and no name in it leads out of the folder.
+The document's signature tells who wrote it; checking that is up to signing tools. So its content is untrusted: it must
+be valid in its format, and no name in it may lead out of the folder.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, order=True)
 class Listed:
-    """A file that a document lists: its path below the folder, or, ``placed``, below that of a recipe, of which the
-    manifest in the folder ``placed`` says where it is.
+    """A file that a document lists.
+
+    ``path`` is relative to the folder, or for a ``placed`` file to the recipe's folder, whose location is in the
+    manifest in the folder ``placed``.
     """
 
     path: str
@@ -39,10 +41,10 @@ class Listed:
 
 @dataclass(frozen=True)
 class Against:
-    """What came of holding ``folder`` against ``document``, which is in ``format``.
+    """The result of checking ``folder`` against ``document``, which is in ``format``.
 
-    ``files``: those that were to be there, and by-products that are; ``left_out``: by-products that are not, which is
-    no fault: they were on the way to what is shipped. ``extra``: what the document does not list; no fault.
+    ``files``: the required files, and the by-products that exist. ``left_out``: by-products that are missing, which is
+    no fault: they were intermediates of what is shipped. ``extra``: files that the document does not list; no fault.
     """
 
     document: Path
@@ -58,11 +60,11 @@ class Against:
 
 
 def check_against(path: Path, document: Path) -> Against:
-    """Hold *path*, an output folder or one file in it, against *document*.
+    """Check *path*, an output folder or one file in it, against *document*.
 
     Raises:
         UsageError: when the libraries for its format are not installed.
-        InputError: when there is no such path, and for a document that is not valid, or lists no file.
+        InputError: when the path does not exist, and for a document that is invalid or lists no file.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist.", advice="Give the output folder of a build, or a file in it.")
@@ -84,11 +86,11 @@ def check_against(path: Path, document: Path) -> Against:
 
 
 def read_document(document: Path) -> tuple[str, list[Listed]]:
-    """The format of *document*, told from what is in it, and the files that it lists.
+    """Return the format of *document*, inferred from its content, and the files that it lists.
 
     Raises:
         UsageError: when the libraries for its format are not installed.
-        InputError: for one that is not valid, or lists no file.
+        InputError: when it is invalid or lists no file.
     """
     try:
         text = read_text(document, MOST_BYTES_OF_MANY)
@@ -129,8 +131,9 @@ def _listed(value: JsonObject, text: str) -> tuple[str, Iterator[tuple[str, str,
 
 
 def _payload_of(value: JsonObject) -> str | None:
-    """The statement in a signed envelope (DSSE), or in a Sigstore bundle around one; None when *value* is neither. Its
-    signature is not looked at.
+    """Return the statement in a signed envelope (DSSE) or a Sigstore bundle; None when *value* is neither.
+
+    The signature is not checked.
     """
     envelope = value.get("dsseEnvelope") or value
     if not isinstance(envelope, Mapping) or envelope.get("payloadType") != "application/vnd.in-toto+json":
@@ -163,7 +166,7 @@ def _check(folder: Path, file: Listed) -> FileCheck:
     try:
         size = path.lstat().st_size
     except OSError:
-        size = 0  # what is wrong with it is told below
+        size = 0  # the problem is reported below
     return check_file(path, FileEntry(file.path, f"sha256:{file.sha256}", size))
 
 

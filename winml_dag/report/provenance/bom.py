@@ -1,7 +1,6 @@
 """Builds as a CycloneDX 1.6 bill of materials: https://cyclonedx.org/capabilities/mlbom/.
 
-CycloneDX's own library writes it. The result is validated against the schema that comes with that library, in which
-nothing unknown is allowed.
+CycloneDX's own library writes it. The result is validated against the library's schema, which allows no unknown fields.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from winml_dag.errors import InputError
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, tellable
 from winml_dag.stages import kinds
 
-# Properties of ours begin so; see docs/buildtypes/build-v1.md.
+# Prefix of winml_dag's own properties; see docs/buildtypes/build-v1.md.
 _OURS = "winml_dag:"
 PATH = f"{_OURS}path"
 _ROLE = f"{_OURS}role"
@@ -41,10 +40,10 @@ _MODELS = kinds.ANY_MODEL | {kinds.MODEL_FOLDER}
 
 
 def bom_of(name: str, builds: Sequence[BuildFacts]) -> str:
-    """The bill as JSON, the same for the same builds. *name*: what they are called together.
+    """Return the bill as JSON, deterministic for the same builds. *name*: the common name of the builds.
 
     Raises:
-        InputError: when it would not be one.
+        InputError: when the result would be invalid.
     """
     value = tellable(_written(name, builds))
     assert isinstance(value, dict)
@@ -56,10 +55,10 @@ def bom_of(name: str, builds: Sequence[BuildFacts]) -> str:
 
 
 def _read_bom(text: str) -> dict[str, Any]:
-    """The bill *text*, after it was held against the schema of the version that it says it has, strictly.
+    """Parse the bill *text*, strictly validated against the schema of the version it states.
 
     Raises:
-        InputError: saying what is wrong, and where.
+        InputError: with the problem and its location.
     """
     try:
         value = json.loads(text)
@@ -76,7 +75,7 @@ def _read_bom(text: str) -> dict[str, Any]:
 
 
 def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
-    """What the library writes."""
+    """Return the output of the library."""
     bom = Bom(serial_number=uuid.uuid5(_NAMESPACE, name))
     ends = [build.ended for build in builds if build.ended is not None]
     if ends:
@@ -109,7 +108,7 @@ def _short(text: str) -> str:
 
 
 def _models(build: BuildFacts) -> Iterator[Component]:
-    """A component for each model to ship, with its files; none of a build without a model."""
+    """Yield a component for each shipped model, with its files; none for a build without a model."""
     for main in _main_files(build):
         told = build.manifest.of(main.path.rpartition("/")[2])
         sources = list({each.digest: each for each in build.dependencies if each.kind in _MODELS}.values())
@@ -135,7 +134,7 @@ def _models(build: BuildFacts) -> Iterator[Component]:
 
 
 def _main_files(build: BuildFacts) -> list[HashedFile]:
-    """The models themselves, without what belongs to them: one, or one for each component."""
+    """Return the models without their sidecars: one, or one per component."""
     if build.manifest.model_id == "":
         return []
     names, finals = tuple(build.manifest.components) or ("",), build.manifest.final_artifacts
@@ -206,7 +205,7 @@ def _data_component(source: Dependency) -> Component:
 
 
 def _loose_files(build: BuildFacts) -> Iterator[Component]:
-    """Files that belong to no model to ship: what was on the way, and outputs of a build without a model."""
+    """Yield files that belong to no shipped model: intermediates, and outputs of a build without a model."""
     models = {file.component for file in _main_files(build)}
     for file in build.files:
         if not (file.is_output and file.component in models):
@@ -236,7 +235,7 @@ def _hashes(algorithm: str, digest: str) -> list[Any]:
 
 def _licenses(sources: Sequence[Dependency]) -> list[Any]:
     names = sorted({source.license for source in sources if source.license})
-    # As the card has it: an expression must stand alone, and a card has one word.
+    # As in the model card. An SPDX expression must be the only entry, and a card has one.
     return [LicenseFactory().make_from_string(name) for name in names[:1]]
 
 
@@ -245,8 +244,9 @@ def _properties(**values: str) -> list[Property]:
 
 
 def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
-    """Name, SHA-256 or nothing, whether it is to be shipped, and what says in which recipe's folder it lies, of every
-    file that the bill *text* lists. Raises as :func:`_read_bom`.
+    """Yield name, SHA-256 or nothing, whether it is shipped, and the ``placed`` folder of every file in *text*.
+
+    Raises the same errors as :func:`_read_bom`.
     """
     waiting = [_read_bom(text)]
     while waiting:

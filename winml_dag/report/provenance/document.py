@@ -1,8 +1,9 @@
-"""From an output folder to the documents that tell others of it: one statement for each build, or one bill for all.
+"""Creates the documents on an output folder: one statement per build, or one bill for all.
 
-A statement of in-toto has one predicate, which is about one run: so each build of a sweep has a statement of its own. A
-bill has a model for each. A manifest of a local cache has digests that are no proof for others, so files are hashed
-with SHA-256 here: documents are made only of a folder that is as its build left it."""
+An in-toto statement has one predicate, on one run, so each build of a sweep has a statement of its own. A bill lists
+all models. The digests in a manifest of a local cache are no proof for others, so files are hashed with SHA-256 here.
+Documents are created only for a folder that is unchanged since its build.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,10 @@ _EXTRA = {SLSA: ("in_toto_attestation", "google.protobuf"), CYCLONEDX: ("cyclone
 
 @dataclass(frozen=True)
 class Document:
-    """``build``: the folder of the build that it is about, below the one that was given; empty for that itself, and of
-    a bill of all.
+    """The text of a document.
+
+    ``build``: the folder of the build it describes, relative to the given one; empty for that folder, and for a bill of
+    all.
     """
 
     build: str
@@ -41,11 +44,11 @@ class Document:
 
 
 def documents_of(folder: Path, format_: str) -> tuple[Document, ...]:
-    """What there is to tell of *folder*, as ``slsa`` or ``cyclonedx``.
+    """Return the documents on *folder*, as ``slsa`` or ``cyclonedx``.
 
     Raises:
-        UsageError: when the libraries for it are not installed.
-        InputError: when there is no build, or it is not as it was built.
+        UsageError: when the required libraries are not installed.
+        InputError: when there is no build, or it was changed since.
     """
     require(format_)
     builds = gather(folder, apart=format_ == SLSA)
@@ -73,19 +76,19 @@ def require(format_: str) -> None:
 
 
 def _name(folder: Path, builds: tuple[BuildFacts, ...]) -> str:
-    """What *builds* are called together: the sweep that they are of, else their models."""
+    """Return the common name of *builds*: their sweep, otherwise their models."""
     sweeps = [sweep.result.name for sweep in find(folder).sweeps]
     models = dict.fromkeys(build.model or "stages of a recipe" for build in builds)
     return sweeps[0] if len(sweeps) == 1 else ", ".join(models)
 
 
-# What a document of each kind has at its top, and what the name of its file ends with.
+# A top-level key of each kind of document, and the ending of its file name.
 _MARKS = {SLSA: "predicateType", CYCLONEDX: "bomFormat"}
 _ENDINGS = {SLSA: ".slsa.json", CYCLONEDX: ".cdx.json"}
 
 
 def write_documents(output: Path, format_: str, documents: Sequence[Document], *, overwrite: bool) -> list[Path]:
-    """Write *documents*: one into the file *output*, several into that folder, each named for its build.
+    """Write *documents*: one to the file *output*, several to that folder, each named after its build.
 
     Raises:
         UsageError: when another file is in the way; then nothing was written.
@@ -110,11 +113,12 @@ _MOST_NAMED = 3
 
 
 def gather(folder: Path, *, apart: bool) -> tuple[BuildFacts, ...]:
-    """Every build in *folder*: its own, or those of a sweep, in the order of their folders. Paths are below *folder*,
-    or *apart*, below the folder of each build.
+    """Return every build in *folder*: its own, or those of a sweep, in the order of their folders.
+
+    Paths are relative to *folder*, or with *apart* to the folder of each build.
 
     Raises:
-        InputError: when there is none, and for a folder that is not as its build left it.
+        InputError: when there is none, and for a folder that was changed since its build.
     """
     if (folder / MANIFEST).is_file():
         return (_facts(folder, "", folder),)
@@ -129,7 +133,7 @@ def gather(folder: Path, *, apart: bool) -> tuple[BuildFacts, ...]:
 
 
 def _top(folder: Path) -> Path:
-    """The folder of a build itself; of one whose manifest is kept beside its recipe, that of the recipe."""
+    """Return the folder of a build; if its manifest is kept next to its recipe, the recipe's folder."""
     kept = [above for above in folder.parents if above.name == KEPT]
     return kept[-1].parent if kept else folder
 
@@ -138,7 +142,7 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
     manifest = load_manifest(folder)
     below = folder.relative_to(top).as_posix()
     files = tuple(_files(folder, "" if below == "." else below, manifest, top))
-    # After they were hashed: what changes in between is seen, too.
+    # Verify after hashing, so that changes in between are detected.
     (checked,) = verify(folder)
     if faults := list(_faults(checked)):
         raise InputError(
@@ -151,7 +155,7 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
 
 def _faults(checked: Verification) -> Iterator[str]:
     for file in checked.files:
-        # An intermediate that was deleted is left out. One that was changed would be listed as made by the build.
+        # A deleted intermediate is omitted. A changed one would be listed as an output of the build.
         if file.is_fault or file.found not in (Found.SOUND, Found.MISSING):
             yield f"{file.path.name} is {file.found}"
     yield from (text.rstrip(".") for text in checked.contradictions)
@@ -170,10 +174,10 @@ def _settings(folder: Path, manifest: Manifest) -> JsonObject:
 
 
 def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[HashedFile]:
-    """*name*: *folder* below *top*."""
+    """Yield the files of a build. *name*: *folder* relative to *top*."""
     read = manifest.told
     finals, makers = read.final_artifacts, _makers(read)
-    # Models to ship, and the weights and binaries that belong to them.
+    # Models to ship, with their weights and binaries.
     shipped = {*finals, *(file.name for stage in read.stages if stage.name == "finalize" for file in stage.files)}
     for entry in manifest.files:
         if not (folder / entry.name).exists():  # a fault, unless it is an intermediate
@@ -199,7 +203,7 @@ def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[H
 
 
 def _inside(folder: Path, top: Path) -> str | None:
-    """*folder* below *top*, empty for that itself; None where it lies elsewhere."""
+    """Return *folder* relative to *top*, empty for *top* itself; None if it is elsewhere."""
     try:
         below = folder.resolve().relative_to(top.resolve()).as_posix()
     except ValueError:
@@ -212,7 +216,7 @@ def _below(folder: str, name: str) -> str:
 
 
 def _hashed(path: Path, entry: FileEntry | None) -> tuple[str, int]:
-    """SHA-256 and size. Who checks the folder says what is wrong with a file that cannot be read."""
+    """Return SHA-256 and size. For an unreadable file, the verification reports the error."""
     if entry is not None and entry.digest.startswith("sha256:"):
         return split_digest(entry.digest)[1], entry.size
     try:
@@ -222,7 +226,7 @@ def _hashed(path: Path, entry: FileEntry | None) -> tuple[str, int]:
 
 
 def _makers(read: BuildManifest) -> dict[str, str]:
-    """The id of the stage whose result it is, by the name of a file in the folder."""
+    """Return the id of the stage that made each file in the folder, by file name."""
     makers: dict[str, str] = {}
     for stage in read.stages:
         names = [prefixed(file.name, read.component_of(stage)) for file in stage.files]
@@ -252,7 +256,7 @@ def _dependencies(folder: Path, read: BuildManifest) -> Iterator[Dependency]:
 
 
 def _place(folder: Path, origin: Origin) -> Path | None:
-    """Where a source lay when it was read, as far as that is still to be found."""
+    """Return where a source was read from, if that can still be determined."""
     if origin.package:
         return _PACKAGE / origin.folder
     if (hub := origin.hub) is not None:

@@ -1,6 +1,4 @@
-"""What there is to tell others of a finished build, whatever the format: its files by SHA-256, and what they were made
-from.
-"""
+"""The facts on a finished build for any provenance format: its files by SHA-256, and what they were made from."""
 
 from __future__ import annotations
 
@@ -16,31 +14,31 @@ from urllib.parse import quote
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.pipeline.documents import BuildManifest, Stage
 
-# What the formats carry numbers in has so many bits; whole numbers beyond them are told as texts.
+# The formats represent numbers with this precision. Larger integers are written as texts.
 _EXACT = 2**53
-# A data set of more files is told as one folder.
+# A data set of more files is described as one folder.
 _MOST_FILES = 64
 
-# What has names in a graph: they may begin with a slash as well.
+# Fields with names of graph nodes, which may also begin with a slash.
 _IN_A_GRAPH = frozenset({"name", "nodes_to_exclude"})
 
-# Names and versions as Python's packaging has them; whatever else is in a key has blanks, or is a digest.
+# Names and versions as in Python packaging. Other entries in a key contain blanks or are digests.
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"(?:[0-9]+!)?[0-9]+[A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True)
 class HashedFile:
-    """A file that a build has put somewhere.
+    """A file that a build wrote.
 
     Attributes:
-        path: below the folder that the document is about, with ``/``; of a ``placed`` one below the recipe's folder,
-            which does not lie in that one.
+        path: relative to the document's folder, with ``/``; for a ``placed`` file, to the recipe's folder, which is
+            outside of it.
         sha256: 64 hex digits. size: in bytes.
-        stage: the id of the stage whose result it is; empty for the manifest and the settings.
-        component: of a composite model, the one that it is of.
-        is_output: whether it is to be shipped; others are what was on the way to it.
-        placed: the folder of the build whose recipe's folder that is, ``.`` for the document's; else empty.
+        stage: the id of the stage that made it; empty for the manifest and the settings.
+        component: its component in a composite model.
+        is_output: whether it is shipped; the others are intermediates.
+        placed: the folder of the build whose recipe's folder it is in, ``.`` for the document's; otherwise empty.
     """
 
     path: str
@@ -54,8 +52,9 @@ class HashedFile:
 
 @dataclass(frozen=True)
 class ReadFile:
-    """A file that a build read: ``algorithm`` is ``sha256``, or ``xxh3_128`` where the file is not to be found any more
-    and nothing else was noted of it.
+    """A file that a build read.
+
+    ``algorithm`` is ``sha256``, or ``xxh3_128`` if the file no longer exists and no other digest was recorded.
     """
 
     name: str
@@ -66,10 +65,11 @@ class ReadFile:
 
 @dataclass(frozen=True)
 class Dependency:
-    """A source of a build. ``digest``: over names and contents of its files, as the manifest has it.
+    """A source of a build.
 
-    ``hub``: ``models`` or ``datasets``, and the name there, at the commit ``revision``; both empty for what is not from
-    the hub. ``is_ours``: it came with this program. ``license``: as the model's card has it.
+    ``digest``: over names and contents of its files, as in the manifest. ``hub``: ``models`` or ``datasets``, and the
+    name there, at the commit ``revision``; both empty for other sources. ``is_ours``: bundled with this program.
+    ``license``: as in the model card.
     """
 
     name: str
@@ -83,9 +83,10 @@ class Dependency:
 
     @property
     def folder_digest(self) -> tuple[str, str] | None:
-        """Of more files than are told one by one, the name and hex digits of one digest over all: ``dirHash`` of
-        in-toto, which is Go's Hash1; where one has no SHA-256, the same over the digests that there are, under another
-        name.
+        """Return, for more files than are listed individually, the name and hex digits of one digest over all.
+
+        It is in-toto's ``dirHash``, Go's Hash1. If a file has no SHA-256, it is the same over the available digests,
+        under another name.
         """
         if len(self.files) <= _MOST_FILES:
             return None
@@ -95,15 +96,16 @@ class Dependency:
 
     @property
     def called(self) -> str:
-        """Its name for others: a path by its last part, since where it lay is nobody's business."""
+        """Return its name for others: of a path only the last part, since its location is private."""
         return last_part(self.name)
 
 
 @dataclass(frozen=True)
 class Tool:
-    """What was in the key of a stage besides its inputs and settings: a distribution of Python in a version, a library
-    or program by its digest, or what a machine is called. ``record``: the digest over what was installed of a
-    distribution, empty if unknown.
+    """An entry in the key of a stage besides inputs and settings.
+
+    It is a Python distribution with its version, a library or program by its digest, or the name of a machine.
+    ``record``: the digest of a distribution's installed files, empty if unknown.
     """
 
     name: str
@@ -112,22 +114,24 @@ class Tool:
 
     @property
     def purl(self) -> str:
-        """Of a distribution, its address on PyPI; empty of anything else."""
+        """Return the package URL of a distribution on PyPI; empty for anything else."""
         if not (_DISTRIBUTION.fullmatch(self.name) and _VERSION.fullmatch(self.version)):
             return ""
         return f"pkg:pypi/{re.sub(r'[-_.]+', '-', self.name).lower()}@{quote(self.version)}"
 
     @property
     def digest(self) -> tuple[str, str] | None:
-        """Function and hex digits, of what is known by its content."""
+        """Return function and hex digits, for what is identified by its content."""
         function, _, digits = self.version.partition(":")
         return (function.replace("-", "_"), digits) if function in ("xxh3-128", "sha256") else None
 
 
 @dataclass(frozen=True)
 class BuildFacts:
-    """One build. ``name``: its folder below the one that the document is about, empty for that itself; ``value``: its
-    manifest; ``settings``: the recipe with everything decided, empty for a build without a model.
+    """One build.
+
+    ``name``: its folder relative to the document's, empty for that itself. ``value``: its manifest. ``settings``: the
+    recipe with every field filled in, empty for a build without a model.
     """
 
     name: str
@@ -146,12 +150,12 @@ class BuildFacts:
 
     @cached_property
     def manifest(self) -> BuildManifest:
-        """``value``, as far as it is of the form."""
+        """Return ``value`` as a typed manifest."""
         return BuildManifest.model_validate(self.value)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Those that were not skipped."""
+        """Return the stages that were not skipped."""
         return tuple(stage for stage in self.manifest.stages if stage.is_done)
 
     @property
@@ -160,7 +164,7 @@ class BuildFacts:
         versions = {
             (name, version): records.get(name, "") for stage in self.stages for name, version in stage.toolchain.items()
         }
-        # The digest is that of the version which was installed; another one is of a stage that ran elsewhere.
+        # The digest belongs to the installed version. Another version comes from a stage that ran elsewhere.
         several = {name for name, version in versions if sum(name == other for other, _ in versions) > 1}
         return tuple(
             Tool(name, version, "" if name in several else record)
@@ -169,7 +173,7 @@ class BuildFacts:
 
     @property
     def model(self) -> str:
-        """What the model is called; empty for a build without one."""
+        """Return the name of the model; empty for a build without one."""
         return last_part(self.manifest.model_id)
 
     @property
@@ -183,15 +187,16 @@ class BuildFacts:
 
 
 def last_part(name: str) -> str:
-    """*name*; of one that is a path, its last part. The name of a repository has a slash as well."""
+    """Return *name*, or its last part if it is a path. The name of a repository contains a slash as well."""
     plain = name.replace("\\", "/")
     is_path = plain.startswith((".", "/", "~")) or plain.casefold().endswith(".onnx") or plain[1:2] == ":"
     return plain.rstrip("/").rpartition("/")[2] if is_path else name
 
 
 def without_places(value: JsonValue) -> JsonValue:
-    """Settings, with the last part of each path that is absolute or leads out of its folder: where something lay is
-    nobody's business, and paths that were given relative to the current folder are noted as absolute ones.
+    """Return settings with each path that is absolute or leads out of its folder reduced to its last part.
+
+    Locations are private, and paths given relative to the current folder are recorded as absolute ones.
     """
     if isinstance(value, str):
         leads_out = PureWindowsPath(value).parts[:1] == ("..",)
@@ -206,7 +211,7 @@ def without_places(value: JsonValue) -> JsonValue:
 
 
 def time_of(text: str) -> datetime.datetime | None:
-    """UTC; None for what is no time."""
+    """Parse *text* to UTC; None if it is no time."""
     try:
         return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
     except (ValueError, OverflowError):
@@ -214,12 +219,12 @@ def time_of(text: str) -> datetime.datetime | None:
 
 
 def time_text(moment: datetime.datetime) -> str:
-    """As RFC 3339 has it, to the millisecond."""
+    """Format as RFC 3339, to the millisecond."""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def tellable(value: JsonValue) -> JsonValue:
-    """*value* as any reader of JSON has it: texts that are UTF-8, and no number that is rounded on the way."""
+    """Return *value* so that every JSON reader preserves it: valid UTF-8 texts, and no number that would be rounded."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):

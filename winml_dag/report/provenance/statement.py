@@ -1,7 +1,7 @@
 """One build as SLSA provenance v1 in an in-toto Statement v1: https://slsa.dev/spec/v1.1/provenance.
 
-What each parameter means is told in docs/buildtypes/build-v1.md, which is what the type of build refers to. Messages
-are those of in-toto's own library, and a statement is read back as a stranger would read it before anybody gets it.
+docs/buildtypes/build-v1.md, which the build type refers to, describes each parameter. Messages are those of in-toto's
+own library, and every statement is read back and checked before it is written.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from winml_dag.report.provenance.facts import (
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "pkg:pypi/winml-dag#docs/buildtypes/build-v1.md"
-# Where a person has started it, on a machine of which nobody else can say anything.
+# For builds started by a person, on a machine that cannot be vouched for.
 LOCAL_BUILDER = "pkg:pypi/winml-dag"
 
 _ORDER = ("_type", "subject", "predicateType", "predicate")
 
 
 def statement_of(build: BuildFacts) -> str:
-    """The statement as JSON, the same for the same build.
+    """Return the statement as JSON, deterministic for the same build.
 
     Raises:
-        InputError: when it would not be one, for example of a build that has put out nothing.
+        InputError: when the result would be invalid, for example for a build without outputs.
     """
     predicate = MessageToDict(ParseDict(tellable(_predicate(build)), Provenance()))
     subjects = [
@@ -57,11 +57,12 @@ def statement_of(build: BuildFacts) -> str:
 
 
 def _parse(text: str, *, strict: bool = False) -> tuple[Any, Any]:
-    """The statement *text* and its predicate as messages, after everything in them was checked as the formats want it.
-    They want readers to ignore fields that they do not know; *strict*, for a writer, refuses those.
+    """Parse the statement *text* and its predicate, and validate everything in them.
+
+    The formats require readers to ignore unknown fields; *strict*, for writers, rejects them.
 
     Raises:
-        InputError: saying what is wrong.
+        InputError: with the problem.
     """
     try:
         message = Parse(text, StatementMessage(), ignore_unknown_fields=not strict)
@@ -78,7 +79,7 @@ def _parse(text: str, *, strict: bool = False) -> tuple[Any, Any]:
 
 
 def _check(provenance: Any) -> None:
-    """What the specification of SLSA requires, and no schema can say. Raises ValueError."""
+    """Check what the SLSA specification requires beyond its schema. Raises ValueError."""
     definition, details = provenance.build_definition, provenance.run_details
     if not definition.build_type:
         raise ValueError("buildDefinition.buildType is missing")
@@ -126,7 +127,7 @@ def _external(build: BuildFacts) -> JsonObject:
     asked = build.manifest.run.asked
     if asked is not None:
         return {"recipe": without_places(asked.recipe), "options": without_places(asked.options)}
-    # A manifest of before that was noted: what was asked for shows only in what came of it.
+    # Older manifests do not record the request; only the result shows it.
     return {"model": build.model, **{name: build.value.get(name) for name in ("task", "precision")}}
 
 
@@ -138,7 +139,7 @@ def _stage(stage: Stage) -> JsonObject:
         "config": stage.config,
         "cacheKey": stage.cache_key,
         "toolchain": stage.toolchain,
-        # When and by whom the work was done: before this run, where it was reused.
+        # When and by whom the stage was run: before this build, if it was reused.
         "madeAt": stage.made_at,
         "madeBy": stage.made_by,
         "reused": stage.cached,
@@ -146,7 +147,7 @@ def _stage(stage: Stage) -> JsonObject:
 
 
 def _version(build: BuildFacts) -> str:
-    """Of who wrote the manifest; of an older one, of who made its last stage."""
+    """Return the version that wrote the manifest; for older manifests, the version that ran its last stage."""
     told = build.manifest.run.made_by or next((stage.made_by for stage in reversed(build.stages)), "")
     return told.removeprefix("winml_dag ")
 
@@ -161,7 +162,7 @@ def _metadata(build: BuildFacts) -> JsonObject:
 
 
 def _invocation_of(build: BuildFacts) -> str:
-    """A name for the run that follows from its manifest, so that it is the same each time."""
+    """Return a name for the run, derived from its manifest, so that it is reproducible."""
     return f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{BUILD_TYPE} {canonical_json(build.value)}')}"
 
 
@@ -209,7 +210,7 @@ def _of_dependency(dependency: Dependency) -> Iterator[JsonObject]:
 
 
 def hub_address(hub: tuple[str, str], revision: str) -> str:
-    """As pip and others name a commit of a repository."""
+    """Return the address of a commit in pip's format."""
     kind, name = hub
     return f"git+https://huggingface.co/{'datasets/' if kind == 'datasets' else ''}{name}@{revision}"
 
@@ -239,8 +240,9 @@ def _annotations(file: HashedFile) -> dict[str, JsonValue]:
 
 
 def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
-    """Name, SHA-256 or nothing, whether it is to be shipped, and what says in which recipe's folder it lies, of every
-    file that the statement *text* lists. Raises as :func:`_parse`.
+    """Yield name, SHA-256 or nothing, whether it is shipped, and the ``placed`` folder of every file in *text*.
+
+    Raises the same errors as :func:`_parse`.
     """
     statement, provenance = _parse(text)
     byproducts = provenance.run_details.byproducts if provenance.build_definition.build_type == BUILD_TYPE else ()
@@ -252,7 +254,7 @@ def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
 
 
 def _ordered(value: JsonValue) -> JsonValue:
-    """*value* with its names in order, and whole numbers as such: a Struct of protobuf has none."""
+    """Return *value* with sorted names, and whole numbers as integers, which a protobuf Struct does not have."""
     if isinstance(value, Mapping):
         return {name: _ordered(value[name]) for name in sorted(value)}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What all tests of remotes have in common."""
+"""Fixtures of all tests of remotes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from winml_dag.store.remote import transfer
 
 @pytest.fixture(scope="package", autouse=True)
 def _short_pauses() -> Iterator[None]:
-    """Attempts follow each other at once; a server that needs time to recover is none of these tests."""
+    """Retry at once; these tests have no server that needs time to recover."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "_FIRST_PAUSE_SECONDS", 0.0001)
         yield

@@ -1,4 +1,4 @@
-"""Remotes that misbehave when they are told to, and machines that share them."""
+"""Remotes that fail on request, and machines that share them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from winml_dag.store.store import Store
 
 KEYS = tuple(f"{number:064x}" for number in range(1, 9))
 TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
-# So long may a thread of a test take for what it does at once.
+# Timeout of a test thread for immediate work.
 _PATIENCE_SECONDS = 60.0
 
 
 class ScriptedRemote(MemoryRemote):
-    """A remote in memory with something done before each call: ``before[method]`` in turn, the last for ever."""
+    """A remote in memory with an action before each call: ``before[method]`` in turn, the last one forever."""
 
     def __init__(self) -> None:
         super().__init__()
         self.before: defaultdict[str, deque[Callable[[], object]]] = defaultdict(deque)
 
     def fail(self, method: str, *troubles: str) -> None:
-        """Have the next calls of *method* fail, one for each of *troubles*; empty for one that does not."""
+        """Make the next calls of *method* fail, one for each of *troubles*; empty means success."""
         for trouble in troubles:
             self.before[method].append(lambda trouble=trouble: _raise(trouble))  # type: ignore[misc]
 
     def hang(self, method: str, begun: threading.Semaphore, until: threading.Event) -> None:
-        """Have every further call of *method* hang."""
+        """Make every further call of *method* hang."""
 
         def hang() -> None:
             begun.release()
@@ -94,7 +94,7 @@ def entry(data: bytes, name: str = "model.onnx") -> FileEntry:
 
 
 def in_background(work: Callable[[], object]) -> Future[object]:
-    """What *work* comes to, in a thread."""
+    """Return the future result of *work* in a thread."""
     future: Future[object] = Future()
 
     def run() -> None:
@@ -108,11 +108,11 @@ def in_background(work: Callable[[], object]) -> Future[object]:
 
 
 class Machine:
-    """A machine with a store of its own and these remotes behind it.
+    """A machine with its own store and these remotes.
 
     Attributes:
-        said: what its user was told.
-        received: how many bytes of blobs came with each piece.
+        said: messages to its user.
+        received: the number of blob bytes in each received piece.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Machine:
         )
 
     def make(self, *files: bytes, key: str = KEYS[0]) -> Record:
-        """A record with these files, in the store of this machine only."""
+        """Return a record with these files, in the store of this machine only."""
         folder = self.store.folder.parent / f"made-{key[-4:]}"
         folder.mkdir()
         for number, data in enumerate(files):
@@ -146,7 +146,7 @@ class Machine:
         return self.store.publish(Record(key, made.config_hash, made, {}), {"out": folder})
 
     def bytes_of(self, file: FileEntry) -> bytes | None:
-        """What lies under the name of its blob, if anything."""
+        """Return the contents of the blob file, if it exists."""
         path = self.store.blobs.path(file.digest)
         return path.read_bytes() if path.exists() else None
 
@@ -155,6 +155,6 @@ class Machine:
 
 
 def record_of(key: str, *files: FileEntry) -> Record:
-    """A record as another machine makes it."""
+    """Return a record as another machine makes it."""
     made = KeyInputs("export", 1, {}, {}, {})
     return Record(key, made.config_hash, made, {"out": Artifact.of(files)})

@@ -1,4 +1,4 @@
-"""Buckets and folders: what each fault of a store is called, what is missing, and how big files go."""
+"""Buckets and folders: the classification of store faults, what is missing, and how big files are transferred."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def written(path: Path, data: bytes) -> Path:
 
 
 def unheard(_count: int) -> None:
-    """Nobody listens to how far a put is."""
+    """Ignore upload progress."""
 
 
 def trouble_of(ask: Callable[[], object]) -> Trouble:
@@ -58,7 +58,7 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server(faulty_server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> FaultyServer:
-    """Plays S3 as far as single objects go; has a record and a blob, and no fault."""
+    """A server that emulates S3 for single objects, with a record and a blob, and without faults."""
     faulty_server.reset()
     faulty_server.content |= {RECORD_PATH: b"the record", blob_path(BIG): BIG}
     monkeypatch.setenv("AWS_ENDPOINT_URL", faulty_server.url)
@@ -108,7 +108,7 @@ def test_a_fault_is_a_trouble_whatever_was_asked(
     assert trouble_of(lambda: remote.read(digest_of(BIG))) == trouble
     assert trouble_of(lambda: remote.put(digest_of(SMALL), small, unheard)) == trouble
     assert trouble_of(lambda: remote.put(digest_of(BIG), big, unheard)) == trouble
-    # One attempt is one attempt: obstore tries ten times by itself.
+    # One attempt is a single one: obstore itself would retry ten times.
     assert len(server.requests) <= 7
     server.switch_off()
     server.content.clear()
@@ -161,13 +161,13 @@ def test_a_big_file_goes_in_one_request_that_creates_only(server: FaultyServer, 
     assert server.content == {blob_path(BIG): BIG}
     put = server.requests[-1]
     assert (put.method, put.headers["If-None-Match"], put.received) == ("PUT", "*", len(BIG))
-    # Its progress is told as it goes: what waits for it can tell slow from dead.
+    # Progress is reported during the upload, which distinguishes slow from dead.
     assert sum(gone) == len(BIG)
     assert len(gone) > 10
 
 
 def test_somebody_who_was_first_meanwhile_wins(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
-    """It was not there when we asked, and is when we put it."""
+    """It did not exist when checked, but does when uploaded."""
     server.switch_on(Fault.CONFLICT, method="PUT")
     server.content.clear()
     assert not remote.put(digest_of(BIG), written(tmp_path / "big", BIG), unheard)
@@ -207,7 +207,7 @@ def test_a_bucket_that_is_not_there_is_said_to_be_so(s3: S3, tmp_path: Path, mon
 
 
 def test_missing_credentials_are_said_to_be_so(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last place where they are looked for is a machine of Amazon's: this one knows nothing."""
+    """Credentials are last searched for on Amazon's machines; this server has none."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID"):
         open_remote("s3://cache/team")
@@ -247,7 +247,7 @@ def test_with_the_policies_of_the_page_pull_requests_write_their_own_only(
 
         assert opened("main", "main").put_record(KEY, b"of main")
         assert opened("pull", "main").record(KEY) == b"of main"
-        # What is not there is said to be so, and not that we may not know.
+        # A missing object is reported as missing, not as forbidden.
         assert not opened("pull", "main").has(digest_of(SMALL))
         assert opened("pull", "main").record("b2" * 32) is None
         assert trouble_of(lambda: opened("pull", "main").put_record("b2" * 32, b"of a pull request")) == "forbidden"
@@ -266,7 +266,7 @@ def test_what_azure_and_google_lack_is_said_before_anything_is_asked(
 
 
 def test_google_creates_only_as_well(server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as it can be played: small things, and without signatures."""
+    """As far as it can be emulated: small objects, and without signatures."""
     account = {
         "gcs_base_url": server.url,
         "disable_oauth": True,

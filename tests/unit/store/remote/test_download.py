@@ -1,4 +1,4 @@
-"""Blobs that come from remotes: whatever these do, what has a name is right, and nothing is fetched twice."""
+"""Blobs from remotes: whatever the remotes do, named files are correct, and nothing is fetched twice."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from winml_dag.store.remote.download import RESUMED_BYTES
 from winml_dag.store.remote.protocol import RemoteError
 
 SMALL = b"model" * 100
-# Larger than what is gone on with, and no two parts of it alike.
+# Larger than the minimum for resuming, with no two equal parts.
 LARGE = os.urandom(1 << 16) * ((RESUMED_BYTES >> 16) + 3)
 
 
 class FaultyRemote(MemoryRemote):
-    """What comes of each blob is changed by the next of ``faults``; without any, nothing is."""
+    """Changes the data of each blob by the next of ``faults``; without any, data is unchanged."""
 
     def __init__(self, *faults: Callable[[bytes], Iterator[bytes]]) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def test_blobs_come_with_the_stamp_of_blobs_and_are_counted(tmp_path: Path) -> N
     assert not here.partial_files()
     traffic = here.remotes.traffic()
     assert sum(here.received) == len(SMALL) + len(LARGE)
-    # What is empty is known without being asked for.
+    # Empty blobs need no request.
     assert (traffic.blobs_fetched, traffic.bytes_fetched, traffic.requests) == (2, len(SMALL) + len(LARGE), 2)
 
 
@@ -198,7 +198,7 @@ def test_a_part_that_was_damaged_here_is_fetched_once_more_and_nobody_is_blamed(
     here.store.incoming.mkdir()
     partial = here.store.incoming / f"{digest_of(LARGE).partition(':')[2]}.partial"
     partial.write_bytes(kept)
-    # As a process leaves it that is killed just before the last step.
+    # As left by a process killed just before the last step.
     partial.chmod(0o444)
     assert here.remotes.fetch([entry(LARGE)]) == []
     assert here.bytes_of(entry(LARGE)) == LARGE
@@ -237,7 +237,7 @@ def test_of_two_that_want_one_blob_one_fetches_it(tmp_path: Path) -> None:
 def test_who_waits_for_somebody_who_does_not_go_on_fetches_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each look at the clock is a second later.
+    # The clock advances by a second per reading.
     monkeypatch.setattr(download, "monotonic", itertools.count().__next__)
     here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL))
     with here.store.locks.hold_key(f"blob-{digest_of(SMALL).partition(':')[2]}"):
@@ -245,7 +245,7 @@ def test_who_waits_for_somebody_who_does_not_go_on_fetches_by_itself(
     assert here.bytes_of(entry(SMALL)) == SMALL
 
 
-# Blobs that are gone on with are smaller in this test: it makes some hundreds.
+# Blobs resume at a smaller size in this test, which makes some hundreds.
 _LARGE_ENOUGH = 50_000
 FAULTS = st.sampled_from(
     [None, None, breaks_off(0.3), breaks_off(0.9), wrong, shorter, longer, gone, unreachable, endless]
@@ -279,5 +279,5 @@ def test_whatever_goes_wrong_what_has_a_name_is_right(
             assert here.bytes_of(file) == (None if file in missing else blob)
         expected = {file.digest.partition(":")[2] for file in missing if file.size >= _LARGE_ENOUGH}
         assert {path.stem for path in here.partial_files()} <= expected
-    # Nothing is wrong for ever: once remotes do as they should, all comes.
+    # No fault is permanent: once remotes work correctly, everything arrives.
     assert machine(folder, with_blobs(MemoryRemote(), *blobs)).remotes.fetch(files) == []

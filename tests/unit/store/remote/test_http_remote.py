@@ -1,4 +1,4 @@
-"""HTTP: what each fault of a server is called, how much of it we take, and to whom secrets go."""
+"""HTTP: the classification of server faults, limits on what is read, and who receives secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Ask = Callable[[Remote], object]
 
 @pytest.fixture
 def server(faulty_server: FaultyServer) -> FaultyServer:
-    """Has a record and a blob, and no fault."""
+    """A server with a record and a blob, and without faults."""
     faulty_server.reset()
     faulty_server.content |= {RECORD_PATH: b"the record", BLOB_PATH: DATA}
     return faulty_server
@@ -56,7 +56,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
 
 
 def unheard(_count: int) -> None:
-    """Nobody listens to how far a put is."""
+    """Ignore upload progress."""
 
 
 def trouble_of(ask: Callable[[], object]) -> Trouble:
@@ -142,7 +142,7 @@ def test_a_server_that_says_nothing_is_slow(
 def test_what_waits_in_this_machine_has_not_gone(
     server: FaultyServer, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system would take 3 MB at once; a line that needs half a minute for them would look dead at their end."""
+    """The system would buffer 3 MB at once; a line that needs half a minute for them would look dead at the end."""
     monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.1)
     server.switch_on(Fault.DEAF, method="PUT")
     path, gone = tmp_path / "big", list[int]()
@@ -153,7 +153,7 @@ def test_what_waits_in_this_machine_has_not_gone(
 
 
 def test_what_trickles_is_passed_on_as_it_comes(server: FaultyServer, remote: Remote) -> None:
-    """So that who waits for it knows how slow it is, and need not wait for a whole piece."""
+    """So that waiting code knows how slow it is, and does not have to wait for a whole piece."""
     server.switch_on(Fault.TRICKLE)
     pieces = remote.read(DIGEST)
     assert next(pieces) + next(pieces) == DATA[:2]
@@ -173,7 +173,7 @@ def test_of_an_endless_answer_little_is_taken(server: FaultyServer, remote: Remo
     pieces = remote.read(DIGEST)
     assert sum(len(next(pieces)) for _ in range(3)) <= 3 << 20
     pieces.close()  # type: ignore[attr-defined]
-    # What is in buffers of the system has gone too.
+    # Data in system buffers counts as sent too.
     assert server.bytes_sent() < 20 * MOST_RECORD_BYTES
 
 
@@ -245,11 +245,11 @@ def test_a_password_goes_to_its_host_only(server: FaultyServer) -> None:
         assert "Authorization" not in other.requests[0].headers
         expected = "Basic " + base64.b64encode(b"me:p@ss").decode()
         assert server.requests[0].headers["Authorization"] == expected
-        # On the way to another place of the same host it is needed.
+        # It is needed after a redirect to the same host.
         server.redirects[RECORD_PATH] = BLOB_PATH
         server.wants = expected
         assert remote.record(KEY) == DATA
-        # Nothing of ours is put where we were not told to.
+        # Uploads do not follow redirects to other hosts.
         other.content.clear()
         server.redirects[BLOB_PATH] = f"{other.url}/elsewhere"
         assert trouble_of(lambda: remote.put_record(KEY, b"data")) == "forbidden"
@@ -303,7 +303,7 @@ def test_a_certificate_is_checked_and_its_host_not_left_for_one_without(
 
 
 def self_signed(folder: Path) -> Path:
-    """A certificate for localhost with its key, in one file."""
+    """Create a certificate for localhost with its key, in one file."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""Signing keys: read from where only their owner writes, refused when they are weak, and never shown."""
+"""Signing keys: read only from files that only their owner can write, rejected when weak, and never shown."""
 
 from __future__ import annotations
 

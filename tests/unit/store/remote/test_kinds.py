@@ -1,4 +1,4 @@
-"""What every remote does, whatever it is: the twin in memory, a folder, HTTP of our own and nginx's, a bucket."""
+"""What every remote does, whatever its kind: in memory, a folder, the test HTTP server and nginx, a bucket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from winml_dag.store.remote.urls import open_remote, shown
 
 KEY, OTHER_KEY = "a1" * 32, "b2" * 32
 NOWHERE = "sha256:" + "0" * 64
-# Larger than what is put at once, so that it goes as big blobs do, and no multiple of a piece.
+# Larger than a single upload, so that it is sent like big blobs, and no multiple of a piece.
 DATA = random.Random(8).randbytes((1 << 20) + 4321)
 
 
@@ -36,7 +36,7 @@ def written(path: Path, data: bytes) -> Path:
 
 
 def unheard(_count: int) -> None:
-    """Nobody listens to how far a put is."""
+    """Ignore upload progress."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def remote(request: pytest.FixtureRequest, opener: Opener) -> Iterator[Remote]:
 
 @pytest.fixture(scope="module", params=KINDS)
 def with_blob(request: pytest.FixtureRequest, opener: Opener, tmp_path_factory: pytest.TempPathFactory) -> Remote:
-    """Has ``DATA``."""
+    """A remote that contains ``DATA``."""
     remote = opener(request.param)
     assert remote.put(digest_of(DATA), written(tmp_path_factory.mktemp("blob") / "data", DATA), unheard)
     return remote
@@ -131,7 +131,7 @@ def test_a_closed_remote_may_be_used_again(remote: Remote) -> None:
     remote.close()
 
 
-# nginx has no such condition, as its page says, and moto looks and writes in two steps.
+# nginx has no such condition, as its page says, and moto checks and writes in two steps.
 @pytest.mark.parametrize("kind", ["memory", "file", "http", "az"])
 def test_of_many_that_put_at_once_one_wins(opener: Opener, kind: str) -> None:
     remote, together = opener(kind), threading.Barrier(8)
@@ -147,10 +147,10 @@ def test_of_many_that_put_at_once_one_wins(opener: Opener, kind: str) -> None:
 
 
 class GaveUp(Exception):
-    """Somebody does not want to wait for a put any more."""
+    """A caller no longer wants to wait for an upload."""
 
 
-# What is in memory goes at once.
+# In-memory uploads are immediate.
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_put_that_is_given_up_leaves_nothing(opener: Opener, kind: str, tmp_path: Path) -> None:
     def give_up(_count: int) -> None:
@@ -187,7 +187,7 @@ def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
     assert open_remote(url, "main").record(KEY) is None
     assert open_remote(url, "pull/12").record(KEY) == b"theirs"
     assert (tmp_path / "shared/pull/12/ac" / KEY).read_bytes() == b"theirs"
-    # A namespace may as well be written as a part of the URL.
+    # A namespace may also be part of the URL.
     assert open_remote(f"{url}/pull/12/").record(KEY) == b"theirs"
 
 

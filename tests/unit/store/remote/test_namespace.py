@@ -1,4 +1,4 @@
-"""What a run of CI may do: a pull request reads what is shared, and writes only what nobody else reads."""
+"""The rights of a CI run: a pull request reads what is shared, and writes only what nobody else reads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GITLAB = {
 GITLAB_PULL = {name: text for name, text in GITLAB.items() if name != "CI_COMMIT_BRANCH"} | {
     "CI_PIPELINE_SOURCE": "merge_request_event",
     "CI_MERGE_REQUEST_IID": "12",
-    # GitLab says so of a request from one protected branch to another.
+    # GitLab sets it for a request from one protected branch to another.
     "CI_COMMIT_REF_PROTECTED": "true",
 }
 
@@ -75,7 +75,7 @@ def test_a_pull_request_gets_no_more_than_is_configured(environment: dict[str, s
 @pytest.mark.parametrize(
     "changed",
     [
-        # With the rights of the main branch, and maybe with the code of the pull request.
+        # With the rights of the main branch, and possibly with the code of the pull request.
         {"GITHUB_EVENT_NAME": "pull_request_target"},
         {"GITHUB_EVENT_NAME": "workflow_run"},
         {"GITHUB_EVENT_NAME": "issue_comment"},

@@ -1,4 +1,4 @@
-"""Several remotes as one: the nearest that has it answers, nearer ones are filled, and none of them breaks a build."""
+"""Several remotes as one: the nearest match answers, nearer ones are filled, and none of them breaks a build."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_record_comes_from_the_nearest_level_that_has_it(tmp_path: Path) ->
 def test_records_are_asked_for_side_by_side(tmp_path: Path) -> None:
     together = threading.Barrier(len(KEYS))
     remote = ScriptedRemote()
-    # Nobody gets an answer before all have asked.
+    # No request is answered before all have arrived.
     for _ in KEYS:
         remote.before["record"].append(lambda: together.wait(60))
     assert machine(tmp_path, remote).remotes.records(KEYS) == {}
@@ -63,7 +63,7 @@ def test_a_record_from_afar_is_put_nearer_and_says_who_made_it(tmp_path: Path) -
     maker = filled.origin["maker"]
     assert isinstance(maker, dict)
     assert maker["host"] == "Windows ARM64"
-    # Its blob was not needed here, so it is where it was.
+    # Its blob was not needed here, so it stays where it was.
     assert near.blobs == {}
     assert here.remotes.traffic().records_put == 1
 
@@ -93,7 +93,7 @@ def test_a_record_that_is_refused_counts_as_absent_and_further_levels_are_asked(
     assert said.startswith(f"A record in the remote http://level0/c is refused ({KEYS[0][:12]}): ")
     assert here.remotes.traffic().refused == 1
     here.remotes.settle()
-    # What lies there was first, be it refused.
+    # The existing record came first, even if it is rejected.
     assert near.records[KEYS[0]] == remote_with(KEYS[0], trust=STRANGER).records[KEYS[0]]
 
 
@@ -157,7 +157,7 @@ def test_tiers_that_are_dead_are_found_side_by_side(tmp_path: Path) -> None:
         asked = in_background(lambda: here.remotes.records([KEYS[0]]))
         for server in silent:
             server.wait_until_begun(1)
-        # Those behind are probed before the first has used up its time.
+        # Farther remotes are probed before the first one's time is used up.
         assert not asked.done()
         assert asked.result(30) == {}
     assert len(here.said) == here.remotes.traffic().left_alone == 3

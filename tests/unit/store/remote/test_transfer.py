@@ -1,4 +1,4 @@
-"""When a remote is asked again, how long it may take, and when it is not asked any more."""
+"""When a remote is retried, how long it may take, and when it is no longer used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BLOB = digest_of(b"model")
 
 
 class Guarded:
-    """A remote behind a circuit breaker, and how long it pauses between attempts."""
+    """A remote with a circuit breaker, and its pauses between attempts."""
 
     def __init__(self) -> None:
         self.remote = ScriptedRemote()
@@ -53,7 +53,7 @@ def guarded() -> Guarded:
 
 @pytest.fixture
 def pauses(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long each pause between two attempts would be."""
+    """Records the length of each pause between attempts."""
     pauses: list[float] = []
     monkeypatch.setattr(transfer, "_FIRST_PAUSE_SECONDS", 0.1)
     monkeypatch.setattr(guarded.breaker._opened, "wait", pauses.append)
@@ -61,7 +61,7 @@ def pauses(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 class Clock:
-    """Goes when it is told to."""
+    """Advances on request."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -81,7 +81,7 @@ def test_what_may_pass_is_tried_again_after_longer_and_longer_pauses(guarded: Gu
     guarded.remote.fail("record", "unreachable", "failing", "unreachable")
     assert guarded.record() == b"{}"
     first, second, third = pauses
-    # Each is twice as long as the one before, and of each half is chance.
+    # Each is twice as long as the previous one, and half of it is random.
     assert 0.05 <= first <= 0.15
     assert 0.1 <= second <= 0.3
     assert 0.2 <= third <= 0.6
@@ -135,7 +135,7 @@ def test_one_question_that_fails_while_others_are_answered_does_not_cost_the_rem
     for failed in range(1, 4):
         with pytest.raises(RemoteUnavailable):
             guarded.breaker.run(Transfer(), ask_the_other_and_us)
-        # Now and then is an accident, and the third time is none.
+        # Occasional failures are tolerated, the third in a row is not.
         assert guarded.breaker.is_open == (failed == 3)
 
 
@@ -143,7 +143,7 @@ def test_one_question_that_fails_while_others_are_answered_does_not_cost_the_rem
 def test_what_was_too_slow_is_asked_once_more_if_others_are_answered(
     guarded: Guarded, clock: Clock, others_are_answered: bool
 ) -> None:
-    """A machine with too much to do would take its own slowness for that of the remote."""
+    """An overloaded machine would mistake its own slowness for that of the remote."""
 
     def is_slow() -> bool:
         clock.now += ATTEMPT_SECONDS
@@ -174,7 +174,9 @@ def test_a_remote_may_lie_twice(guarded: Guarded) -> None:
 
 
 def flow(guarded: Guarded, clock: Clock, pieces: int, size: int, seconds: float) -> int:
-    """How many bytes of *pieces* come, one every so many *seconds*, each then taking us as long as it likes."""
+    """Return how many bytes of *pieces* arrive, one every *seconds* seconds, with unlimited processing time for
+    each.
+    """
     came = 0
 
     def piece() -> None:
@@ -214,7 +216,7 @@ def test_a_trickle_ends_as_silence_does(guarded: Guarded, clock: Clock) -> None:
     guarded.transfer.begin(guarded.breaker)
     with pytest.raises(RemoteError, match="did not go on"):
         guarded.transfer.wait_for(trickle)
-    # Half of the least rate buys half of the time that passes, so the two seconds last for four.
+    # At half of the minimum rate, time is used up at half speed, so the two seconds last for four.
     assert len(came) * 0.1 == pytest.approx(2 * ATTEMPT_SECONDS, abs=0.2)
 
 
@@ -231,7 +233,7 @@ def test_transfers_side_by_side_share_the_least_rate(guarded: Guarded, clock: Cl
 def test_who_hangs_in_a_remote_is_abandoned_and_the_others_have_their_answers(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a name server or a share, where no client library has a time limit."""
+    """As in name resolution or a network share, where no client library has a timeout."""
     monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.05)
     monkeypatch.setattr(transfer, "_GRACE_SECONDS", 0.05)
     ended, answered = threading.Event(), threading.Event()
@@ -265,7 +267,7 @@ def test_all_who_wait_for_answers_come_back_when_a_remote_is_not_used_any_more(g
 
 
 def test_on_a_slow_line_it_is_the_client_library_that_gives_up_first(guarded: Guarded, clock: Clock) -> None:
-    """Its error is considered: there may be progress, or answers to others."""
+    """Its error is taken into account: there may be progress, or answers to other requests."""
 
     def piece() -> None:
         clock.now += ATTEMPT_SECONDS * 0.9
@@ -316,7 +318,7 @@ def test_results_come_in_order_and_no_more_run_at_once_than_may() -> None:
         with lock:
             running += 1
             most_running = max(most_running, running)
-        # Nobody goes on before three are here.
+        # Nobody continues before three are here.
         three.wait(60)
         with lock:
             running -= 1

@@ -1,4 +1,4 @@
-"""Transfers over real servers: what goes wrong on the way costs little, and nothing of it arrives."""
+"""Transfers over real servers: failures on the way cost little, and corrupt data never arrives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def machine(folder: Path, url: str, mode: Mode = Mode.READ_WRITE) -> Machine:
 
 @pytest.fixture(params=["faulty", "nginx", "folder"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty remote."""
+    """The URL of an empty remote."""
     if request.param == "nginx":
         with nginx_server(tmp_path / "nginx") as nginx:
             yield f"{nginx.url}/main"
@@ -68,7 +68,7 @@ def test_what_broke_off_in_the_middle_is_asked_for_from_there(tmp_path: Path, se
     here = machine(tmp_path, server.url)
     assert here.remotes.fetch([entry(LARGE)]) == []
     assert here.bytes_of(entry(LARGE)) == LARGE
-    # Half, half of the rest, the rest; what was under way when it broke off is lost.
+    # Half, half of the rest, the rest; data in flight at a disconnect is lost.
     assert server.bytes_sent() < 1.2 * len(LARGE)
     assert server.count("GET") == 3
 
@@ -104,7 +104,7 @@ def test_no_more_of_an_endless_record_is_read_than_a_record_may_have(tmp_path: P
     here = machine(tmp_path, server.url)
     assert here.remotes.records([KEYS[0]]) == {}
     assert here.remotes.traffic().refused == 1
-    # What was in buffers on the way is not much.
+    # Buffered data is little.
     assert server.bytes_sent() < 4 * MOST_RECORD_BYTES
     assert here.remotes.records([KEYS[1]]).keys() == {KEYS[1]}
 

@@ -1,4 +1,4 @@
-"""What lies in a remote: only what somebody we trust signed, for this key and namespace, becomes a record again."""
+"""Remote contents: only what a trusted key signed, for this key and namespace, becomes a record."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KEY = RECORD.cache_key
 
 
 def forged(change: Callable[[dict[str, JsonValue]], object], trust: Trust = TRUST) -> bytes:
-    """An envelope whose signed value went through *change*, signed anew as its writer, who has the key, can."""
+    """Return an envelope whose value was changed and signed again, as its writer can do with the key."""
     body = json.loads(trust.sign(RECORD, "main").split(b"\n")[1])
     change(body)
     return signed(canonical_json(body).encode(), trust)
@@ -53,7 +53,7 @@ def forged(change: Callable[[dict[str, JsonValue]], object], trust: Trust = TRUS
 def signed(body: bytes, trust: Trust = TRUST) -> bytes:
     head: dict[str, JsonValue] = {"format": 1}
     if trust.keys:
-        # Spelled out once more: other versions of this program have to come to the same.
+        # Spelled out again: other versions of this program must produce the same.
         name = trust.keys[0].id
         text = f"winml_dag record 1\n{len(name)} {name}\n".encode() + body
         head |= {"signed_by": name, "hmac_sha256": hmac.digest(trust.keys[0].secret, text, "sha256").hex()}
@@ -65,7 +65,7 @@ def test_a_record_comes_back_with_who_made_it_where_and_who_signed_it() -> None:
 
     assert replace(opened, origin={}) == RECORD
     assert opened.origin == {
-        # The program that ran the stage, not the one that put the record there.
+        # The program that ran the stage, not the one that uploaded the record.
         "maker": replace(MAKER, builder="winml_dag 0.9").to_json(),
         "namespace": "main",
         "signed_by": "ours",
@@ -84,7 +84,7 @@ def test_what_came_from_elsewhere_is_passed_on_with_its_first_maker() -> None:
 
 
 def test_keys_are_rotated_without_a_gap() -> None:
-    """First everybody accepts the new key, then it signs, then the old one goes."""
+    """First everybody accepts the new key, then it signs, then the old one is removed."""
     before, while_, after = (replace(TRUST, keys=keys) for keys in ((OLD,), (OURS, OLD), (OURS,)))
 
     assert while_.verify(before.sign(RECORD, "main"), KEY, "main").origin["signed_by"] == "old"
@@ -218,7 +218,7 @@ def test_what_a_signer_must_not_say_is_refused_although_it_is_signed(attack: str
 
 
 def test_a_refusal_can_be_shown_on_any_terminal() -> None:
-    """A byte that begins a command to a terminal is no name that file systems refuse."""
+    """File systems accept names with a byte that starts a terminal command."""
     with pytest.raises(Refused, match="one name twice") as refused:
         TRUST.verify(forged(with_outputs(file("a\x9b2J"), file("A\x9b2J"))), KEY, "main")
     assert refused.value.message.isprintable()

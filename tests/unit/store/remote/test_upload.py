@@ -1,4 +1,4 @@
-"""What is put into remotes: blobs first, the record last, nothing overwritten, and never a record without its blobs."""
+"""Uploads to remotes: blobs first, the record last, nothing overwritten, and never a record without its blobs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_takes_nothing_more_is_read_all_the_same(tmp_path: Path, trouble: s
     here.remotes.settle()
     here.remotes.offer(record)
     here.remotes.settle()
-    assert methods(remote).count("put") == 0  # it failed before it was written down
+    assert methods(remote).count("put") == 0  # it failed before it was recorded
     assert KEYS[0] not in remote.records
     assert here.remotes.records([KEYS[1]]).keys() == {KEYS[1]}
     assert here.said == [
@@ -178,7 +178,7 @@ def test_closing_gives_up_what_has_not_gone_and_leaves_no_record_without_blobs(t
     assert remote.records == {}
     until.set()
     assert not here.said
-    # Closed is not left alone: a store may be used again.
+    # Closed does not mean unavailable: a store may be used again.
     remote.before.clear()
     here.remotes.offer(here.store.record(KEYS[0]))  # type: ignore[arg-type]
     here.remotes.settle()
@@ -189,7 +189,7 @@ def test_closing_gives_up_what_has_not_gone_and_leaves_no_record_without_blobs(t
 def test_a_remote_that_hangs_is_not_waited_for_at_the_end_of_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """As a share may, where no client library has a time limit."""
+    """As in a network share, where no client library has a timeout."""
     monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.05)
     monkeypatch.setattr(transfer, "_GRACE_SECONDS", 0.05)
     monkeypatch.setattr(upload, "PART_SECONDS", 0.05)
@@ -219,7 +219,7 @@ def test_at_no_moment_a_record_is_there_without_its_blobs(
     folder = tmp_path_factory.mktemp("machine")
 
     class Watched(MemoryRemote):
-        """Fails at some calls; killed, it takes nothing from then on. Looked through after each call."""
+        """Fails at some calls; once killed, it accepts nothing more. Checked after each call."""
 
         number = 0
         killed = False

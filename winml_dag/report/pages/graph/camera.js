@@ -1,9 +1,9 @@
-/* Where one looks: what of the picture is shown, and how large. */
+/* The camera: which part of the picture is shown, and at which scale. */
 
 const CLOSEST = 3;
 const FARTHEST = 0.02;
 const MARGIN = 36;
-/* Below that, letters are too small to be read. */
+/* At smaller scales, text is not legible. */
 const LEGIBLE = 0.45;
 
 class Camera {
@@ -29,7 +29,7 @@ class Camera {
     return { width: Math.max(width, 1), height: Math.max(height, 1) };
   }
 
-  /** All of it, if that can be read; else the beginning. */
+  /** Show everything if it is legible, otherwise the start. */
   begin() {
     const { width, height } = this.drawing.size;
     const there = this.#window;
@@ -61,7 +61,7 @@ class Camera {
     this.#set(this.x + dx, this.y + dy, this.k);
   }
 
-  /** Move just as far as it takes to have *box* in the picture, and near enough to read it. */
+  /** Move the least distance that brings *box* into view, at a legible scale. */
   show(box) {
     if (this.k < LEGIBLE) this.zoom(LEGIBLE / this.k);
     const there = this.#window;

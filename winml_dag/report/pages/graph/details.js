@@ -1,4 +1,4 @@
-/* What there is to say of one box, beside the picture. */
+/* Details of one box, next to the picture. */
 
 const MOST_NAMES = 24;
 
@@ -43,7 +43,7 @@ const status = (box) => {
   return `${mark ? `${mark} ` : ""}${isGroup(box) ? box.label : STATUS[box.status]}${shared}`;
 };
 
-/** The steps of neighbours, with what passes between. */
+/** The steps of the neighbours, with the artifacts between them. */
 const names = (drawing, place, neighbours) => {
   const counts = new Map();
   for (const other of neighbours[place]) {

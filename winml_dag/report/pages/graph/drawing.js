@@ -1,8 +1,8 @@
-/* The picture of one view: boxes as elements, lines as two paths, all of them and those that are highlighted. */
+/* The drawing of one view: boxes as elements, edges as two paths, one for all and one for the highlighted ones. */
 
 const BOX = { width: 176, height: 38, column: 236, row: 48 };
 const MARKS = { reused: "\u2713", ran: "\u25b6", failed: "\u2717", source: "", unknown: "" };
-/* What a status is called: of a plan, or of the last run. */
+/* Labels of the statuses in a plan or in the last run. */
 const STATUS = { reused: "reused", ran: "would run", failed: "failed", source: "source", unknown: "not come to" };
 
 const left = (box) => box.column * BOX.column;
@@ -10,7 +10,7 @@ const top = (box) => box.row * BOX.row;
 const isShared = (box) => box.cells && box.cells.length > 1 && box.status !== "source";
 const isGroup = (box) => Boolean(box.members) && box.members.length > 1;
 
-/** As long as fits, with the middle left out. */
+/** Shorten to *most* letters by cutting out the middle. */
 const shortened = (text, most) => {
   const letters = [...text];
   if (letters.length <= most) return text;
@@ -18,7 +18,7 @@ const shortened = (text, most) => {
   return `${letters.slice(0, most - 1 - end).join("")}\u2026${letters.slice(letters.length - end).join("")}`;
 };
 
-/** What is drawn of a view, ready to be put into the picture. */
+/** The elements of a view, ready to insert into the picture. */
 class Drawing {
   constructor(view) {
     this.view = view;
@@ -41,7 +41,7 @@ class Drawing {
     return { width: (this.view.width - 1) * BOX.column + BOX.width, height: (this.view.height - 1) * BOX.row + BOX.height };
   }
 
-  /** All places that can be reached from *places* by *neighbours*, themselves included. */
+  /** All indices reachable from *places* by *neighbours*, including themselves. */
   reached(places, neighbours) {
     const seen = new Set(places);
     const waiting = [...seen];
@@ -56,12 +56,12 @@ class Drawing {
     return seen;
   }
 
-  /** What *places* depend on and what depends on them. */
+  /** Everything that *places* depend on or that depends on them. */
   pathOf(places) {
     return new Set([...this.reached(places, this.before), ...this.reached(places, this.after)]);
   }
 
-  /** Lines with both ends in *places* are drawn upon the others. */
+  /** Draw edges with both ends in *places* on top of the others. */
   highlightLines(places) {
     const lines = places ? this.view.lines.filter(([maker, reader]) => places.has(maker) && places.has(reader)) : [];
     this.near.setAttribute("d", this.#path(lines));
@@ -77,7 +77,7 @@ class Drawing {
     }).join("");
   }
 
-  /** Above each column, which steps are in it and how many stages. */
+  /** Column headings: the steps in the column and the number of stages. */
   #heads() {
     const columns = Array.from({ length: this.view.width }, () => new Map());
     for (const box of this.view.boxes) {
@@ -114,7 +114,7 @@ class Drawing {
     return text.length > 25 ? `${text.slice(0, 24)}\u2026` : text;
   }
 
-  /** At the foot of a group, how much of it is of which status. */
+  /** At the bottom of a group, the share of each status. */
   #shares(box) {
     if (!isGroup(box) || box.status === "source") return [];
     const counts = new Map();

@@ -1,4 +1,4 @@
-/* The page: one picture, two views of it, and what is highlighted. */
+/* The page: one picture, its two views, and the highlighting. */
 
 const CONTENT = JSON.parse(byId("content").textContent);
 const CELLS = CONTENT.cells.map((name) => name.toLowerCase());
@@ -14,10 +14,10 @@ const camera = new Camera(picture);
 let drawings = {};
 let drawing;
 let at = 0;
-/* The box whose details stay while the pointer goes elsewhere. */
+/* The box whose details stay when the pointer leaves it. */
 let kept = null;
 
-/** Light up *path* and frame *places*; null puts everything back. */
+/** Highlight *path* and frame *places*; null resets the highlighting. */
 const highlight = (path, places = []) => {
   const marked = new Set(places);
   picture.classList.toggle("picked", path !== null);
@@ -102,7 +102,7 @@ const go = (place) => {
   camera.show(drawing.view.boxes[place]);
 };
 
-/** The box above or below in the same column. */
+/** The next box above or below in the same column. */
 const beside = (direction) => {
   const here = drawing.view.boxes[at];
   const rows = drawing.view.boxes.map((box, place) => [box, place])
@@ -204,7 +204,7 @@ const drawLegend = () => {
   byId("legend").replaceChildren(...buttons.filter(Boolean));
 };
 
-/** Colour boxes by what would become of them, or by what became of them in the last run. */
+/** Colour boxes by their planned status, or by their status in the last run. */
 const colour = (byLast) => {
   for (const box of [...CONTENT.views.full.boxes, ...CONTENT.views.folded.boxes]) {
     box.planned ??= box.status;

@@ -1,6 +1,6 @@
-/* Which boxes a text means: words of a step, or of a build that has it. */
+/* Search: finds boxes by words of a step, or of a build that contains it. */
 
-/** What *text* finds in a drawing: the boxes, the builds, and the path to highlight; null for no text. */
+/** The boxes and builds that match *text* in a drawing, and the path to highlight; null for an empty text. */
 const found = (drawing, text) => {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return null;

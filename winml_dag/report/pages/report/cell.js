@@ -1,4 +1,4 @@
-// The page of one build: what it is like, how it came about, and the command that makes it again.
+// The page of one build: its measurements, its stages, and the command that repeats it.
 
 /** @param {Row} row @returns {HTMLElement[]} */
 function cellPage(row) {
@@ -50,7 +50,7 @@ function cellFacts(row) {
   ]), ...(row.notices || []).map((/** @type {string} */ text) => el("p", { class: "notice" }, own(text)))];
 }
 
-/** @type {[string, string, string[]][]} title, part of a row, columns; the first is said largest */
+/** @type {[string, string, string[]][]} title, part of a row, columns; the first is shown largest */
 const CARDS = [
   ["Size", "size", ["size", "sidecar", "folder-size", "embeds"]],
   ["Latency", "latency", ["p50", "p90", "p99", "inferences", "warmup", "load", "memory", "emulated", "latency-source"]],
@@ -79,7 +79,7 @@ function labelOnCard(one) {
   return one.id.endsWith("-source") ? "Measured" : one.id === "emulated" ? "On" : one.label;
 }
 
-/** Where the nodes run, and which were quantized. @param {Row} row */
+/** Where the nodes run, and how many were quantized. @param {Row} row */
 function nodesCard(row) {
   const placed = row.placement;
   const counts = (/** @type {Record<string, number>} */ some = {}) => Object.entries(some).sort((one, other) => other[1] - one[1]);

@@ -1,4 +1,4 @@
-// All that is said of a build, one column each: how it is reckoned, written, and which way is better.
+// All columns of a build: how to compute and format the value, and whether lower or higher is better.
 
 /**
  * @typedef {{
@@ -6,7 +6,7 @@
  *   value: (row: Row) => any, text?: (value: any, row: Row) => string,
  *   better?: "low" | "high", part?: string, usual?: boolean,
  *   held?: (row: Row) => boolean | null | undefined, lasting?: string
- * }} Column `part`: what of a row it is read from; `held`: whether a bound was met
+ * }} Column `part`: the row part it is read from; `held`: whether a bound was met
  */
 
 /** @type {(id: string, label: string, group: string, value: (row: Row) => any, more?: Partial<Column>) => Column} */
@@ -46,7 +46,7 @@ const AS = {
   accuracy: { text: (value) => digits(value, 4), part: "accuracy" },
 };
 
-/** What was never begun has taken no time, not none. @param {Row} row @param {any} told */
+/** A build that never started has no time, rather than zero. @param {Row} row @param {any} told */
 function spent(row, told) {
   return row.stages.length > 0 || told ? number(told) || 0 : null;
 }
@@ -56,7 +56,7 @@ function cpuNodes(row) {
   return row.placement ? Object.values(row.placement.cpu_nodes || {}).reduce((sum, count) => sum + count, 0) : null;
 }
 
-/** What all builds share, or their names say already, needs no column. @param {...string} fields one of them will do in a name */
+/** A value that all builds share or that is in their names needs no column. @param {...string} fields any one may be in the name */
 const isUsual = (...fields) => new Set(rows.map((row) => row[fields[0]])).size !== 1
   && !rows.every((row) => fields.some((field) => row.name.includes(row[field] || "")));
 
@@ -133,12 +133,12 @@ function textOf(one, row) {
   return one.text ? one.text(value, row) : String(value);
 }
 
-/** Beside a latency that was measured on an emulator. */
+/** Shown next to a latency that was measured on an emulator. */
 function emulatedMark() {
   return [glyph(" ?"), unseen(" on an emulator")];
 }
 
-/** The heading where it stands alone. @param {Column} one */
+/** The heading outside the table, where it needs more context. @param {Column} one */
 function fullLabel(one) {
   const alone = { "seconds": "Time spent", "saved": "Time saved", "cpu-nodes": "Nodes on the CPU", "drop": "Accuracy drop", "p90": "Latency p90", "p99": "Latency p99", "quality-samples": "Samples of quality", "accuracy-samples": "Samples of accuracy" };
   return /** @type {any} */ (alone)[one.id] || one.label;

@@ -1,4 +1,4 @@
-// What has become worse or better since another report; what is worse comes first.
+// What has become worse or better since another report, regressions first.
 
 const FEW = 5;
 
@@ -19,12 +19,12 @@ function comparison() {
     same > 0 && el("p", { class: "changes", text: `${counted(same, "build")} ${same === 1 ? "is" : "are"} as before, within what is allowed.` }));
 }
 
-/** Beyond its bound, but what was found explains it. @param {any} change */
+/** Outside its bound, but with another explanation. @param {any} change */
 function isUnsure(change) {
   return change.verdict === "within bound" && Boolean(change.why) && Boolean(number(change.worse));
 }
 
-/** Each reason once, for a measure. @param {any[]} all @returns {HTMLElement[]} */
+/** Each reason once per measure. @param {any[]} all @returns {HTMLElement[]} */
 function notCompared(all) {
   /** @type {Map<string, number>} */
   const counts = new Map();
@@ -37,7 +37,7 @@ function notCompared(all) {
     el("li", {}, own(reason), ` (${counted(count, "build")})`))))];
 }
 
-/** Of what is not in both there is nothing to compare. @param {any[]} some @returns {HTMLElement[]} */
+/** Builds that are not in both reports cannot be compared. @param {any[]} some @returns {HTMLElement[]} */
 function fates(some) {
   if (some.length === 0) return [];
   /** @type {Map<string, string[]>} */
@@ -50,7 +50,7 @@ function fates(some) {
     el("ul", {}, ...[...groups].map(([told, names]) => el("li", {}, ...namesFor(told, names)))))];
 }
 
-/** Many names are there for those who ask. @param {string} told @param {string[]} names @returns {Node[]} */
+/** Long lists of names are collapsed. @param {string} told @param {string[]} names @returns {Node[]} */
 function namesFor(told, names) {
   const links = names.flatMap((name, place) => [place > 0 ? ", " : "", linkTo(name)]);
   const heading = `${sentence(told)} (${counted(names.length, "build")})`;
@@ -67,7 +67,7 @@ function changeTable(title, kind, some) {
     ...some.map((one) => el("tbody", {}, ...changeLines(one))))));
 }
 
-/** What has changed beyond a bound; of a build that is not in both, what became of it. @param {any} one @returns {HTMLElement[]} */
+/** Changes outside their bounds; for a build that is not in both reports, its outcome. @param {any} one @returns {HTMLElement[]} */
 function changeLines(one) {
   const name = (/** @type {number} */ lines) => el("th", { scope: "rowgroup", rowspan: String(lines) }, linkTo(one.name));
   const telling = (one.changes || []).filter((/** @type {any} */ change) => ["regression", "improvement"].includes(change.verdict) || isUnsure(change));

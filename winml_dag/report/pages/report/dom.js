@@ -1,28 +1,28 @@
-// What the page is made of, from elements: texts of others, parts with a heading, lists, choosers, one stop for the tab key.
+// Building blocks of the page: untrusted texts, sections, lists, choosers, roving tab focus.
 
-/** Somebody's own text: its direction is its own, and it cannot turn its neighbours around.
+/** Untrusted text: isolated, so that its direction does not affect its neighbours.
  * @param {string} text
  */
 function own(text) {
   return el("bdi", { text });
 }
 
-/** A name made of parts, which stay in their order whatever letters the first one has. @param {string} text */
+/** A name made of parts, which keep their order whatever script the first one is in. @param {string} text */
 function path(text) {
   return el("bdi", { dir: "ltr", text });
 }
 
-/** Lines as they are. @param {string} label @param {string} text */
+/** Preformatted lines. @param {string} label @param {string} text */
 function verbatim(label, text) {
   return el("pre", { tabindex: "0", dir: "ltr", "aria-label": label, text });
 }
 
-/** For those who listen. @param {string} text */
+/** Text for screen readers only. @param {string} text */
 function unseen(text) {
   return el("span", { class: "unseen", text });
 }
 
-/** For those who look. @param {string} text */
+/** Text hidden from screen readers. @param {string} text */
 function glyph(text) {
   return el("span", { "aria-hidden": "true", text });
 }
@@ -36,7 +36,7 @@ function section(id, title, ...children) {
   return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title`, text: title }), ...children);
 }
 
-/** What is wider than the page scrolls by itself, also with the keyboard.
+/** Content wider than the page scrolls in its own box, also by keyboard.
  * @param {string} label
  * @param {...Child} children
  */
@@ -66,7 +66,7 @@ function chooser(label, options, chosen, onChange) {
   return el("label", { class: "chooser" }, el("span", { text: label }), select);
 }
 
-/** One of many is in the order of tabs; arrows go from one to the next. `next` says where an arrow leads.
+/** Roving tab focus: one item is in the tab order, arrow keys move between items. `next` returns the target of a key.
  * @param {Element} container
  * @param {any[]} items
  * @param {(from: number, key: string) => number | null} next
@@ -84,7 +84,7 @@ function roving(container, items, next) {
   });
 }
 
-/** @param {string} text @param {any} button tells whether it worked */
+/** @param {string} text @param {any} button shows whether it worked */
 async function copy(text, button) {
   const label = button.textContent;
   try {
@@ -96,7 +96,7 @@ async function copy(text, button) {
   setTimeout(() => { button.textContent = label; }, 2000);
 }
 
-/** Where a page from a disk may not use the clipboard. @param {string} text */
+/** Fallback where a page opened from disk may not use the clipboard. @param {string} text */
 function copiedBySelection(text) {
   const area = el("textarea", { class: "unseen" });
   area.value = text;

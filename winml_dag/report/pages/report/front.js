@@ -1,8 +1,8 @@
-// Which points of a plot no other point beats: at most as much of what should be little, at least as much of the rest.
+// The Pareto front of a plot: the points that no other point dominates.
 
 /** @typedef {{row: Row, x: number, y: number}} Point */
 
-/** Those that are on the front, from left to right. `signX` and `signY` are 1 where less is better, -1 where more is.
+/** The points on the front, from left to right. `signX` and `signY` are 1 if less is better, -1 if more is.
  * @param {Point[]} points @param {number} signX @param {number} signY @returns {Point[]}
  */
 function frontOf(points, signX, signY) {

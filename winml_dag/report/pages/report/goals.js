@@ -1,4 +1,4 @@
-// What was asked for, which build answers it, and what is against each of the others.
+// The goals, the build that wins each, and why the others do not.
 
 /** @returns {HTMLElement | null} */
 function goals() {
@@ -35,7 +35,7 @@ function figuresOf(candidate) {
   return Object.entries(candidate.values || {}).map(([measure, value]) => `${measure} ${measureText(measure, value)}`).join(", ");
 }
 
-/** Sizes of candidates may differ by little. @param {string} measure @param {any} value */
+/** Sizes of candidates may differ only slightly, so they get more digits. @param {string} measure @param {any} value */
 function measureText(measure, value) {
   const told = number(value);
   if (told === null) return "not measured";
@@ -56,7 +56,7 @@ function candidates(goal) {
     el("tbody", {}, ...(goal.candidates || []).map(line)))), ...searched(goal.search));
 }
 
-/** What the search for mixed precision has tried, and which nodes it keeps. @param {any} search @returns {HTMLElement[]} */
+/** What the mixed precision search has tried, and which nodes it keeps. @param {any} search @returns {HTMLElement[]} */
 function searched(search) {
   if (!search) return [];
   const tried = Object.entries(search.tried || {}).map(([count, holds]) => `${count} ${holds ? "\u2713" : "\u2717"}`).join(", ");

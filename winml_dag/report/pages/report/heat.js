@@ -1,4 +1,4 @@
-// The heat map: a row for each model, a column for each target and precision. A cell says its figure or why there is none.
+// The heat map: a row per model, a column per target and precision. A cell shows its number, or why it has none.
 
 const STEPS = 6;
 const LABEL_OF_STATUS = "Status";
@@ -26,7 +26,7 @@ function heatMap() {
     legend, scroller("Heat map", table));
 }
 
-/** What is to be least, if anybody said so. @param {Column[]} measures @returns {string} */
+/** The measure that the first goal minimizes, if there is one. @param {Column[]} measures @returns {string} */
 function firstMeasure(measures) {
   const wanted = { latency: "p50", size: "size" }[/** @type {string} */ ((report.goals || [])[0]?.minimize)];
   return measures.find((one) => one.id === wanted)?.id || measures[0]?.id || "status";
@@ -57,7 +57,7 @@ function heatKey(where, precision) {
   return JSON.stringify([where, precision]);
 }
 
-/** A line for each model; where builds differ in more than precision and target, one for each of those values too.
+/** A line per model; if builds differ in more than precision and target, also per value of those axes.
  * @returns {HeatRow[]}
  */
 function heatRows() {
@@ -84,7 +84,7 @@ function differs(seen, key, value) {
   return seen.get(key) !== value;
 }
 
-/** Of several builds in one place, a winner goes first, then one that is there, and trials come last.
+/** Of several builds in one cell, winners come first, then existing builds, and trials last.
  * @param {Row[]} several
  */
 function foremost(several) {
@@ -110,12 +110,12 @@ function heatScales(lines, state) {
   return new Map(lines.map((line) => [line, state.within ? scale(shown(line)) : common]));
 }
 
-/** An emulator is not to be compared with a device. @param {Column} measure @param {Row} row */
+/** Latencies of an emulator cannot be compared with those of a device. @param {Column} measure @param {Row} row */
 function saysNothing(measure, row) {
   return measure.part === "latency" && isEmulated(row);
 }
 
-/** How good a value is among others, from 0 to STEPS - 1. @param {number} value @param {Scale} scale @param {Column} measure */
+/** The rank of a value on the scale, from 0 to STEPS - 1. @param {number} value @param {Scale} scale @param {Column} measure */
 function step(value, scale, measure) {
   const isRatio = (measure.part === "latency" || measure.part === "size") && scale.low > 0;
   const at = isRatio ? Math.log : (/** @type {number} */ one) => one;

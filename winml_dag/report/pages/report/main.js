@@ -1,6 +1,6 @@
-// Which page is shown: the address after # says it, so that going back and links work as everywhere.
+// Routing: the fragment after # selects the page, so that links and the back button work.
 
-/** The cell that was shown last, and how far the first page had been scrolled before. */
+/** The cell that was shown last, and the scroll position of the overview before. */
 const lastCell = { scrolled: 0, from: "" };
 
 function route() {
@@ -32,7 +32,7 @@ function showCell(hash) {
   byId("cell-title").focus({ preventScroll: true });
 }
 
-/** When the address has changed it is too late: the browser may have scrolled already. @param {MouseEvent} event */
+/** Runs before the address changes: afterwards the browser may have scrolled already. @param {MouseEvent} event */
 function rememberPlace(event) {
   const link = event.target instanceof Element && event.target.closest("a[href^='#cell/']");
   if (link && !byId("overview").hidden) lastCell.scrolled = window.scrollY;
@@ -47,7 +47,7 @@ function decoded(text) {
   }
 }
 
-/** Where one was before, with the focus on what one had chosen. @param {string} hash */
+/** Restore the scroll position, and focus the link that was followed. @param {string} hash */
 function returnTo(hash) {
   window.scrollTo(0, lastCell.scrolled);
   const links = [...byId("overview").querySelectorAll("a")].filter((link) => link.getAttribute("href") === hash);

@@ -1,4 +1,4 @@
-// The first page: totals, then what answers the question, then everything.
+// The first page: totals, then the goals and charts, then the full table.
 
 /** @returns {HTMLElement[]} */
 function overview() {
@@ -29,7 +29,7 @@ function totals() {
   ], "totals");
 }
 
-/** What the time went into. @returns {HTMLElement | null} */
+/** What the run spent its time on. @returns {HTMLElement | null} */
 function work() {
   const graph = report.graph || {};
   if (!graph.stages) return null;

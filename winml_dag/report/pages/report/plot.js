@@ -1,9 +1,9 @@
-// What is given up for what: size and latency against quality, a point for each build, the front as a line.
+// The trade-offs: size and latency against quality, a point per build, the front as a line.
 
 const EDGE = { top: 14, right: 18, bottom: 44, left: 64 };
 const MARK = 6;
 
-/** @returns {HTMLElement | null} nothing where nothing was measured */
+/** @returns {HTMLElement | null} null if nothing was measured */
 function plots() {
   const quality = ["drop", "cosine", "sqnr", "accuracy"].map((id) => /** @type {Column} */ (columnsById.get(id)))
     .filter((one) => rows.filter((row) => one.value(row) !== null).length > 1);
@@ -25,7 +25,7 @@ function plots() {
     el("p", { class: "note", text: "Up and to the left is better. The line joins the builds that no other one here beats in both; grey and hollow are those that another one beats in both. The rest of the figures are in the table below." }));
 }
 
-/** Draws when the width has changed, and only then: a drawing changes the height. @param {() => void} draw @returns {ResizeObserverCallback} */
+/** Redraw only when the width has changed: drawing changes the height. @param {() => void} draw @returns {ResizeObserverCallback} */
 function onWidth(draw) {
   let width = 0;
   return (entries) => {
@@ -78,7 +78,7 @@ function drawing(points, x, y, width) {
   return picture;
 }
 
-/** Models are not alternatives to each other: each has a front of its own. @param {Point[]} points @returns {Map<string, Point[]>} */
+/** Models are not alternatives to each other, so each has its own front. @param {Point[]} points @returns {Map<string, Point[]>} */
 function grouped(points) {
   const groups = new Map();
   for (const point of points) groups.set(point.row.model, [...(groups.get(point.row.model) || []), point]);
@@ -132,7 +132,7 @@ function ticksUp(axis, y, width) {
   ];
 }
 
-/** Sizes are drawn in MiB, so that the scale has round figures. @param {Column} one */
+/** Sizes are drawn in MiB, so that the scale has round numbers. @param {Column} one */
 function unitOf(one) {
   return one.part === "size" ? 2 ** 20 : 1;
 }
@@ -148,7 +148,7 @@ function tickText(value, ticks) {
   return value.toFixed(Math.max(0, Math.min(6, -Math.floor(Math.log10(stride) + 1e-9)))).replace("-", "\u2212");
 }
 
-/** From one point of the front to the next, by way of what could be had for sure. @param {number[][]} places */
+/** The path along the front, in steps through values that are certainly achievable. @param {number[][]} places */
 function staircase(places) {
   return places.map(([x, y], place) => (place === 0 ? `M${x},${y}` : `H${x}V${y}`)).join("");
 }
@@ -162,7 +162,7 @@ function mark(point, x, y, isOnFront, across, up) {
   return withTooltip(link, () => [...aboutRow(point.row), [isOnFront ? "On the front." : "Another build here is at least as good in both."]]);
 }
 
-/** A form for each target, so that colour is not all that tells them apart. @param {number} place @param {number} x @param {number} y @param {number} r */
+/** A shape per target, so that they differ not only by colour. @param {number} place @param {number} x @param {number} y @param {number} r */
 function shape(place, x, y, r) {
   return [
     `M${x - r},${y}a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0z`,
@@ -172,7 +172,7 @@ function shape(place, x, y, r) {
   ][place];
 }
 
-/** What is on the front gets its name, where there is room for it. @param {Point[]} points @param {Set<Row>} onFront @param {Axis} across @param {Axis} up @param {number} width */
+/** Labels for the points on the front, where there is room. @param {Point[]} points @param {Set<Row>} onFront @param {Axis} across @param {Axis} up @param {number} width */
 function labels(points, onFront, across, up, width) {
   /** @type {number[][]} */
   const taken = points.map((point) => [across.at(point.x) - MARK, up.at(point.y) - MARK, across.at(point.x) + MARK, up.at(point.y) + MARK]);
@@ -186,7 +186,7 @@ function labels(points, onFront, across, up, width) {
   });
 }
 
-/** @param {number} x @param {number} y @param {number} length @param {number[][]} taken is told of the place @param {number} width @returns {number[] | null} */
+/** @param {number} x @param {number} y @param {number} length @param {number[][]} taken gets the chosen box appended @param {number} width @returns {number[] | null} */
 function freePlace(x, y, length, taken, width) {
   for (const [left, base] of [[x + 6, y - 8], [x - length / 2, y - 11], [x - length - 6, y - 8], [x + 9, y + 16], [x - length - 9, y + 4], [x + 10, y + 4]]) {
     const box = [left, base - 11, left + length, base + 3];

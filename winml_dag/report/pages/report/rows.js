@@ -1,7 +1,7 @@
-// The content of the page, put together again from what repeats, and what can be asked of a row.
+// The content of the page, unpacked from its compact form, and helpers on rows.
 
 /**
- * @typedef {Object<string, any>} Row one build, as winml_dag/report/row.py says; what is not known is not there
+ * @typedef {Object<string, any>} Row one build, as in winml_dag/report/row.py; missing values have no field
  * @type {Object<string, any>}
  */
 const report = JSON.parse(byId("content").textContent);
@@ -12,7 +12,7 @@ const rows = report.rows.map(unpacked);
 /** @type {Map<string, Row>} */
 const rowsByName = new Map(rows.map((row) => [row.name, row]));
 
-/** Names with fewer letters are kept in one line. */
+/** Shorter names are kept on one line. */
 const SHORT = 34;
 
 const STATUSES = {
@@ -48,22 +48,22 @@ function target(row) {
   return [row.ep, row.device].filter((part, place) => part && (place === 0 || part !== row.ep)).join(" ") || NONE;
 }
 
-/** A latency that says nothing of the device. @param {Row} row */
+/** Whether the latency comes from an emulator and says nothing about the device. @param {Row} row */
 function isEmulated(row) {
   return Boolean(row.latency && row.latency.emulated);
 }
 
-/** What a trial has in its name beside that of the build that it is for. @param {Row} row @returns {string} */
+/** The part of a trial's name after that of its build. @param {Row} row @returns {string} */
 function trialMark(row) {
   return row.trial_of && row.name.startsWith(row.trial_of) ? row.name.slice(row.trial_of.length).replace(/^\//, " ") : "";
 }
 
-/** It is there, and not as good as it was to be. @param {Row} row */
+/** Whether it exists and misses a bound. @param {Row} row */
 function missesBound(row) {
   return [row.quality, row.accuracy].some((part) => part && part.passed === false);
 }
 
-/** Why a row has no such part: never nothing. @param {Row} row @param {string} [part] @returns {string} */
+/** Why a row has no such part; never empty. @param {Row} row @param {string} [part] @returns {string} */
 function whyMissing(row, part) {
   const told = part && row.missing && row.missing[part];
   if (told) return told;

@@ -1,4 +1,4 @@
-// The table of all builds: sorted by a click on a heading, filtered by words and by choice, with the columns one wants.
+// The table of all builds: sortable by heading, filtered by words and choosers, with selectable columns.
 
 /** @typedef {{sort: string, down: boolean, words: string[], chosen: Record<string, string>, columns: Set<string>}} TableState */
 
@@ -34,7 +34,7 @@ function buildTable() {
     columnChooser(state, redraw), count, scroller("All builds", table));
 }
 
-/** @returns {string[]} those of most interest, as far as any row has them */
+/** @returns {string[]} the default columns that any row has a value for */
 function usualColumns() {
   return COLUMNS.filter((one) => one.usual && (one.lasting || rows.some((row) => one.value(row) !== null))).map((one) => one.id);
 }
@@ -90,7 +90,7 @@ function drawTable(table, state, sort) {
   return lines;
 }
 
-/** The arrow stands where it does not part the heading from its figures. @param {Column} one */
+/** The arrow is on the side away from the numbers, so that the heading aligns with them. @param {Column} one */
 function headingText(one) {
   const arrow = el("span", { class: "arrow", "aria-hidden": "true" });
   return isNumeric(one) ? [arrow, one.label] : [one.label, arrow];
@@ -125,7 +125,7 @@ function textCell(one, row, value) {
   return one.id === "dominated" || one.id === "trial" ? linkTo(value) : el("span", { class: "words" }, own(textOf(one, row)));
 }
 
-/** What is not known comes last, whichever way is up. @param {HTMLElement} table @param {TableState} state @param {Map<Row, HTMLElement>} lines */
+/** Missing values come last in either direction. @param {HTMLElement} table @param {TableState} state @param {Map<Row, HTMLElement>} lines */
 function sortLines(table, state, lines) {
   const body = /** @type {HTMLElement} */ (table.querySelector("tbody"));
   body.replaceChildren(...sorted(state).map((row) => /** @type {HTMLElement} */ (lines.get(row))));
@@ -169,7 +169,7 @@ function applyFilter(state, lines, count) {
 /** @type {WeakMap<Row, string>} */
 const haystacks = new WeakMap();
 
-/** All that is said of a row, for words to be found in, in hidden columns too. @param {Row} row @returns {string} */
+/** The text of a row that words are searched in, including hidden columns. @param {Row} row @returns {string} */
 function haystack(row) {
   const known = haystacks.get(row);
   if (known !== undefined) return known;

@@ -1,4 +1,4 @@
-// The stages of a build on one scale of time: when each ran, and how long those had taken that were found.
+// The stages of a build on one time scale: when each ran, and the original duration of reused ones.
 
 const STAGE_WORDS = /** @type {Record<string, string>} */ ({ ran: "ran", reused: "found", skipped: "skipped", failed: "failed" });
 
@@ -19,7 +19,7 @@ function timeline(row) {
 }
 
 /** @typedef {{from: number, to: number}} Span
- * @param {any[]} stages @returns {Span} of what ran, and at least as long as the longest that was found
+ * @param {any[]} stages @returns {Span} of the stages that ran, and at least as long as the longest reused one
  */
 function timeScale(stages) {
   const ran = stages.filter(hasRun);

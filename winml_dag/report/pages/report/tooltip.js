@@ -1,6 +1,6 @@
-// One tooltip for all: shown for what the pointer or the focus is on, gone with Escape.
+// One shared tooltip: shown for the element under the pointer or with the focus, closed with Escape.
 
-/** @type {WeakMap<Element, () => (string | Node)[][]>} what to say of an element, a line each */
+/** @type {WeakMap<Element, () => (string | Node)[][]>} the lines to show for an element */
 const told = new WeakMap();
 
 /** @param {Element} element @param {() => (string | Node)[][]} lines */
@@ -32,7 +32,7 @@ function hideTooltip() {
 /** @type {Element | undefined} */
 hideTooltip.described = undefined;
 
-/** Below what it is about, above it where there is no room, never outside the window.
+/** Below its element, or above it if there is no room, never outside the window.
  * @param {HTMLElement} tooltip @param {DOMRect} about
  */
 function place(tooltip, about) {
@@ -45,7 +45,7 @@ function place(tooltip, about) {
   tooltip.style.top = `${top}px`;
 }
 
-/** What has the focus may be scrolled into view after it got it. */
+/** The focused element may be scrolled into view after it received the focus. */
 function followTooltip() {
   if (hideTooltip.described) place(byId("tooltip"), hideTooltip.described.getBoundingClientRect());
 }
@@ -58,7 +58,7 @@ function listenForTooltips() {
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTooltip(); });
 }
 
-/** What is said of a build wherever it is met: its name, what became of it, and its figures.
+/** The tooltip of a build everywhere on the page: its name, status and metrics.
  * @param {Row} row @returns {(string | Node)[][]}
  */
 function aboutRow(row) {

@@ -1,4 +1,4 @@
-// Making elements. Text goes in as text and nothing is ever parsed as HTML: names and logs are anybody's.
+// Creates elements. Text is inserted as text and never parsed as HTML: names and logs are untrusted.
 
 /**
  * @typedef {Node | string | number | null | undefined | false} Child
@@ -51,7 +51,7 @@ function asNode(child) {
   return child instanceof Node ? child : visible(String(child));
 }
 
-/** What would be obeyed or not be seen: controls, and marks that turn a line around. Lines and tabs may stay. */
+/** Invisible characters: controls, and marks that change the text direction. Line ends and tabs are allowed. */
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 /** @param {string} text */

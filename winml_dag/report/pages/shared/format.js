@@ -1,17 +1,17 @@
-// Numbers as people read them, the same way everywhere on the page.
+// Number formatting, the same everywhere on the page.
 
-// Made once: a new one for each of thousands of numbers was half of the time that the first search took.
+// Created once: a new formatter for each of thousands of numbers took half of the time of the first search.
 const WHOLE = new Intl.NumberFormat("en-US");
 
-/** What is not known. */
+/** A missing value. */
 const NONE = "\u2013";
 
-/** @param {any} value a number, or the word for one that JSON has none for @returns {number | null} */
+/** @param {any} value a number, or the text for one that JSON cannot represent @returns {number | null} */
 function number(value) {
   return value === null || value === undefined ? null : Number(value);
 }
 
-/** @param {number} value @param {number} significant digits, where it has more */
+/** @param {number} value @param {number} significant digits, if it has more */
 function digits(value, significant = 3) {
   if (!Number.isFinite(value)) return value > 0 ? "\u221e" : value < 0 ? "\u2212\u221e" : NONE;
   const large = Math.abs(value) >= 10 ** significant, tiny = value !== 0 && Math.abs(value) < 1e-4;
@@ -19,7 +19,7 @@ function digits(value, significant = 3) {
   return text.replace(/^-/, "\u2212");
 }
 
-/** @param {number} bytes @param {number} [places] behind the point */
+/** @param {number} bytes @param {number} [places] decimal places */
 function size(bytes, places = 1) {
   const units = ["B", "KiB", "MiB", "GiB"];
   let value = bytes, unit = 0;
@@ -42,7 +42,7 @@ function seconds(value) {
   return minutes < 48 * 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 1440)} d ${Math.floor(minutes / 60) % 24} h`;
 }
 
-/** Cosines differ in what is behind their nines. @param {number} value */
+/** Cosines near 1 differ only in the last decimal places. @param {number} value */
 function cosine(value) {
   return value.toFixed(4).replace("-", "\u2212");
 }
@@ -62,7 +62,7 @@ function counted(count, noun) {
   return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-/** A moment without what nobody reads. @param {string} [text] */
+/** A time without seconds. @param {string} [text] */
 function moment(text = "") {
   return text.replace(/(T\d\d:\d\d):\d\d(\.\d+)?/, "$1").replace("T", " ").replace(/(\+00:00|Z)$/, " UTC");
 }

@@ -1,4 +1,4 @@
-// Light or dark: as the system is, until the button `theme` is used; that is remembered for all pages.
+// Light or dark: as the system, until the button `theme` is used; that choice is remembered for all pages.
 
 function themeSwitch() {
   const root = document.documentElement;
@@ -13,7 +13,7 @@ function themeSwitch() {
   show();
 }
 
-/** A page from a disk may have no storage. */
+/** A page opened from disk may have no storage. */
 function remembered() {
   try {
     const kept = localStorage.getItem("winml_dag theme");
@@ -28,6 +28,6 @@ function remember(theme) {
   try {
     localStorage.setItem("winml_dag theme", theme);
   } catch {
-    // It is as it was chosen until the page is closed.
+    // The choice lasts until the page is closed.
   }
 }
