@@ -17,9 +17,8 @@ from typing import NoReturn
 from fault_lab import Lab
 
 from winml_dag.store.record import KeyInputs, Record
-from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
@@ -101,7 +100,7 @@ def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, t
     try:
         signal.alarm(_PATIENCE_SECONDS)
         # Here and not above: it has threads of its own, which no fork takes along.
-        from winml_dag.store.remote.urls import open_remote
+        from winml_dag.store.remote.settings import open_remote
 
         store = Store(cache, function="sha256")
         level = Tier(open_remote(remote.as_uri()), TierSettings(remote.as_uri(), Mode.READ_WRITE))

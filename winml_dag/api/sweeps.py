@@ -82,7 +82,7 @@ def build_sweep(
 
 def _command(arguments: Mapping[str, object], named: Sequence[Path], folder: Path | None) -> str:
     """What builds the same on the command line, whose options have the names of *arguments*."""
-    from winml_dag.store.remote.urls import shown
+    from winml_dag.store.remote.settings import shown
 
     words = [word for path in named for word in ("-c", str(path))]
     words += [] if folder is None else ["-o", str(folder)]

@@ -245,7 +245,7 @@ def _written(option: click.Option, value: object) -> str:
         return _recipe_word(value)
     if isinstance(option.type, Address):
         # These words go into files and logs, where a password does not belong.
-        from winml_dag.store.remote.urls import shown
+        from winml_dag.store.remote.settings import shown
 
         return shown(str(value))
     return str(value)

@@ -12,8 +12,8 @@ from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.location import MARKER, default_cache_dir, store_folder
 
 if TYPE_CHECKING:
-    from winml_dag.store.remote.remotes import Remotes
     from winml_dag.store.remote.settings import RemoteSettings
+    from winml_dag.store.remote.tier import Remotes
     from winml_dag.store.store import Store
 
 _LOG = logging.getLogger("winml_dag")
@@ -63,8 +63,7 @@ def store_with(
     """The store with the remotes of *settings* behind it, in the cache folder *folder*, or within that where it was
     made without a remote. Raises as :func:`open_store` does.
     """
-    from winml_dag.store.remote.trust import check_keys
-    from winml_dag.store.remote.urls import parts_of
+    from winml_dag.store.remote.settings import check_keys, parts_of
     from winml_dag.store.store import Store
     from winml_dag.store.usage import inherit_limit
 
@@ -90,7 +89,7 @@ def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
     remote. Raises UsageError as :func:`open_store` does.
     """
     from winml_dag.pipeline.remoteconfig import remote_settings
-    from winml_dag.store.remote.namespace import allowed
+    from winml_dag.store.remote.trust import allowed
 
     configured = remote_settings(remote)
     return (None, "") if configured is None else allowed(configured, os.environ)
@@ -110,11 +109,9 @@ def _remotes(store: Store, settings: RemoteSettings, tell: Callable[[str], None]
     from winml_dag import TOOL_ID
     from winml_dag.engine.keys import cache_key
     from winml_dag.pipeline.cirun import ci_run
-    from winml_dag.store.remote.remotes import Remotes
-    from winml_dag.store.remote.settings import Mode
-    from winml_dag.store.remote.tier import Tier
+    from winml_dag.store.remote.settings import Mode, open_remote
+    from winml_dag.store.remote.tier import Remotes, Tier
     from winml_dag.store.remote.trust import Trust, maker_here
-    from winml_dag.store.remote.urls import open_remote
 
     run = ci_run()
     maker = maker_here(TOOL_ID) if run is None else maker_here(TOOL_ID, run=run.run, revision=run.revision)

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 from winml_dag.pipeline.remoteoptions import TOKEN_HOST_VARIABLE
 from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, Remote, RemoteError
-from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
-from winml_dag.store.remote.urls import TOKEN
+from winml_dag.store.remote.settings import TOKEN, Mode, RemoteSettings, TierSettings
 
 _NOTHING = hashlib.sha256(b"winml_dag probe: nothing is here").hexdigest()
 _OTHER_PROBE = b"winml_dag probe, put a second time\n"
@@ -161,7 +160,7 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
 def _missing_folder(url: str) -> Path | None:
     if not url.startswith("file:"):
         return None
-    from winml_dag.store.remote.urls import folder_of
+    from winml_dag.store.remote.settings import folder_of
 
     folder = folder_of(urlsplit(url))
     return None if folder.is_dir() else folder

@@ -35,9 +35,7 @@ from winml_dag.recipe.problems import problems
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.smallfiles import read_text
 from winml_dag.store.remote.protocol import FOLDERS
-from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
-from winml_dag.store.remote.trust import signing_keys
-from winml_dag.store.remote.urls import folder_of, shown
+from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings, folder_of, shown, signing_keys
 
 F = TypeVar("F", bound=Section)
 

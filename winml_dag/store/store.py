@@ -30,8 +30,8 @@ from winml_dag.store.records import Records, check_key
 from winml_dag.store.scratch import Scratch
 
 if TYPE_CHECKING:
-    from winml_dag.store.remote.remotes import Remotes
-    from winml_dag.store.remote.traffic import Traffic
+    from winml_dag.store.remote.protocol import Traffic
+    from winml_dag.store.remote.tier import Remotes
 
 
 class Store:
@@ -261,7 +261,7 @@ class Store:
 
     def traffic(self) -> Traffic:
         """What went between this machine and others, through this store."""
-        from winml_dag.store.remote.traffic import Traffic
+        from winml_dag.store.remote.protocol import Traffic
 
         return Traffic() if self._remotes is None else self._remotes.traffic()
 

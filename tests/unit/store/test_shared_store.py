@@ -13,9 +13,8 @@ from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.record import Record
-from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import Interrupted
 from winml_dag.store.artifact import FileEntry
@@ -21,10 +22,11 @@ from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import new_hash, split_digest
 from winml_dag.store.files import PARTIAL, in_words, make_writable, partial_in, remove_file, write
 from winml_dag.store.locks import Locks
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError
-from winml_dag.store.remote.tier import RemoteTier
-from winml_dag.store.remote.traffic import Traffic, TrafficCounter
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, Traffic, TrafficCounter
 from winml_dag.store.remote.transfer import RemoteUnavailable, Transfer
+
+if TYPE_CHECKING:
+    from winml_dag.store.remote.tier import RemoteTier
 
 # Smaller blobs are not resumed: fetching them again takes little time.
 RESUMED_BYTES = 8 << 20

@@ -19,8 +19,7 @@ from time import monotonic
 from typing import ParamSpec, TypeVar
 
 from winml_dag.explanation import explanation
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError
-from winml_dag.store.remote.traffic import Traffic, TrafficCounter
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, Traffic, TrafficCounter
 
 P = ParamSpec("P")
 T = TypeVar("T")

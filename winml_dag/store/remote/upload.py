@@ -10,14 +10,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.record import Record
 from winml_dag.store.remote.protocol import PART_SECONDS
-from winml_dag.store.remote.tier import RemoteTier
 from winml_dag.store.remote.transfer import POLL_SECONDS, RemoteUnavailable, ThreadPool, Transfer
+
+if TYPE_CHECKING:
+    from winml_dag.store.remote.tier import RemoteTier
 
 # Each reads its file in small pieces, so this bounds memory as well.
 _BLOBS_AT_ONCE = 4

@@ -13,8 +13,7 @@ import pytest
 from remote_samples import ScriptedRemote, digest_of
 
 from winml_dag.store.remote import transfer
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError
-from winml_dag.store.remote.traffic import TrafficCounter
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, TrafficCounter
 from winml_dag.store.remote.transfer import (
     LEAST_BYTES_PER_SECOND,
     CircuitBreaker,
