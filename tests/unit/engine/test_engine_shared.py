@@ -143,7 +143,7 @@ def test_a_run_without_a_remote_looks_nowhere(bench: Bench, monkeypatch: pytest.
     def never(*_: object) -> None:
         raise AssertionError("asked for what lies nowhere else")
 
-    monkeypatch.setattr(type(bench.store), "look_up", never)
+    monkeypatch.setattr(type(bench.store), "prefetch_records", never)
     weights = bench.source("weights", "w")
     assert bench.run(line(), [weights]).of(Status.FAILED) == []
     assert bench.plan(line(), [weights])

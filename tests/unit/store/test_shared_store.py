@@ -83,7 +83,7 @@ def test_blobs_come_when_they_are_fetched_and_then_they_are_here(
     machine: Machine, remote: MemoryRemote, made: Record, tmp_path: Path
 ) -> None:
     here = machine("here")
-    here.look_up([KEY])
+    here.prefetch_records([KEY])
     assert len(here.remote_only(made.files())) == 2
     here.fetch(made.outputs["model"], tmp_path / "out")
     assert contents(tmp_path / "out") == FILES
@@ -105,7 +105,7 @@ def test_a_link_needs_its_blobs_here_as_a_copy_does(machine: Machine, made: Reco
 
 def test_what_no_remote_has_is_asked_for_once_in_a_run(machine: Machine, remote: MemoryRemote) -> None:
     here = machine("here")
-    assert here.look_up([KEY, OTHER_KEY]) == {}
+    assert here.prefetch_records([KEY, OTHER_KEY]) == {}
     assert here.record(KEY) is None
     assert here.record(OTHER_KEY) is None
     assert asked(remote, "record") == 2
@@ -114,7 +114,7 @@ def test_what_no_remote_has_is_asked_for_once_in_a_run(machine: Machine, remote:
 
 def test_a_look_for_many_asks_for_their_blobs_too(machine: Machine, remote: MemoryRemote, made: Record) -> None:
     here = machine("here")
-    assert set(here.look_up([KEY, OTHER_KEY])) == {KEY}
+    assert set(here.prefetch_records([KEY, OTHER_KEY])) == {KEY}
     remote.calls.clear()
     assert here.missing(made.files()) == []
     assert remote.calls == []
@@ -167,7 +167,7 @@ def test_a_record_with_other_digests_is_not_found_where_a_cache_had_both(
     (tmp_path / "here" / "blobs" / "sha256").mkdir()
     here = machine("here")
     assert here.record(KEY) is None
-    assert here.look_up([KEY]) == {}
+    assert here.prefetch_records([KEY]) == {}
     assert here.latest(["export"]).get("export") is None
     assert here.records_of(made.key_inputs.stage, 5) == []
     here.publish(new_record(KEY), {"model": fill(FILES)})
