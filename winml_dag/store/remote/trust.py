@@ -61,7 +61,7 @@ _Variable: TypeAlias = Callable[[str], str]
 
 
 class Refused(StoreError):
-    """A record that is not believed. The message says why, and shows nothing that could do harm."""
+    """A record that is not accepted. The message has the reason, and nothing harmful from the record."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Maker:
 
     Attributes:
         builder: this program with its version, ``winml_dag 0.1.0``.
-        run: the CI run, as an address where the system tells one; empty outside of CI.
-        revision: the commit that CI builds; empty when it does not say.
-        host: the class of machine, ``Linux x86_64``, and no name.
-        tools: versions of Python and of the packages that most often matter, by name.
+        run: the CI run, as a URL where the system has one; empty outside of CI.
+        revision: the commit that CI builds; empty if unknown.
+        host: the class of machine, ``Linux x86_64``, not its name.
+        tools: versions of Python and of the packages that matter most often, by name.
     """
 
     builder: str
@@ -90,7 +90,7 @@ class Maker:
         """Rebuild from :meth:`to_json`.
 
         Raises:
-            StoreError: for anything else, and for texts that hold control characters of a terminal.
+            StoreError: for anything else, and for texts with control characters.
         """
         if isinstance(value, Mapping) and value.keys() == {*_TEXTS, "tools"}:
             tools = value["tools"]
@@ -111,12 +111,12 @@ def maker_here(builder: str, *, run: str = "", revision: str = "") -> Maker:
         with suppress(PackageNotFoundError):
             tools[name] = version(name)
     host = f"{platform.system()} {platform.machine()}".strip()
-    told = Maker(builder, run=run, revision=revision, host=host, tools=tools)
+    maker = Maker(builder, run=run, revision=revision, host=host, tools=tools)
     try:
-        return Maker.from_json(told.to_json())
+        return Maker.from_json(maker.to_json())
     except StoreError:
-        # A CI variable has what may not be printed: leave it out, or readers would refuse the record.
-        return replace(told, run="", revision="")
+        # A CI variable has control characters: omit it, or readers would refuse the record.
+        return replace(maker, run="", revision="")
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class Trust:
     Attributes:
         keys: the first signs, each is accepted; without any, nothing is signed.
         maker: who makes records here.
-        accept_unsigned: believe records that are not signed, or signed with an unknown key.
-        key_of: the cache key of key inputs; a record whose inputs have another key is refused. None: no check.
+        accept_unsigned: accept records that are not signed, or signed with an unknown key.
+        key_of: computes the cache key of key inputs; a record with another key is refused. None: no check.
     """
 
     keys: tuple[SigningKey, ...]
@@ -136,11 +136,11 @@ class Trust:
     key_of: Callable[[KeyInputs], str] | None = field(default=None, repr=False)
 
     def sign(self, record: Record, namespace: str) -> bytes:
-        """What to put into *namespace* under the key of *record*. A record from elsewhere keeps its maker.
+        """The envelope of *record* for *namespace*. A record from elsewhere keeps its maker.
 
         Raises:
             Refused: for a record that :meth:`verify` would refuse; for one of a pull request that would get into
-                another namespace; and for one that came from a remote unsigned, which others must not believe because
+                another namespace; and for one that came from a remote unsigned, which others must not accept because
                 of this machine's signature.
         """
         if self.keys and record.origin.get("signed_by", "") is None:
@@ -148,29 +148,28 @@ class Trust:
         made_in = record.origin.get("namespace")
         if isinstance(made_in, str) and is_of_pull(made_in) and made_in != namespace:
             _refuse(f"it comes from the namespace {made_in!r} of a pull request, and does not get into another one")
-        maker = (
-            record.origin.get("maker") or replace(self.maker, builder=record.made_by or self.maker.builder).to_json()
-        )
+        here = replace(self.maker, builder=record.made_by or self.maker.builder).to_json()
+        maker = record.origin.get("maker") or here
         body = _body(record, maker, namespace)
         if len(body) > MOST_RECORD_BYTES - _MOST_HEAD_BYTES:
             # They only serve to explain why a stage runs.
             body = _body(replace(record, input_files={}), maker, namespace)
         self._read(body, record.cache_key, namespace)
-        head: JsonObject = {"format": ENVELOPE_FORMAT}
+        head: dict[str, JsonValue] = {"format": ENVELOPE_FORMAT}
         if self.keys:
-            head = {**head, "signed_by": self.keys[0].id, "hmac_sha256": _signature(self.keys[0], body)}
+            head |= {"signed_by": self.keys[0].id, "hmac_sha256": _signature(self.keys[0], body)}
         return canonical_json(head).encode() + b"\n" + body + b"\n"
 
     def verify(self, data: bytes, key: str, namespace: str, trusted: frozenset[str] | None = None) -> Record:
         """The record in *data*, found under *key* of *namespace*.
 
-        Its ``origin`` has the ``maker``, the ``namespace``, and under ``signed_by`` the id of the key, or null.
+        Its ``origin`` has the ``maker``, the ``namespace``, and the id of the key as ``signed_by``, or null.
 
         Args:
-            trusted: ids of the keys that may have signed it; None: any of ours. With it a signature is always required.
+            trusted: ids of the keys that may have signed it, which requires a signature; None: any of our keys.
 
         Raises:
-            Refused: for anything but a whole record of this key and namespace that is signed as required.
+            Refused: for anything but a complete record of this key and namespace that is signed as required.
         """
         if len(data) > MOST_RECORD_BYTES:
             raise Refused(f"it has {len(data)} bytes, and no record has more than {MOST_RECORD_BYTES}")
@@ -220,22 +219,23 @@ class Trust:
 
 
 def _body(record: Record, maker: JsonValue, namespace: str) -> bytes:
-    told = replace(record, origin={}).to_json()
-    whole: JsonObject = {"key": record.cache_key, "maker": maker, "namespace": namespace, "record": told}
+    content = replace(record, origin={}).to_json()
     try:
-        return canonical_json(whole).encode()
+        return canonical_json(
+            {"key": record.cache_key, "maker": maker, "namespace": namespace, "record": content}
+        ).encode()
     except (ValueError, RecursionError):
         raise Refused("it holds something that JSON cannot say") from None
 
 
 def _signature(key: SigningKey, body: bytes) -> str:
-    # With the length of the id before it, no two pairs of id and body make the same text.
+    # The length of the id makes the text of each pair of id and body unique.
     named = key.id.encode()
     return hmac.new(key.secret, b"%s\n%d %s\n%s" % (_DOMAIN, len(named), named, body), hashlib.sha256).hexdigest()
 
 
 def _read_head(head: bytes) -> tuple[str | None, str]:
-    """The id of the key that signed, None for nobody, and the signature."""
+    """The id of the signing key, None without one, and the signature."""
     value = _parse(head)
     if value.get("format") != ENVELOPE_FORMAT:
         _refuse(f"its format is {str(value.get('format'))[:20]!r}, and this version knows {ENVELOPE_FORMAT} only")
@@ -251,7 +251,7 @@ def _parse(text: bytes) -> JsonObject:
     """The object in *text*, which has to be canonical JSON: no name twice, no NaN, no broken Unicode."""
     try:
         value = json.loads(text)
-        # The walk takes as long as all the rest, and few records have that many objects and lists.
+        # The walk takes as long as everything else, and few records have this many objects and lists.
         may_be_deep = text.count(b"{") + text.count(b"[") > _MOST_DEPTH
         if (may_be_deep and _is_deeper(value, _MOST_DEPTH)) or canonical_json(value).encode() != text:
             raise ValueError
@@ -268,7 +268,7 @@ def _is_deeper(value: JsonValue, levels: int) -> bool:
 
 
 def _check(record: Record, key: str) -> None:
-    """Refuse values that the types of the fields allow, but no record of ours has."""
+    """Refuse values that fit the types of the fields, but that no valid record has."""
     if record.cache_key != key:
         _refuse("the record within is that of another key")
     if not (math.isfinite(record.elapsed_seconds) and record.elapsed_seconds >= 0):
@@ -277,7 +277,7 @@ def _check(record: Record, key: str) -> None:
         _refuse("it says itself where it comes from")
     if not all(_is_printable(text, _MOST_TEXT) for text in (record.made_at, record.made_by)):
         _refuse("when and by whom it was made cannot be shown")
-    files = [*record.files(), *([] if record.log is None else [record.log])]
+    files = [*record.files(), *filter(None, [record.log])]
     if len(files) > _MOST_FILES or sum(file.size for file in files) > _MOST_FILE_BYTES:
         _refuse(f"it has more than {_MOST_FILES} files, or more than {_MOST_FILE_BYTES >> 40} TiB")
     for slot in record.outputs:
