@@ -104,7 +104,7 @@ def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, t
 
         store = Store(cache, function="sha256")
         level = Tier(open_remote(remote.as_uri()), TierSettings(remote.as_uri(), Mode.READ_WRITE))
-        levels = Remotes([level], store.blobs, _TRUST, scratch=store.incoming, tell=_complain, locks=store.locks)
+        levels = Remotes([level], store.blobs, _TRUST, scratch=store.incoming, warn=_complain, locks=store.locks)
         if not store.records.keys():
             # Something to share, however early it is killed.
             _make(store, numbers[0])

@@ -49,7 +49,7 @@ class _Stopping:
 def _levels(store: Store, remote: Remote) -> Remotes:
     trust = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
     level = Tier(remote, TierSettings("http://remote", Mode.READ_WRITE))
-    return Remotes([level], store.blobs, trust, scratch=store.incoming, tell=print, locks=store.locks)
+    return Remotes([level], store.blobs, trust, scratch=store.incoming, warn=print, locks=store.locks)
 
 
 def fetch(cache: str, url: str, digest: str, size: str, stop: str = "") -> None:

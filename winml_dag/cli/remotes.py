@@ -25,7 +25,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
-    """What the *options* of a call, by their names, say of remotes; *recipe*: what is built, if that is in a file."""
+    """The remotes in the *options* of a command, by their names; *recipe*: what is built, if that is a file."""
     folder = None
     if isinstance(recipe, Path):
         folder = recipe if recipe.is_dir() else recipe.parent
@@ -33,11 +33,11 @@ def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteO
 
 
 def opened(cache_dir: Path, remote: RemoteOptions) -> Store:
-    """The store of a command, which is let go of when the command has ended, however it ends."""
+    """The store of a command, closed when the command ends in any way."""
     from winml_dag.pipeline.opened import let_go, open_store
 
     watcher = Transfers() if _tells_progress() else None
-    store = open_store(cache_dir, remote, tell=say, watcher=watcher)
+    store = open_store(cache_dir, remote, warn=say, watcher=watcher)
     if store.has_remotes and (context := click.get_current_context(silent=True)) is not None:
         context.call_on_close(lambda: let_go(store))
     return store
@@ -49,12 +49,12 @@ def _tells_progress() -> bool:
 
 
 def say(sentence: str) -> None:
-    """Tell of a remote that is left alone, or of what is not believed: on stderr, also where little is said."""
+    """Print a note about a remote on stderr, also with --quiet."""
     echo(f"note: {sentence}", err=True)
 
 
 def traffic_of(store: Store) -> Traffic | None:
-    """What has gone through *store*; None when it has no remote."""
+    """The traffic of *store*; None when it has no remote."""
     return store.traffic() if store.has_remotes else None
 
 
@@ -64,7 +64,7 @@ def traffic_json(traffic: Traffic | None) -> JsonObject:
 
 
 def traffic_lines(traffic: Traffic | None) -> Iterator[str]:
-    """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if there is any to tell."""
+    """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if there was any."""
     if traffic is not None and (text := _text(traffic)):
         yield f"remote: {text}"
 

@@ -1,4 +1,4 @@
-"""The one place where commands and the API open a store: of this machine alone, or with remotes behind it."""
+"""Opening a store, for commands and the API: local, or with remotes."""
 
 from __future__ import annotations
 
@@ -20,28 +20,27 @@ _LOG = logging.getLogger("winml_dag")
 
 
 class Watcher(Protocol):
-    """Told how far transfers are that somebody waits for, from any thread."""
+    """Gets the progress of transfers, from any thread."""
 
     def received(self, count: int) -> None:
-        """*count* more bytes of blobs have come."""
+        """*count* more bytes of blobs have arrived."""
 
     def waits(self, gone: int, everything: int) -> None:
-        """A build has ended, and *gone* of all bytes that have to go are there."""
+        """A build has ended and waits for uploads; *gone* of *everything* bytes are sent."""
 
 
 def open_store(
     cache_dir: Path | None,
     remote: RemoteOptions,
     *,
-    tell: Callable[[str], None] = _LOG.warning,
+    warn: Callable[[str], None] = _LOG.warning,
     watcher: Watcher | None = None,
 ) -> Store:
-    """The store in *cache_dir*, by default the user's; with a remote, all that is asked of it is asked of that too.
-    *tell* gets a sentence when a remote is left alone, or something of it is not believed; *watcher* is told how far
-    blobs are.
+    """The store in *cache_dir*, by default the user's, with the configured remotes. *warn* gets a sentence when a
+    remote is given up or sends what is not accepted.
 
     Raises:
-        UsageError: for a configuration that means nothing, and for a remote that needs an extra which is not installed.
+        UsageError: for an invalid configuration, and for a remote that needs an extra which is not installed.
         StoreError: for a folder that is no store.
     """
     from winml_dag.store.store import Store
@@ -53,31 +52,31 @@ def open_store(
     if settings is None:
         return Store(folder)
     if restricted:
-        tell(restricted)
-    return store_with(folder, settings, tell, watcher)
+        warn(restricted)
+    return store_with(folder, settings, warn, watcher)
 
 
 def store_with(
-    folder: Path, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None = None
+    folder: Path, settings: RemoteSettings, warn: Callable[[str], None], watcher: Watcher | None = None
 ) -> Store:
-    """The store with the remotes of *settings* behind it, in the cache folder *folder*, or within that where it was
-    made without a remote. Raises as :func:`open_store` does.
+    """The store with the remotes of *settings* in the cache folder *folder*, or in a folder within it if it was created
+    without a remote. Raises as :func:`open_store` does.
     """
     from winml_dag.store.remote.settings import check_keys, parts_of
     from winml_dag.store.store import Store
     from winml_dag.store.usage import inherit_limit
 
-    # Before keys: who has misspelled an address needs none.
+    # Before keys: a misspelled address needs none.
     for level in settings.levels:
         parts_of(level.url)
     check_keys(settings)
-    told = None if watcher is None else watcher.waits
     folder = store_folder(folder, "sha256")
     is_added = not (folder / MARKER).exists() and (folder.parent / MARKER).exists()
-    store = Store(folder, lambda store: _remotes(store, settings, tell, watcher), told)
+    waits = None if watcher is None else watcher.waits
+    store = Store(folder, lambda store: _remotes(store, settings, warn, watcher), waits)
     if is_added:
         inherit_limit(folder)
-        tell(
+        warn(
             f"The cache in {folder.parent} was made without a remote and has other digests. It stays as it is, for "
             f"builds without one; with a remote the cache is {folder}, which begins empty."
         )
@@ -85,7 +84,7 @@ def store_with(
 
 
 def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
-    """All that is configured, less what this run of CI may not do, and a sentence on that if it is so; None without a
+    """The configured remotes, less what this CI run may not do, and a sentence on the restriction; None without a
     remote. Raises UsageError as :func:`open_store` does.
     """
     from winml_dag.pipeline.remoteconfig import remote_settings
@@ -96,16 +95,14 @@ def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
 
 
 def let_go(store: Store) -> None:
-    """What has to be done when *store* is not used any more: what went is noted in its statistics, and what is still
-    underway is given up.
-    """
+    """Close *store*: add its traffic to the statistics, and give up what is under way."""
     from winml_dag.store.usage_log import note_traffic
 
     note_traffic(store.folder, store.traffic())
     store.close()
 
 
-def _remotes(store: Store, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None) -> Remotes:
+def _remotes(store: Store, settings: RemoteSettings, warn: Callable[[str], None], watcher: Watcher | None) -> Remotes:
     from winml_dag import TOOL_ID
     from winml_dag.engine.keys import cache_key
     from winml_dag.pipeline.cirun import ci_run
@@ -124,7 +121,7 @@ def _remotes(store: Store, settings: RemoteSettings, tell: Callable[[str], None]
         store.blobs,
         Trust(settings.keys, maker, settings.accept_unsigned, cache_key),
         scratch=store.incoming,
-        tell=tell,
-        received=None if watcher is None else watcher.received,
+        warn=warn,
+        on_received=None if watcher is None else watcher.received,
         locks=store.locks,
     )

@@ -1,9 +1,9 @@
-"""Which remotes there are and what may be done with them: from options, the environment, the project's
-``winml_dag.toml`` and the user's ``config.toml``, in this order. Who is first to name remotes names all of them.
+"""The settings of remotes from options, the environment, the project's ``winml_dag.toml`` and the user's
+``config.toml``, in this order. The first of them that names remotes names all of them.
 
-A project's file comes from whoever wrote the project. So what decides whom we believe (keys, and whether a signature is
-needed) is read from the environment and the user's own file only, of a remote that the user's file has too the stricter
-word of both counts, and what proves who we are does not go where that file alone leads.
+A project's file comes from the author of the project. So keys, and whether a signature is required, are read from the
+environment and the user's own file only. If both files name a remote, the stricter setting counts. Credentials are
+never sent to a remote that only the project's file names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings, 
 
 F = TypeVar("F", bound=Section)
 
-# From the one that allows least.
+# The strictest first.
 _STRICTEST_FIRST = (Mode.OFF, Mode.READ, Mode.READ_WRITE)
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _HEADER = re.compile(r"\s*(\[\[?)([^\]]*)\]")
@@ -51,7 +51,7 @@ _WORDS = {"": False, "0": False, "false": False, "no": False, "1": True, "true":
 
 def _check_url(url: str) -> str:
     if "://" not in url:
-        # Not shown: without its beginning nobody knows what in it may be a password.
+        # Not shown: without a scheme, any part of it may be a password.
         raise problem("this is no address; it begins with http://, https://, s3://, az://, gs:// or file://")
     return url
 
@@ -91,16 +91,16 @@ class ProjectFile(Section):
 
 
 class UserFile(ProjectFile):
-    """``config.toml``, without what it says of execution providers."""
+    """``config.toml``, without the section on execution providers."""
 
     signing: Signing = Field(default_factory=Signing.model_construct)
 
 
 def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
-    """What *options* and all else that may speak of remotes come to; None when there is no remote.
+    """The settings that result from *options*, the environment and the files; None without a remote.
 
     Raises:
-        UsageError: for what cannot be read or means nothing, naming the file and line, or the variable.
+        UsageError: for unreadable or invalid settings, with the file and line, or the variable.
     """
     if not options.is_configured:
         if options.mode not in (None, Mode.OFF):
@@ -127,8 +127,8 @@ def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
 
 
 def with_secrets_of_this_machine(levels: Sequence[TierSettings]) -> RemoteSettings:
-    """*levels* that another machine has settled, with the keys of this one, its passwords for the same addresses, and
-    what it says of unsigned records and of where a token goes. Raises UsageError as :func:`remote_settings` does.
+    """*levels* of another machine with the secrets of this one: its keys, its passwords for the same addresses, and its
+    rules for unsigned records and tokens. Raises UsageError as :func:`remote_settings` does.
     """
     user = _user_file()
     known = {_alike(url): url for url in (*_urls_of_environment(), *(level.url for level in user.remote))}
@@ -150,7 +150,7 @@ def _signed(levels: Sequence[TierSettings], user: UserFile) -> RemoteSettings:
 
 
 def named_by(options: RemoteOptions) -> str:
-    """Who is the first to name remotes: the option, the variable, or a file."""
+    """The first source that names remotes: the option, the variable, or a file."""
     if options.urls:
         return "--remote"
     if os.environ.get(REMOTE_VARIABLE, "").strip():
@@ -160,7 +160,7 @@ def named_by(options: RemoteOptions) -> str:
 
 
 def _levels(options: RemoteOptions, user: UserFile) -> list[TierSettings]:
-    """Of who is first to name any."""
+    """The tiers of the first source that names any."""
     if urls := options.urls or _urls_of_environment():
         return [TierSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in urls]
     project_file = options.project_file
@@ -175,8 +175,8 @@ def _levels(options: RemoteOptions, user: UserFile) -> list[TierSettings]:
 
 
 def _refuse_writing_outside(levels: Sequence[TierSettings], user: UserFile, project_file: Path) -> None:
-    """Raise UsageError where a remote that may be written is a folder outside of the project, links followed, that no
-    file of the user's names: whoever wrote the project would say where its users' files go.
+    """Raise UsageError for a writable remote that is a folder outside of the project, links followed, and that no file
+    of the user names: otherwise the project's author could choose where its users write files.
     """
     by_user = {folder.resolve() for level in user.remote if (folder := _folder_of(level.url)) is not None}
     project = project_file.parent.resolve()
@@ -193,10 +193,10 @@ def _refuse_writing_outside(levels: Sequence[TierSettings], user: UserFile, proj
 
 
 def _folder_of(url: str) -> Path | None:
-    """The folder that *url* is; None for a remote of another kind, and for what is no URL."""
+    """The folder of *url*; None for other kinds of remotes and invalid URLs."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # which is said when it is opened
+    except ValueError:  # reported when it is opened
         return None
     return folder_of(parts) if parts.scheme == "file" else None
 
@@ -206,19 +206,17 @@ def _urls_of_environment() -> tuple[str, ...]:
 
 
 def _alike(url: str) -> str:
-    """What addresses of one remote have in common, however they are spelled and whoever asks there; some others of the
-    same host do too.
-    """
+    """A normal form in which different spellings of one remote, with any credentials, are equal."""
     return shown(url).rstrip("/").lower()
 
 
 def _gets_token(url: str, *, named_by_user: bool) -> bool:
-    """The host that the environment names for the token gets it. Where it names none, whatever this user has named."""
+    """The token goes to the host that the environment names; without one, to remotes that this user has named."""
     if not (host := os.environ.get(TOKEN_HOST_VARIABLE, "").strip().lower()):
         return named_by_user
     try:
         parts = urlsplit(url)
-    except ValueError:  # no URL at all, which is said when it is opened
+    except ValueError:  # reported when it is opened
         return False
     return host in (parts.hostname, parts.netloc.rpartition("@")[2].lower())
 
@@ -230,7 +228,7 @@ def _settled(level: Level, *, named_by_user: bool = True) -> TierSettings:
 
 
 def _stricter(of_project: TierSettings, of_user: TierSettings | None) -> TierSettings:
-    """What both allow: a project cannot take back what its user has said of the same remote."""
+    """What both allow: a project cannot loosen its user's settings of the same remote."""
     if of_user is None:
         return of_project
     said = [trusted for trusted in (of_project.trusted, of_user.trusted) if trusted is not None]
@@ -242,7 +240,7 @@ def _stricter(of_project: TierSettings, of_user: TierSettings | None) -> TierSet
 
 
 def _mode(options: RemoteOptions) -> Mode | None:
-    """Of all remotes, where an option or the environment says it."""
+    """The mode of all remotes, if an option or the environment sets it."""
     if options.mode is not None:
         return Mode(options.mode)
     given = os.environ.get(MODE_VARIABLE, "").strip()
@@ -276,7 +274,7 @@ def _user_file() -> UserFile:
 
 
 def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
-    """The file at *path* as a *kind*; keys that are read *elsewhere* are left to that."""
+    """The file at *path* as a *kind*, without the keys that are read *elsewhere*."""
     import tomllib
 
     try:
@@ -301,7 +299,7 @@ def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
 
 
 def positions_in(text: str) -> Positions:
-    """Where keys stand in TOML that is written a key a line, as far as somebody who reads a complaint needs it."""
+    """The positions of keys in TOML with one key per line, for error messages."""
     found = Positions()
     table: Location = ()
     location: Location

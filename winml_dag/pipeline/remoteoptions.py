@@ -1,5 +1,5 @@
-"""Whether there is a remote, asked at the start of every build: what was given, two variables, and two files that are
-mostly not there. What they say beyond that is read by ``remoteconfig`` when a store is opened.
+"""Whether any remote is configured, determined at the start of every build from options, a variable, and two files that
+mostly do not exist. ``remoteconfig`` reads the rest of them when a store is opened.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ TOKEN_HOST_VARIABLE = "WINML_DAG_REMOTE_TOKEN_HOST"
 
 PROJECT_FILE = "winml_dag.toml"
 
-# Every way in which a line of TOML can begin to say something of remotes: a build that has nothing to do reads no more.
-# Misspelled ones too: else whoever writes [[remotes]] has none, and is not told.
+# Every start of a TOML line about remotes: an up-to-date build reads no more. Misspelled ones too: else [[remotes]]
+# would be ignored without a message.
 _REMOTE = re.compile(rb"^[ \t]*\[?\[?[ \t]*[\"']?remot", re.MULTILINE)
-# A project's file speaks of nothing else.
+# The file of a project is about nothing else.
 _ANYTHING = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """What one call says of remotes; what it leaves out is for the environment and the configuration to say.
+    """The options of one call; the environment and the configuration supply the rest.
 
     Attributes:
         urls: the nearest first.
         mode: of every remote.
-        folder: where the configuration of the project is looked for first: that of the recipe.
+        folder: that of the recipe, where the configuration of the project is searched first.
     """
 
     urls: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class RemoteOptions:
 
     @cached_property
     def is_configured(self) -> bool:
-        """Whether there is any remote, one that is switched off too: then digests are sha256."""
+        """Whether any remote is configured, even one that is off: then digests are sha256."""
         if self.urls or os.environ.get(REMOTE_VARIABLE, "").strip():
             return True
         files = (self.project_file, config_file())
@@ -69,8 +69,8 @@ class RemoteOptions:
 
 
 def names_remotes(path: Path) -> bool:
-    """Whether the configuration file at *path*, which need not be there, says anything of remotes. One that cannot be
-    read may: who reads the rest of it has to say why not.
+    """Whether the configuration file at *path*, which may be missing, mentions remotes. An unreadable one counts: the
+    error is reported when the rest is read.
     """
     try:
         said = _ANYTHING if path.name == PROJECT_FILE else _REMOTE
@@ -82,8 +82,8 @@ def names_remotes(path: Path) -> bool:
 
 
 def _up_to_the_root(start: str) -> Iterator[str]:
-    """The folder *start* and those above it up to the root of its repository. Without one only itself: what lies above
-    may be anybody's, as in a temporary folder.
+    """The folder *start* and its parents up to the root of its repository. Without a repository only *start*: its
+    parents may belong to anybody, as in a temporary folder.
     """
     folders = [start]
     while not os.path.lexists(f"{folders[-1]}{os.sep}.git"):

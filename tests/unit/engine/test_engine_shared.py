@@ -46,7 +46,7 @@ class SharedBench(Bench):
 
         def behind(store: Store) -> Remotes:
             level = Tier(remote, TierSettings("memory://", Mode.READ_WRITE))
-            found = Asked([level], store.blobs, TRUST, scratch=store.folder / "incoming", tell=lambda _: None)
+            found = Asked([level], store.blobs, TRUST, scratch=store.folder / "incoming", warn=lambda _: None)
             found.looks = self.looks
             return found
 

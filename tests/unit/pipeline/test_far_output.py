@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     def behind(store: Store) -> Remotes:
         trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
         level = Tier(remote, TierSettings("memory://"))
-        return Remotes([level], store.blobs, trust, scratch=store.incoming, tell=lambda _: None, locks=store.locks)
+        return Remotes([level], store.blobs, trust, scratch=store.incoming, warn=lambda _: None, locks=store.locks)
 
     store = Store(tmp_path / "cache", behind)
     store.incoming.write_text("in the way")

@@ -34,7 +34,7 @@ def store(tmp_path: Path, remote: MemoryRemote) -> Iterator[Store]:
     def behind(store: Store) -> Remotes:
         level = Tier(remote, TierSettings("memory://"))
         trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
-        return Remotes([level], store.blobs, trust, scratch=store.folder / "incoming", tell=lambda _: None)
+        return Remotes([level], store.blobs, trust, scratch=store.folder / "incoming", warn=lambda _: None)
 
     store = Store(tmp_path / "cache", behind)
     yield store

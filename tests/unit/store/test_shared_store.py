@@ -39,7 +39,7 @@ def machine(tmp_path: Path, remote: MemoryRemote) -> Machine:
 
         def behind(store: Store) -> Remotes:
             scratch = store.folder / "transfers"
-            return Remotes([level], store.blobs, TRUST, scratch=scratch, tell=lambda _: None)
+            return Remotes([level], store.blobs, TRUST, scratch=scratch, warn=lambda _: None)
 
         return Store(tmp_path / name, behind)
 

@@ -1,4 +1,4 @@
-"""``cache info``, ``cache list`` and ``cache show``: what is in the cache, as a whole and record by record."""
+"""``cache info``, ``cache list`` and ``cache show``: the contents of the cache, in total and by record."""
 
 from __future__ import annotations
 

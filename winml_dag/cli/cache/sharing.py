@@ -115,7 +115,7 @@ def _refuse_unwritable(remote: RemoteOptions) -> None:
 def _chosen(
     store: Store, keys: tuple[str, ...], recipes: tuple[Path, ...], remote: RemoteOptions
 ) -> Mapping[str, Record]:
-    """The records of this machine that are meant."""
+    """The selected local records."""
     from winml_dag.store.files import in_words
     from winml_dag.store.store import has_only
     from winml_dag.store.upkeep import find
@@ -149,14 +149,14 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
 
 
 def _with_log_that_is_here(store: Store, record: Record) -> Record:
-    """A log that stayed where its stage ran keeps its record from going no further."""
+    """*record* without a log that is not local, which must not prevent the upload."""
     if record.log is None or not store.remote_only([record.log]):
         return record
     return replace(record, log=None)
 
 
 def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[str, Request]]:
-    """By its label, each build that *recipes* ask for."""
+    """The builds of *recipes*, by label."""
     from winml_dag.cli.options import are_a_sweep
     from winml_dag.cli.sweepplan import requests_of
     from winml_dag.pipeline.request import Overrides, Request
@@ -192,7 +192,7 @@ def _tell_of_pull(known: int, to_run: int, traffic: Traffic) -> None:
 
 
 def _code(traffic: Traffic) -> int:
-    """1 when a remote was left alone, or said what is not believed: then not all of it was done."""
+    """1 when a remote was given up or sent what was refused: then the work is incomplete."""
     return 1 if traffic.left_alone or traffic.refused else 0
 
 

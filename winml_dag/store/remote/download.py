@@ -104,18 +104,18 @@ class Partial:
 
 
 class Downloader:
-    """Fetches into *blobs* by way of partial files in *folder*, on the same device. *received* gets the size of each
+    """Fetches into *blobs* by way of partial files in *folder*, on the same device. *on_received* gets the size of each
     received piece.
     """
 
     def __init__(
-        self, blobs: Blobs, folder: Path, locks: Locks, count: TrafficCounter, received: Callable[[int], None] | None
+        self, blobs: Blobs, folder: Path, locks: Locks, count: TrafficCounter, on_received: Callable[[int], None] | None
     ) -> None:
         self._blobs = blobs
         self._folder = folder
         self._locks = locks
         self._count = count
-        self._received = received
+        self._on_received = on_received
 
     def fetch(self, file: FileEntry, tiers: Sequence[RemoteTier], transfer: Transfer) -> int | None:
         """Fetch the blob of *file*; return the index of its tier, -1 if it is local already or another process fetched
@@ -186,8 +186,8 @@ class Downloader:
             piece = next(pieces, None)
             if piece is not None:
                 self._count.add(Traffic(bytes_fetched=len(piece)))
-                if self._received is not None:
-                    self._received(len(piece))
+                if self._on_received is not None:
+                    self._on_received(len(piece))
                 transfer.moved(len(piece))
             return piece
 

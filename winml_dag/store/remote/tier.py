@@ -190,8 +190,8 @@ class Remotes:
         blobs: the local ones.
         scratch: a folder for incomplete downloads, on the device of *blobs*; created if needed. Not that of runs, which
             is swept.
-        tell: gets sentences for the user, from any thread.
-        received: gets the sizes of received pieces of blobs, from any thread.
+        warn: gets sentences for the user, from any thread.
+        on_received: gets the sizes of received pieces of blobs, from any thread.
         locks: those of the store, which is then not cleared during a download; by default others.
     """
 
@@ -202,17 +202,17 @@ class Remotes:
         trust: Trust,
         *,
         scratch: Path,
-        tell: Callable[[str], None],
-        received: Callable[[int], None] | None = None,
+        warn: Callable[[str], None],
+        on_received: Callable[[int], None] | None = None,
         locks: Locks | None = None,
     ) -> None:
         self._count = TrafficCounter()
         self._tiers = [
-            RemoteTier(tier, trust, self._count, tell) for tier in tiers if tier.settings.mode is not Mode.OFF
+            RemoteTier(tier, trust, self._count, warn) for tier in tiers if tier.settings.mode is not Mode.OFF
         ]
         # Tiers that got a request or a probe.
         self._asked: set[RemoteTier] = set()
-        self._downloader = Downloader(blobs, scratch, locks or Locks(scratch), self._count, received)
+        self._downloader = Downloader(blobs, scratch, locks or Locks(scratch), self._count, on_received)
         self._uploader = Uploader(blobs)
 
     def records(self, keys: Collection[str]) -> dict[str, Record]:

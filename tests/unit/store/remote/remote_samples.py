@@ -130,8 +130,8 @@ class Machine:
             self.store.blobs,
             trust,
             scratch=self.store.incoming,
-            tell=self.said.append,
-            received=self.received.append,
+            warn=self.said.append,
+            on_received=self.received.append,
             locks=self.store.locks,
         )
 
