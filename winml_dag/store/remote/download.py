@@ -140,7 +140,8 @@ class Downloader:
         partial, kept = Partial(path, file), False
         try:
             with partial:
-                number = -1 if partial.is_intact else self._from_any(tiers, partial, transfer)
+                sources = (number for number, tier in enumerate(tiers) if self._complete(partial, tier, transfer))
+                number = -1 if partial.is_intact else next(sources, None)
             if number is not None:
                 self._blobs.receive(path, file)
             # Not after a local error: a full disk needs the space.
@@ -151,19 +152,13 @@ class Downloader:
                 with suppress(OSError):
                     remove_file(path)
 
-    def _from_any(self, tiers: Sequence[RemoteTier], partial: Partial, transfer: Transfer) -> int | None:
-        for number, tier in enumerate(tiers):
-            if self._from(tier, partial, transfer):
-                self._count.add(Traffic(blobs_fetched=1))
-                return number
-        return None
-
-    def _from(self, tier: RemoteTier, partial: Partial, transfer: Transfer) -> bool:
-        """Complete *partial* from *tier*; return whether it is intact then."""
+    def _complete(self, partial: Partial, tier: RemoteTier, transfer: Transfer) -> bool:
+        """Whether *partial* is intact with the rest from *tier*."""
         try:
             while True:
-                tier.reading.run(transfer, lambda: self._resume(tier, partial, transfer), lambda: partial.size)
+                tier.reading.run(transfer, lambda: self._receive(partial, tier, transfer), lambda: partial.size)
                 if partial.is_intact:
+                    self._count.add(Traffic(blobs_fetched=1))
                     return True
                 only_from_there = partial.sources <= {tier}
                 partial.restart()
@@ -176,13 +171,13 @@ class Downloader:
             pass
         return False
 
-    def _resume(self, tier: RemoteTier, partial: Partial, transfer: Transfer) -> None:
+    def _receive(self, partial: Partial, tier: RemoteTier, transfer: Transfer) -> None:
         """One attempt to receive the rest."""
         if partial.size == partial.file.size and partial.sources:
             return
         pieces = transfer.wait_for(lambda: tier.remote.read(partial.file.digest, partial.size))
 
-        def received() -> bytes | None:
+        def next_piece() -> bytes | None:
             piece = next(pieces, None)
             if piece is not None:
                 self._count.add(Traffic(bytes_fetched=len(piece)))
@@ -195,7 +190,7 @@ class Downloader:
         with ThreadPoolExecutor(1) as writer:
             added: Future[None] | None = None
             try:
-                while (piece := transfer.wait_for(received)) is not None:
+                while (piece := transfer.wait_for(next_piece)) is not None:
                     if added is not None:
                         added.result()
                     if partial.size + len(piece) > partial.file.size:

@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.util import find_spec
@@ -35,6 +35,16 @@ SECRET_BYTES = 32
 
 _KEY_FORM = "name:base64"
 _KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# The packages that each scheme needs.
+_MODULES = {
+    "http": ("urllib3",),
+    "https": ("urllib3",),
+    "s3": ("obstore", "urllib3"),
+    "az": ("obstore", "urllib3"),
+    "gs": ("obstore", "urllib3"),
+    "file": ("obstore",),
+}
+_SCHEMES_ADVICE = "Say " + ", ".join(f"{scheme}://" for scheme in _MODULES) + " with what follows."
 _PATH_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between its parts"
 
@@ -108,7 +118,15 @@ def open_remote(url: str, namespace: str = "", *, gets_token: bool = False) -> R
         )
     if not _is_path(namespace):
         raise UsageError(f"{namespace!r} is no namespace of a remote", advice=f"{_PATH_ADVICE}, such as pull/12.")
-    return _OPENERS[parts.scheme.lower()](parts, namespace, gets_token)
+    scheme = parts.scheme.lower()
+    for module in _MODULES[scheme]:
+        if find_spec(module) is None:
+            raise UsageError(
+                f"A remote needs the package {module}, which is not installed", advice="pip install winml_dag[remote]"
+            )
+    if scheme == "file":
+        return _open_folder(parts, namespace)
+    return _open_http(parts, namespace, gets_token) if "http" in scheme else _open_bucket(parts, namespace)
 
 
 def parts_of(url: str) -> SplitResult:
@@ -118,7 +136,7 @@ def parts_of(url: str) -> SplitResult:
         _ = parts.port  # Not parsed before it is asked for.
     except ValueError as error:
         raise UsageError(f"{shown(url)!r} is no URL of a remote: {error}", advice=_SCHEMES_ADVICE) from error
-    if parts.scheme.lower() not in _OPENERS:
+    if parts.scheme.lower() not in _MODULES:
         said = f"{parts.scheme}://" if parts.scheme else shown(url)
         raise UsageError(f"No remote is reached by {said!r}", advice=_SCHEMES_ADVICE)
     return parts
@@ -144,7 +162,6 @@ def shown(url: str) -> str:
 
 
 def _open_http(parts: SplitResult, namespace: str, gets_token: bool) -> Remote:
-    _require("urllib3")
     from winml_dag.store.remote.http import HttpRemote
 
     if not parts.hostname:
@@ -168,8 +185,7 @@ def _authorization(parts: SplitResult, gets_token: bool) -> str:
     return f"Bearer {token}" if token else ""
 
 
-def _open_bucket(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
-    _require("obstore", "urllib3")
+def _open_bucket(parts: SplitResult, namespace: str) -> Remote:
     from winml_dag.store.remote.bucket import open_bucket
 
     advice = f"Say {parts.scheme}://bucket/path; credentials come from the environment."
@@ -183,8 +199,7 @@ def _open_bucket(parts: SplitResult, namespace: str, _gets_token: bool) -> Remot
     return open_bucket(parts.scheme.lower(), parts.netloc, prefix)
 
 
-def _open_folder(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
-    _require("obstore")
+def _open_folder(parts: SplitResult, namespace: str) -> Remote:
     from winml_dag.store.remote.bucket import open_folder
 
     if not parts.path.startswith("/") or (sys.platform != "win32" and parts.netloc not in ("", "localhost")):
@@ -201,25 +216,6 @@ def _is_path(text: str) -> bool:
 
 def _below(path: str, namespace: str) -> str:
     return "/".join(part for part in (path.rstrip("/"), namespace) if part)
-
-
-def _require(*modules: str) -> None:
-    for module in modules:
-        if find_spec(module) is None:
-            raise UsageError(
-                f"A remote needs the package {module}, which is not installed", advice="pip install winml_dag[remote]"
-            )
-
-
-_OPENERS: dict[str, Callable[[SplitResult, str, bool], Remote]] = {
-    "http": _open_http,
-    "https": _open_http,
-    "s3": _open_bucket,
-    "az": _open_bucket,
-    "gs": _open_bucket,
-    "file": _open_folder,
-}
-_SCHEMES_ADVICE = "Say " + ", ".join(f"{scheme}://" for scheme in _OPENERS) + " with what follows."
 
 
 def signing_keys(environment: Mapping[str, str], configured: Path | None = None) -> tuple[SigningKey, ...]:

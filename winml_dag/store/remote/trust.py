@@ -58,6 +58,8 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
 # Returns the value of an environment variable, empty if it is not set.
 _Variable: TypeAlias = Callable[[str], str]
+# Why a CI run may not write what is shared, and the number of the pull request whose own namespace it may write.
+_Restriction: TypeAlias = tuple[str, int | None]
 
 
 class Refused(StoreError):
@@ -312,19 +314,12 @@ def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[R
     def variable(name: str) -> str:
         return environment.get(name, "").strip()
 
-    restricted = next((find(variable) for marker, find in _SYSTEMS.items() if variable(marker)), None)
-    if restricted is None or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
+    restriction = next((find(variable) for marker, find in _SYSTEMS.items() if variable(marker)), None)
+    if restriction is None or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
         return settings, ""
-    levels = tuple(each for level in settings.levels for each in _restrict(level, restricted.pull))
-    return replace(settings, levels=levels), restricted.sentence
-
-
-@dataclass(frozen=True)
-class _Restricted:
-    """A CI run that may not write what is shared; *pull*: the pull request whose own namespace it may write."""
-
-    sentence: str
-    pull: int | None = None
+    sentence, pull = restriction
+    levels = tuple(each for level in settings.levels for each in _restrict(level, pull))
+    return replace(settings, levels=levels), sentence
 
 
 def _restrict(level: TierSettings, pull: int | None) -> tuple[TierSettings, ...]:
@@ -338,7 +333,7 @@ def _restrict(level: TierSettings, pull: int | None) -> tuple[TierSettings, ...]
     return own, shared
 
 
-def _github(variable: _Variable) -> _Restricted | None:
+def _github(variable: _Variable) -> _Restriction | None:
     event, ref = variable("GITHUB_EVENT_NAME"), variable("GITHUB_REF")
     if ref.startswith("refs/pull/") or event.startswith("pull_request"):
         return _pull_request(_number_in(ref))
@@ -347,7 +342,7 @@ def _github(variable: _Variable) -> _Restricted | None:
     return _branch(variable, _branch_in(ref), is_protected=variable("GITHUB_REF_PROTECTED") == "true")
 
 
-def _azure(variable: _Variable) -> _Restricted | None:
+def _azure(variable: _Variable) -> _Restriction | None:
     ref, reason = variable("BUILD_SOURCEBRANCH"), variable("BUILD_REASON")
     # If the code is on GitHub, people see GitHub's number, else Azure's own.
     number = variable("SYSTEM_PULLREQUEST_PULLREQUESTNUMBER") or variable("SYSTEM_PULLREQUEST_PULLREQUESTID")
@@ -357,7 +352,7 @@ def _azure(variable: _Variable) -> _Restricted | None:
     return _branch(variable, _branch_in(ref), is_protected=_branch_in(ref) in ("main", "master"))
 
 
-def _gitlab(variable: _Variable) -> _Restricted | None:
+def _gitlab(variable: _Variable) -> _Restriction | None:
     number = variable("CI_MERGE_REQUEST_IID") or variable("CI_EXTERNAL_PULL_REQUEST_IID")
     if number or variable("CI_PIPELINE_SOURCE") in ("merge_request_event", "external_pull_request_event"):
         return _pull_request(_number(number))
@@ -365,21 +360,20 @@ def _gitlab(variable: _Variable) -> _Restricted | None:
 
 
 # By a variable that each of them always sets, and nothing else does.
-_SYSTEMS: dict[str, Callable[[_Variable], _Restricted | None]] = {
+_SYSTEMS: dict[str, Callable[[_Variable], _Restriction | None]] = {
     "GITHUB_ACTIONS": _github,
     "TF_BUILD": _azure,
     "GITLAB_CI": _gitlab,
 }
 
 
-def _pull_request(number: int | None) -> _Restricted:
+def _pull_request(number: int | None) -> _Restriction:
     if number is None:
-        return _Restricted("This is a pull request without a number: nothing is put into remotes.")
-    what = f"This is pull request {number}: what it makes is put into the namespace {_PULL}/{number} only."
-    return _Restricted(what, number)
+        return "This is a pull request without a number: nothing is put into remotes.", None
+    return f"This is pull request {number}: what it makes is put into the namespace {_PULL}/{number} only.", number
 
 
-def _branch(variable: _Variable, name: str, *, is_protected: bool) -> _Restricted | None:
+def _branch(variable: _Variable, name: str, *, is_protected: bool) -> _Restriction | None:
     if not name:
         return _unprotected("What is no branch")
     if named := variable(BRANCHES_VARIABLE):
@@ -387,11 +381,9 @@ def _branch(variable: _Variable, name: str, *, is_protected: bool) -> _Restricte
     return None if is_protected else _unprotected(f"The branch {name}")
 
 
-def _unprotected(what: str) -> _Restricted:
-    return _Restricted(
-        f"{what} is not known to be protected: nothing is put into remotes."
-        f" {BRANCHES_VARIABLE} may name branches that are."
-    )
+def _unprotected(what: str) -> _Restriction:
+    advice = f"{BRANCHES_VARIABLE} may name branches that are."
+    return f"{what} is not known to be protected: nothing is put into remotes. {advice}", None
 
 
 def _branch_in(ref: str) -> str:
