@@ -115,6 +115,11 @@ class Transfer:
         self._breaker: CircuitBreaker | None = None
         self.is_cancelled = False
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether an attempt was started."""
+        return self._breaker is not None
+
     def begin(self, breaker: CircuitBreaker) -> None:
         """Start an attempt. Raises RemoteUnavailable when none may be made."""
         self._breaker = breaker

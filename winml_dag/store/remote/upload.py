@@ -7,6 +7,7 @@ same key stays.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
@@ -23,10 +24,9 @@ from winml_dag.store.remote.transfer import POLL_SECONDS, RemoteUnavailable, Thr
 if TYPE_CHECKING:
     from winml_dag.store.remote.tier import RemoteTier
 
-# Each reads its file in small pieces, so this bounds memory as well.
-_BLOBS_AT_ONCE = 4
-# Their threads mostly wait for blobs.
-_RECORDS_AT_ONCE = 8
+# Each reads its file in small pieces, so this bounds memory as well. A record waits in a thread for its blobs, whose
+# uploads have all started before: the pool is a queue.
+_UPLOADS_AT_ONCE = 8
 
 
 class Uploader:
@@ -34,12 +34,13 @@ class Uploader:
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._of_blobs, self._of_records = ThreadPool(_BLOBS_AT_ONCE), ThreadPool(_RECORDS_AT_ONCE)
+        # One for each tier: the threads of one that hangs are lost.
+        self._pools: defaultdict[RemoteTier, ThreadPool] = defaultdict(partial(ThreadPool, _UPLOADS_AT_ONCE))
         # Reentrant: where the system has no more threads, the caller does the work itself.
         self._lock = threading.RLock()
         # Whether each blob exists there, by tier and digest.
         self._known: dict[tuple[RemoteTier, str], Future[bool]] = {}
-        self._underway: dict[Future[bool], Transfer] = {}
+        self._underway: dict[Future[bool], tuple[RemoteTier, Transfer]] = {}
         self._gone = self._all = 0
 
     def record(self, tier: RemoteTier, record: Record, *, with_blobs: bool = True) -> None:
@@ -49,17 +50,14 @@ class Uploader:
         if with_blobs and record.log is not None and not self._blobs.missing([record.log]):
             files[record.log.digest] = record.log
         blobs = [self.blob(tier, file) for file in files.values()]
-        self._start(
-            self._of_records,
-            lambda transfer: all(blob.result() for blob in blobs) and tier.put_record(record, transfer),
-        )
+        self._start(tier, lambda transfer: all(blob.result() for blob in blobs) and tier.put_record(record, transfer))
 
     def blob(self, tier: RemoteTier, file: FileEntry) -> Future[bool]:
         """Start to upload the local blob of *file*; the result is whether the remote has it then."""
         with self._lock:
             known = self._known.get((tier, file.digest))
             if known is None or (known.done() and not known.result()):
-                known = self._start(self._of_blobs, partial(self._put_blob, tier, file))
+                known = self._start(tier, partial(self._put_blob, tier, file))
                 self._known[tier, file.digest] = known
             return known
 
@@ -75,19 +73,21 @@ class Uploader:
             if not underway:
                 return
             wait(underway, POLL_SECONDS)
-            for future, transfer in underway.items():
-                if transfer.abandon_if_hung():
+            for future, (tier, transfer) in underway.items():
+                # All threads may hang, and then nothing else begins.
+                if transfer.abandon_if_hung() or (tier.writing.is_open and not transfer.has_begun):
                     _abandon(future)
 
     def close(self) -> None:
-        """Give up what is under way. It may be uploaded again later."""
+        """Give up what is under way. It may be uploaded again later, by other threads: these may hang."""
         with self._lock:
             underway = dict(self._underway)
-        for future, transfer in underway.items():
+            self._pools.clear()
+        for future, (_, transfer) in underway.items():
             transfer.is_cancelled = True
             _abandon(future)
 
-    def _start(self, pool: ThreadPool, work: Callable[[Transfer], bool]) -> Future[bool]:
+    def _start(self, tier: RemoteTier, work: Callable[[Transfer], bool]) -> Future[bool]:
         # Some libraries do not report progress within a part.
         transfer = Transfer(PART_SECONDS)
 
@@ -97,9 +97,11 @@ class Uploader:
             except (RemoteUnavailable, OSError, StoreError):
                 return False
 
+        with self._lock:
+            pool = self._pools[tier]
         future = pool.submit(attempt)
         with self._lock:
-            self._underway[future] = transfer
+            self._underway[future] = tier, transfer
         future.add_done_callback(self._ended)
         return future
 
