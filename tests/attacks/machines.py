@@ -38,7 +38,7 @@ class Machine:
         system = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "TEMP") if name in os.environ}
         home = dict.fromkeys(("HOME", "USERPROFILE", "XDG_CONFIG_HOME", "LOCALAPPDATA"), str(self.folder))
         with mock.patch.dict(os.environ, {**system, **home, **self.variables}, clear=True):
-            store = open_store(self.folder / "cache", RemoteOptions(folder=self.folder), tell=self.said.append)
+            store = open_store(self.folder / "cache", RemoteOptions(folder=self.folder), warn=self.said.append)
             try:
                 yield store
                 store.settle()

@@ -17,9 +17,8 @@ from typing import NoReturn
 from fault_lab import Lab
 
 from winml_dag.store.record import KeyInputs, Record
-from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
@@ -100,12 +99,12 @@ def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, t
     # Whatever happens, the child must not continue with its parent's work.
     try:
         signal.alarm(_PATIENCE_SECONDS)
-        # Imported here: it has threads of its own, which a fork does not copy.
-        from winml_dag.store.remote.urls import open_remote
+        # Here and not above: it has threads of its own, which no fork takes along.
+        from winml_dag.store.remote.settings import open_remote
 
         store = Store(cache, function="sha256")
         level = Tier(open_remote(remote.as_uri()), TierSettings(remote.as_uri(), Mode.READ_WRITE))
-        levels = Remotes([level], store.blobs, _TRUST, scratch=store.incoming, tell=_complain, locks=store.locks)
+        levels = Remotes([level], store.blobs, _TRUST, scratch=store.incoming, warn=_complain, locks=store.locks)
         if not store.records.keys():
             # Something to share, however early it is killed.
             _make(store, numbers[0])

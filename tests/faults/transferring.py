@@ -17,11 +17,9 @@ from pathlib import Path
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.remote.protocol import Remote
-from winml_dag.store.remote.remotes import Remotes
-from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings, open_remote
+from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
-from winml_dag.store.remote.urls import open_remote
 from winml_dag.store.store import Store
 
 _FILE_BYTES_LIMIT = "FILE_BYTES_LIMIT"
@@ -51,7 +49,7 @@ class _Stopping:
 def _levels(store: Store, remote: Remote) -> Remotes:
     trust = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
     level = Tier(remote, TierSettings("http://remote", Mode.READ_WRITE))
-    return Remotes([level], store.blobs, trust, scratch=store.incoming, tell=print, locks=store.locks)
+    return Remotes([level], store.blobs, trust, scratch=store.incoming, warn=print, locks=store.locks)
 
 
 def fetch(cache: str, url: str, digest: str, size: str, stop: str = "") -> None:

@@ -15,7 +15,7 @@ from servers.nginx import nginx_server
 from servers.s3 import s3_server
 
 from winml_dag.store.remote.protocol import Remote
-from winml_dag.store.remote.urls import open_remote
+from winml_dag.store.remote.settings import open_remote
 
 KINDS = ("memory", "file", "http", "nginx", "s3", "az")
 

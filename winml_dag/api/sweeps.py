@@ -81,8 +81,8 @@ def build_sweep(
 
 
 def _command(arguments: Mapping[str, object], named: Sequence[Path], folder: Path | None) -> str:
-    """Return the command line for the same sweep. Its options have the names of *arguments*."""
-    from winml_dag.store.remote.urls import shown
+    """What builds the same on the command line, whose options have the names of *arguments*."""
+    from winml_dag.store.remote.settings import shown
 
     words = [word for path in named for word in ("-c", str(path))]
     words += [] if folder is None else ["-o", str(folder)]

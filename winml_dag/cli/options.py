@@ -247,8 +247,8 @@ def _written(option: click.Option, value: object) -> str:
     if isinstance(option.type, Recipe) and isinstance(value, Path):
         return _recipe_word(value)
     if isinstance(option.type, Address):
-        # The arguments are written to files and logs, so they must not contain a password.
-        from winml_dag.store.remote.urls import shown
+        # These words go into files and logs, where a password does not belong.
+        from winml_dag.store.remote.settings import shown
 
         return shown(str(value))
     return str(value)

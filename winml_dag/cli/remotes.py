@@ -1,8 +1,10 @@
-"""Remotes in commands: their options, the store with remotes, and messages about them."""
+"""Remotes in commands: their options, the store with remotes, and what is printed of transfers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +13,19 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.plaintext import echo
-from winml_dag.cli.transfers import Transfers
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 
 if TYPE_CHECKING:
-    from winml_dag.store.remote.traffic import Traffic
+    from winml_dag.store.remote.protocol import Traffic
     from winml_dag.store.store import Store
+
+# A shorter transfer prints nothing; a longer one prints as often as a stage reports its progress.
+_SECONDS_TO_FIRST_LINE = 2.0
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
-    """Return the remote options in *options*, by their names. *recipe*: the recipe, if it is a file."""
+    """The remotes in the *options* of a command, by their names; *recipe*: what is built, if that is a file."""
     folder = None
     if isinstance(recipe, Path):
         folder = recipe if recipe.is_dir() else recipe.parent
@@ -28,11 +33,11 @@ def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteO
 
 
 def opened(cache_dir: Path, remote: RemoteOptions) -> Store:
-    """Open the store of a command. It is closed when the command ends, however it ends."""
+    """The store of a command, closed when the command ends in any way."""
     from winml_dag.pipeline.opened import let_go, open_store
 
     watcher = Transfers() if _tells_progress() else None
-    store = open_store(cache_dir, remote, tell=say, watcher=watcher)
+    store = open_store(cache_dir, remote, warn=say, watcher=watcher)
     if store.has_remotes and (context := click.get_current_context(silent=True)) is not None:
         context.call_on_close(lambda: let_go(store))
     return store
@@ -44,12 +49,12 @@ def _tells_progress() -> bool:
 
 
 def say(sentence: str) -> None:
-    """Report an unavailable remote or rejected data on stderr, even with --quiet."""
+    """Print a note about a remote on stderr, also with --quiet."""
     echo(f"note: {sentence}", err=True)
 
 
 def traffic_of(store: Store) -> Traffic | None:
-    """Return the traffic of *store*; None when it has no remote."""
+    """The traffic of *store*; None when it has no remote."""
     return store.traffic() if store.has_remotes else None
 
 
@@ -59,7 +64,7 @@ def traffic_json(traffic: Traffic | None) -> JsonObject:
 
 
 def traffic_lines(traffic: Traffic | None) -> Iterator[str]:
-    """Yield ``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if any."""
+    """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if there was any."""
     if traffic is not None and (text := _text(traffic)):
         yield f"remote: {text}"
 
@@ -80,3 +85,47 @@ def _text(traffic: Traffic) -> str:
     ]
     missed = f"none of {counted(traffic.records_missed, 'record')} was there" if traffic.records_missed else ""
     return "; ".join(filter(None, told)) or missed
+
+
+class Transfers:
+    """Prints the progress of transfers: a line every ten seconds, which a live table shows above itself.
+
+    Called by the threads that move the bytes, so no thread of its own is needed. *clock* returns seconds, *say* takes a
+    line.
+    """
+
+    def __init__(self, say: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say or (lambda line: echo(line, err=True))
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._received = 0
+        self._due: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+
+    def received(self, count: int) -> None:
+        """*count* more bytes of blobs have arrived."""
+        with self._lock:
+            self._received += count
+            if self._is_due("fetched"):
+                from winml_dag.store.quantities import size_text
+
+                self._say(f"remote: {size_text(self._received)} fetched so far")
+
+    def waits(self, gone: int, everything: int) -> None:
+        """The build has ended and waits for uploads."""
+        with self._lock:
+            if gone < everything and self._is_due("put"):
+                from winml_dag.store.quantities import size_text
+
+                self._say(f"remote: {size_text(gone)} of {size_text(everything)} put")
+
+    def _is_due(self, what: str) -> bool:
+        now = self._clock()
+        # After a pause it is another transfer, which may be as short as the first.
+        if now - self._last.get(what, now - _SECONDS_BETWEEN_LINES) > _SECONDS_TO_FIRST_LINE:
+            self._due[what] = now + _SECONDS_TO_FIRST_LINE
+        self._last[what] = now
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + _SECONDS_BETWEEN_LINES
+        return True

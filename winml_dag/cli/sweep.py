@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.run import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone
     from winml_dag.recipe.sweep import Cell
-    from winml_dag.store.remote.traffic import Traffic
+    from winml_dag.store.remote.protocol import Traffic
 
 # Maximum names listed on one line.
 _MOST_NAMES = 4

@@ -1,7 +1,7 @@
-"""Check whether a remote works; each finding includes advice.
+"""Checks of a remote; each finding says what to do.
 
-Checking a writable remote leaves a probe there: a blob, and a text under a key that no record has. Each probe is new,
-because uploading existing content needs no permission.
+A check of a writable remote leaves a probe there: a blob, and a text under a key that no record has. Each probe is new,
+because uploading what exists requires no permission.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from urllib.parse import urlsplit
 
 from winml_dag.pipeline.remoteoptions import TOKEN_HOST_VARIABLE
 from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, Remote, RemoteError
-from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
-from winml_dag.store.remote.urls import TOKEN
+from winml_dag.store.remote.settings import TOKEN, Mode, RemoteSettings, TierSettings, folder_of
 
 _NOTHING = hashlib.sha256(b"winml_dag probe: nothing is here").hexdigest()
 _OTHER_PROBE = b"winml_dag probe, put a second time\n"
 _REQUESTS = 5
-# Buckets reject requests with a clock skew like this, and expiring credentials fail soon after.
+# Buckets refuse requests whose time is this wrong, and expiring credentials soon fail too.
 _MOST_SECONDS_APART = 300
 
 _ADVICE = {
@@ -40,7 +39,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Finding:
-    """``what`` was checked, whether it ``is_well``, and advice if it is not."""
+    """``what`` was checked, whether it ``is_well``, and advice if not."""
 
     what: str
     is_well: bool
@@ -55,11 +54,12 @@ def check_level(
     scratch: Path,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Finding]:
-    """Yield the findings on *level*, which *remote* connects to; *scratch*: a folder for a file of a few bytes."""
-    yield from _keys(level, settings)
+    """The findings for *remote*, which has the settings *level*; *scratch*: a folder for a file of a few bytes."""
+    yield _check_keys(level, settings)
     yield from _token(level)
-    if level.mode is Mode.READ and (folder := _missing_folder(level.url)) is not None:
-        # A missing folder answers every lookup like an empty one.
+    parts = urlsplit(level.url)
+    if level.mode is Mode.READ and parts.scheme == "file" and not (folder := folder_of(parts)).is_dir():
+        # Reading a missing folder looks like reading an empty one.
         yield Finding("reach", False, f"there is no folder {folder}", "Look at the address, or whether it is mounted.")
         return
     try:
@@ -79,36 +79,33 @@ def check_level(
         yield from _writing(remote, scratch)
 
 
-def _keys(level: TierSettings, settings: RemoteSettings) -> Iterator[Finding]:
+def _check_keys(level: TierSettings, settings: RemoteSettings) -> Finding:
     known = [key.id for key in settings.keys if level.trusted is None or key.id in level.trusted]
     if not known and level.trusted is not None and settings.keys:
         here = ", ".join(key.id for key in settings.keys)
-        yield Finding(
+        return Finding(
             "keys",
             False,
             f"It is trusted with {', '.join(sorted(level.trusted)) or 'no key at all'}, and here is {here}",
             "Set WINML_DAG_REMOTE_KEYS or WINML_DAG_REMOTE_KEYS_FILE to one of those, or correct `trusted`.",
         )
-        return
     if not known and not settings.accept_unsigned:
-        yield Finding(
+        return Finding(
             "keys",
             False,
             "No key is here that its records may be signed with, so nothing of it could be believed",
             "Set WINML_DAG_REMOTE_KEYS or WINML_DAG_REMOTE_KEYS_FILE; `winml-dag cache remote key` makes a key.",
         )
-        return
     believed = f"believes what {', '.join(known)} signed" if known else "believes what nobody signed"
     if level.mode is Mode.READ_WRITE and settings.keys and settings.keys[0].id not in known:
-        yield Finding(
+        return Finding(
             "keys",
             False,
             f"{believed}, but this machine signs with {settings.keys[0].id}, which is not believed here",
             "Put a key that is trusted here first, or use --remote-mode read.",
         )
-        return
     signs = f", signs with {settings.keys[0].id}" if level.mode is Mode.READ_WRITE and settings.keys else ""
-    yield Finding("keys", True, believed + signs)
+    return Finding("keys", True, believed + signs)
 
 
 def _token(level: TierSettings) -> Iterator[Finding]:
@@ -158,17 +155,8 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
     )
 
 
-def _missing_folder(url: str) -> Path | None:
-    if not url.startswith("file:"):
-        return None
-    from winml_dag.store.remote.urls import folder_of
-
-    folder = folder_of(urlsplit(url))
-    return None if folder.is_dir() else folder
-
-
 def _clock_apart(url: str) -> Iterator[Finding]:
-    """Yield a finding on the server's clock; HTTP servers report their time."""
+    """The clock of a server that reports its time, as HTTP servers do."""
     if not url.startswith(("http://", "https://")):
         return
     import urllib3
@@ -176,10 +164,10 @@ def _clock_apart(url: str) -> Iterator[Finding]:
     try:
         with urllib3.PoolManager() as pool:
             answer = pool.request("HEAD", url, timeout=ATTEMPT_SECONDS, retries=False, redirect=False)
-        told = parsedate_to_datetime(answer.headers.get("Date", ""))
+        date = parsedate_to_datetime(answer.headers.get("Date", ""))
     except (urllib3.exceptions.HTTPError, ValueError, TypeError):
         return
-    apart = abs(time.time() - told.timestamp())
+    apart = abs(time.time() - date.timestamp())
     is_well = apart <= _MOST_SECONDS_APART
     text = f"{apart:.0f} s apart" if apart >= 2 else "the same time as here"
     yield Finding("clock", is_well, text, "" if is_well else "Set the clock of this machine, or of that one.")

@@ -1,12 +1,9 @@
-"""Which remotes exist and what they may be used for.
+"""The settings of remotes from options, the environment, the project's ``winml_dag.toml`` and the user's
+``config.toml``, in this order. The first of them that names remotes names all of them.
 
-The sources are options, the environment, the project's ``winml_dag.toml`` and the user's ``config.toml``, in this
-order. The first one that names remotes names all of them.
-
-A project's file comes from the project's author and is not trusted. So settings that decide trust (keys, and whether a
-signature is required) are only read from the environment and the user's own file. For a remote that is also in the
-user's file, the stricter of both settings applies. Credentials are not sent to a remote that only the project's file
-names.
+A project's file comes from the author of the project. So keys, and whether a signature is required, are read from the
+environment and the user's own file only. If both files name a remote, the stricter setting counts. Credentials are
+never sent to a remote that only the project's file names.
 """
 
 from __future__ import annotations
@@ -38,13 +35,11 @@ from winml_dag.recipe.problems import problems
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.smallfiles import read_text
 from winml_dag.store.remote.protocol import FOLDERS
-from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
-from winml_dag.store.remote.trust import signing_keys
-from winml_dag.store.remote.urls import folder_of, shown
+from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings, folder_of, shown, signing_keys
 
 F = TypeVar("F", bound=Section)
 
-# From the most to the least restrictive.
+# The strictest first.
 _STRICTEST_FIRST = (Mode.OFF, Mode.READ, Mode.READ_WRITE)
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _HEADER = re.compile(r"\s*(\[\[?)([^\]]*)\]")
@@ -56,7 +51,7 @@ _WORDS = {"": False, "0": False, "false": False, "no": False, "1": True, "true":
 
 def _check_url(url: str) -> str:
     if "://" not in url:
-        # Do not show it: without a scheme, any part of it may be a password.
+        # Not shown: without a scheme, any part of it may be a password.
         raise problem("this is no address; it begins with http://, https://, s3://, az://, gs:// or file://")
     return url
 
@@ -96,16 +91,16 @@ class ProjectFile(Section):
 
 
 class UserFile(ProjectFile):
-    """``config.toml``, without its settings for execution providers."""
+    """``config.toml``, without the section on execution providers."""
 
     signing: Signing = Field(default_factory=Signing.model_construct)
 
 
 def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
-    """Return the settings from *options* and all other sources; None when there is no remote.
+    """The settings that result from *options*, the environment and the files; None without a remote.
 
     Raises:
-        UsageError: for something unreadable or invalid, naming the file and line, or the variable.
+        UsageError: for unreadable or invalid settings, with the file and line, or the variable.
     """
     if not options.is_configured:
         if options.mode not in (None, Mode.OFF):
@@ -132,10 +127,8 @@ def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
 
 
 def with_secrets_of_this_machine(levels: Sequence[TierSettings]) -> RemoteSettings:
-    """Return *levels*, which another machine has resolved, with the secrets and trust settings of this machine.
-
-    These are its keys, its passwords for the same addresses, and its settings for unsigned records and the token's
-    host. Raises UsageError as :func:`remote_settings` does.
+    """*levels* of another machine with the secrets of this one: its keys, its passwords for the same addresses, and its
+    rules for unsigned records and tokens. Raises UsageError as :func:`remote_settings` does.
     """
     user = _user_file()
     known = {_alike(url): url for url in (*_urls_of_environment(), *(level.url for level in user.remote))}
@@ -157,7 +150,7 @@ def _signed(levels: Sequence[TierSettings], user: UserFile) -> RemoteSettings:
 
 
 def named_by(options: RemoteOptions) -> str:
-    """Return which source is the first to name remotes: the option, the variable, or a file."""
+    """The first source that names remotes: the option, the variable, or a file."""
     if options.urls:
         return "--remote"
     if os.environ.get(REMOTE_VARIABLE, "").strip():
@@ -167,7 +160,7 @@ def named_by(options: RemoteOptions) -> str:
 
 
 def _levels(options: RemoteOptions, user: UserFile) -> list[TierSettings]:
-    """Return the remotes of the first source that names any."""
+    """The tiers of the first source that names any."""
     if urls := options.urls or _urls_of_environment():
         return [TierSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in urls]
     project_file = options.project_file
@@ -182,9 +175,8 @@ def _levels(options: RemoteOptions, user: UserFile) -> list[TierSettings]:
 
 
 def _refuse_writing_outside(levels: Sequence[TierSettings], user: UserFile, project_file: Path) -> None:
-    """Raise UsageError when a writable remote is a folder outside of the project that the user has not named.
-
-    Links are followed. Otherwise the project's author would decide where its users' files go.
+    """Raise UsageError for a writable remote that is a folder outside of the project, links followed, and that no file
+    of the user names: otherwise the project's author could choose where its users write files.
     """
     by_user = {folder.resolve() for level in user.remote if (folder := _folder_of(level.url)) is not None}
     project = project_file.parent.resolve()
@@ -201,7 +193,7 @@ def _refuse_writing_outside(levels: Sequence[TierSettings], user: UserFile, proj
 
 
 def _folder_of(url: str) -> Path | None:
-    """Return the folder that *url* names; None for another kind of remote, and for an invalid URL."""
+    """The folder of *url*; None for other kinds of remotes and invalid URLs."""
     try:
         parts = urlsplit(url)
     except ValueError:  # reported when it is opened
@@ -214,17 +206,17 @@ def _urls_of_environment() -> tuple[str, ...]:
 
 
 def _alike(url: str) -> str:
-    """Return a normalized address without credentials; some other remotes on the same host may share it."""
+    """A normal form in which different spellings of one remote, with any credentials, are equal."""
     return shown(url).rstrip("/").lower()
 
 
 def _gets_token(url: str, *, named_by_user: bool) -> bool:
-    """Whether the remote gets the token: only the host in the environment, or without one, any that the user named."""
+    """The token goes to the host that the environment names; without one, to remotes that this user has named."""
     if not (host := os.environ.get(TOKEN_HOST_VARIABLE, "").strip().lower()):
         return named_by_user
     try:
         parts = urlsplit(url)
-    except ValueError:  # an invalid URL, reported when it is opened
+    except ValueError:  # reported when it is opened
         return False
     return host in (parts.hostname, parts.netloc.rpartition("@")[2].lower())
 
@@ -236,7 +228,7 @@ def _settled(level: Level, *, named_by_user: bool = True) -> TierSettings:
 
 
 def _stricter(of_project: TierSettings, of_user: TierSettings | None) -> TierSettings:
-    """Return what both allow: a project cannot relax the user's settings for the same remote."""
+    """What both allow: a project cannot loosen its user's settings of the same remote."""
     if of_user is None:
         return of_project
     said = [trusted for trusted in (of_project.trusted, of_user.trusted) if trusted is not None]
@@ -248,7 +240,7 @@ def _stricter(of_project: TierSettings, of_user: TierSettings | None) -> TierSet
 
 
 def _mode(options: RemoteOptions) -> Mode | None:
-    """Return the mode for all remotes, if an option or the environment sets it."""
+    """The mode of all remotes, if an option or the environment sets it."""
     if options.mode is not None:
         return Mode(options.mode)
     given = os.environ.get(MODE_VARIABLE, "").strip()
@@ -282,7 +274,7 @@ def _user_file() -> UserFile:
 
 
 def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
-    """Parse the file at *path* as a *kind*; keys in *elsewhere* are ignored, since other code reads them."""
+    """The file at *path* as a *kind*, without the keys that are read *elsewhere*."""
     import tomllib
 
     try:
@@ -307,7 +299,7 @@ def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
 
 
 def positions_in(text: str) -> Positions:
-    """Return the positions of keys in TOML with one key per line, accurate enough for error messages."""
+    """The positions of keys in TOML with one key per line, for error messages."""
     found = Positions()
     table: Location = ()
     location: Location

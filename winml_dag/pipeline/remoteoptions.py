@@ -1,7 +1,5 @@
-"""Whether there is a remote: checked at the start of every build.
-
-The check covers options, two variables, and two files that mostly do not exist. ``remoteconfig`` reads their other
-settings when a store is opened.
+"""Whether any remote is configured, determined at the start of every build from options, a variable, and two files that
+mostly do not exist. ``remoteconfig`` reads the rest of them when a store is opened.
 """
 
 from __future__ import annotations
@@ -24,21 +22,21 @@ TOKEN_HOST_VARIABLE = "WINML_DAG_REMOTE_TOKEN_HOST"
 
 PROJECT_FILE = "winml_dag.toml"
 
-# Every way in which a line of TOML can start a remote setting: a build with nothing to do reads no more than this. It
-# also matches misspellings: otherwise [[remotes]] would be ignored without an error.
+# Every start of a TOML line about remotes: an up-to-date build reads no more. Misspelled ones too: else [[remotes]]
+# would be ignored without a message.
 _REMOTE = re.compile(rb"^[ \t]*\[?\[?[ \t]*[\"']?remot", re.MULTILINE)
-# A project's file has no other settings.
+# The file of a project is about nothing else.
 _ANYTHING = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """The remote settings of one call; the environment and the configuration provide what is not set.
+    """The options of one call; the environment and the configuration supply the rest.
 
     Attributes:
         urls: the nearest first.
-        mode: that of every remote.
-        folder: where to search for the project's configuration first: the recipe's folder.
+        mode: of every remote.
+        folder: that of the recipe, where the configuration of the project is searched first.
     """
 
     urls: tuple[str, ...] = ()
@@ -47,7 +45,7 @@ class RemoteOptions:
 
     @cached_property
     def is_configured(self) -> bool:
-        """Whether any remote is configured, even if it is off: then digests are sha256."""
+        """Whether any remote is configured, even one that is off: then digests are sha256."""
         if self.urls or os.environ.get(REMOTE_VARIABLE, "").strip():
             return True
         files = (self.project_file, config_file())
@@ -73,9 +71,8 @@ class RemoteOptions:
 
 
 def names_remotes(path: Path) -> bool:
-    """Whether the configuration file at *path*, which need not exist, has settings for remotes.
-
-    An unreadable file counts as having some: the code that reads the rest reports the error.
+    """Whether the configuration file at *path*, which may be missing, mentions remotes. An unreadable one counts: the
+    error is reported when the rest is read.
     """
     try:
         said = _ANYTHING if path.name == PROJECT_FILE else _REMOTE
@@ -87,9 +84,8 @@ def names_remotes(path: Path) -> bool:
 
 
 def _up_to_the_root(start: str) -> Iterator[str]:
-    """Return the folder *start* and its parents up to the root of its repository; without one, only *start*.
-
-    Outside of a repository the parents may belong to anybody, as in a temporary folder.
+    """The folder *start* and its parents up to the root of its repository. Without a repository only *start*: its
+    parents may belong to anybody, as in a temporary folder.
     """
     folders = [start]
     while not os.path.lexists(f"{folders[-1]}{os.sep}.git"):

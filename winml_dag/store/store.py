@@ -29,8 +29,8 @@ from winml_dag.store.records import Records, check_key
 from winml_dag.store.scratch import Scratch
 
 if TYPE_CHECKING:
-    from winml_dag.store.remote.remotes import Remotes
-    from winml_dag.store.remote.traffic import Traffic
+    from winml_dag.store.remote.protocol import Traffic
+    from winml_dag.store.remote.tier import Remotes
 
 
 class Store:
@@ -262,8 +262,8 @@ class Store:
             self._remotes.settle(told or self._told)
 
     def traffic(self) -> Traffic:
-        """The traffic between this machine and others through this store."""
-        from winml_dag.store.remote.traffic import Traffic
+        """What went between this machine and others, through this store."""
+        from winml_dag.store.remote.protocol import Traffic
 
         return Traffic() if self._remotes is None else self._remotes.traffic()
 

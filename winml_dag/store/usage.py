@@ -27,7 +27,7 @@ from winml_dag.store.collect import Collected, Limits, collect
 from winml_dag.store.files import in_words, write_whole
 from winml_dag.store.locks import Locks
 from winml_dag.store.quantities import parse_size
-from winml_dag.store.remote.traffic import Traffic
+from winml_dag.store.remote.protocol import Traffic
 from winml_dag.store.store import Store
 from winml_dag.store.usage_log import FILE
 

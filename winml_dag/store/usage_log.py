@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from winml_dag.store.remote.traffic import Traffic
+    from winml_dag.store.remote.protocol import Traffic
 
 FILE = "statistics.txt"
 

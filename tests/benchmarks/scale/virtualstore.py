@@ -59,7 +59,7 @@ class VirtualStore:
             found = self.shelf.records.get(key)
         return found
 
-    def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:
+    def prefetch_records(self, keys: Collection[str]) -> Mapping[str, Record]:
         self._from_behind([key for key in keys if key not in self.shelf.records and key not in self._nowhere])
         found = {key: self.shelf.records[key] for key in keys if key in self.shelf.records}
         self.missing([file for record in found.values() for file in record.files()])

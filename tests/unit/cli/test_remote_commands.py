@@ -16,7 +16,7 @@ import yaml
 from servers.faulty import Fault, FaultyServer
 
 from winml_dag.cli.main import run
-from winml_dag.cli.transfers import Transfers
+from winml_dag.cli.remotes import Transfers
 from winml_dag.store.remote import http, transfer
 
 MAKING = "import sys; data = open(sys.argv[1]).read(); open(sys.argv[2], 'w').write(data * 100)"
@@ -204,7 +204,7 @@ def test_no_error_shows_a_password(
 
 
 def test_an_extra_that_is_not_installed_is_named(says: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winml_dag.store.remote.urls.find_spec", lambda _: None)
+    monkeypatch.setattr("winml_dag.store.remote.settings.find_spec", lambda _: None)
     assert "pip install winml_dag[remote]" in says(*build("a", "--remote", "https://cache"), code=2)
 
 

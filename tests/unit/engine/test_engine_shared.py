@@ -16,9 +16,8 @@ from winml_dag.engine.merge import Part, merge
 from winml_dag.engine.plan import prefetch, source_artifact
 from winml_dag.engine.stage import Node, Source, Workspace
 from winml_dag.store.record import Record
-from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -45,7 +44,7 @@ class SharedBench(Bench):
 
         def behind(store: Store) -> Remotes:
             level = Tier(remote, TierSettings("memory://", Mode.READ_WRITE))
-            found = Asked([level], store.blobs, TRUST, scratch=store.folder / "incoming", tell=lambda _: None)
+            found = Asked([level], store.blobs, TRUST, scratch=store.folder / "incoming", warn=lambda _: None)
             found.looks = self.looks
             return found
 
@@ -142,7 +141,7 @@ def test_a_run_without_a_remote_looks_nowhere(bench: Bench, monkeypatch: pytest.
     def never(*_: object) -> None:
         raise AssertionError("asked for what lies nowhere else")
 
-    monkeypatch.setattr(type(bench.store), "look_up", never)
+    monkeypatch.setattr(type(bench.store), "prefetch_records", never)
     weights = bench.source("weights", "w")
     assert bench.run(line(), [weights]).of(Status.FAILED) == []
     assert bench.plan(line(), [weights])

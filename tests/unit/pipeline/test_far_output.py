@@ -12,9 +12,8 @@ from winml_dag.errors import StoreError
 from winml_dag.pipeline.publish import OutputFile, OutputFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import TierSettings
-from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -32,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     def behind(store: Store) -> Remotes:
         trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
         level = Tier(remote, TierSettings("memory://"))
-        return Remotes([level], store.blobs, trust, scratch=store.incoming, tell=lambda _: None, locks=store.locks)
+        return Remotes([level], store.blobs, trust, scratch=store.incoming, warn=lambda _: None, locks=store.locks)
 
     store = Store(tmp_path / "cache", behind)
     store.incoming.write_text("in the way")

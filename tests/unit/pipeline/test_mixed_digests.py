@@ -15,9 +15,8 @@ from winml_dag.pipeline.publish import OutputFolder
 from winml_dag.pipeline.userstages.folder import KnownFiles
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import TierSettings
-from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -35,7 +34,7 @@ def store(tmp_path: Path, remote: MemoryRemote) -> Iterator[Store]:
     def behind(store: Store) -> Remotes:
         level = Tier(remote, TierSettings("memory://"))
         trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
-        return Remotes([level], store.blobs, trust, scratch=store.folder / "incoming", tell=lambda _: None)
+        return Remotes([level], store.blobs, trust, scratch=store.folder / "incoming", warn=lambda _: None)
 
     store = Store(tmp_path / "cache", behind)
     yield store

@@ -75,7 +75,7 @@ def test_a_run_of_ci_is_told_what_it_may_not_do(tmp_path: Path, monkeypatch: pyt
     for name, value in {"GITHUB_ACTIONS": "true", "GITHUB_EVENT_NAME": "push", "GITHUB_REF": "refs/heads/x"}.items():
         monkeypatch.setenv(name, value)
     told: list[str] = []
-    open_store(tmp_path / "cache", RemoteOptions((tmp_path.as_uri(),), "read-write"), tell=told.append).close()
+    open_store(tmp_path / "cache", RemoteOptions((tmp_path.as_uri(),), "read-write"), warn=told.append).close()
     assert told[0].startswith("The branch x is not known to be protected: nothing is put into remotes.")
 
 

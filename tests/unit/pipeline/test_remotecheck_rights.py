@@ -9,8 +9,7 @@ from servers.faulty import FaultyServer
 from servers.nginx import nginx_server
 
 from winml_dag.pipeline.remotecheck import check_level
-from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings
-from winml_dag.store.remote.urls import open_remote
+from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings, open_remote
 
 
 def test_who_may_not_write_is_told_so_also_where_somebody_has_written_before(tmp_path: Path) -> None:

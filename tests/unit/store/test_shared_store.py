@@ -13,9 +13,8 @@ from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.record import Record
-from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -40,7 +39,7 @@ def machine(tmp_path: Path, remote: MemoryRemote) -> Machine:
 
         def behind(store: Store) -> Remotes:
             scratch = store.folder / "transfers"
-            return Remotes([level], store.blobs, TRUST, scratch=scratch, tell=lambda _: None)
+            return Remotes([level], store.blobs, TRUST, scratch=scratch, warn=lambda _: None)
 
         return Store(tmp_path / name, behind)
 
@@ -84,7 +83,7 @@ def test_blobs_come_when_they_are_fetched_and_then_they_are_here(
     machine: Machine, remote: MemoryRemote, made: Record, tmp_path: Path
 ) -> None:
     here = machine("here")
-    here.look_up([KEY])
+    here.prefetch_records([KEY])
     assert len(here.remote_only(made.files())) == 2
     here.fetch(made.outputs["model"], tmp_path / "out")
     assert contents(tmp_path / "out") == FILES
@@ -106,7 +105,7 @@ def test_a_link_needs_its_blobs_here_as_a_copy_does(machine: Machine, made: Reco
 
 def test_what_no_remote_has_is_asked_for_once_in_a_run(machine: Machine, remote: MemoryRemote) -> None:
     here = machine("here")
-    assert here.look_up([KEY, OTHER_KEY]) == {}
+    assert here.prefetch_records([KEY, OTHER_KEY]) == {}
     assert here.record(KEY) is None
     assert here.record(OTHER_KEY) is None
     assert asked(remote, "record") == 2
@@ -115,7 +114,7 @@ def test_what_no_remote_has_is_asked_for_once_in_a_run(machine: Machine, remote:
 
 def test_a_look_for_many_asks_for_their_blobs_too(machine: Machine, remote: MemoryRemote, made: Record) -> None:
     here = machine("here")
-    assert set(here.look_up([KEY, OTHER_KEY])) == {KEY}
+    assert set(here.prefetch_records([KEY, OTHER_KEY])) == {KEY}
     remote.calls.clear()
     assert here.missing(made.files()) == []
     assert remote.calls == []
@@ -168,7 +167,7 @@ def test_a_record_with_other_digests_is_not_found_where_a_cache_had_both(
     (tmp_path / "here" / "blobs" / "sha256").mkdir()
     here = machine("here")
     assert here.record(KEY) is None
-    assert here.look_up([KEY]) == {}
+    assert here.prefetch_records([KEY]) == {}
     assert here.latest(["export"]).get("export") is None
     assert here.records_of(made.key_inputs.stage, 5) == []
     here.publish(new_record(KEY), {"model": fill(FILES)})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.store import usage as module
-from winml_dag.store.remote.traffic import Traffic
+from winml_dag.store.remote.protocol import Traffic
 from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
 from winml_dag.store.usage_log import FILE, note_build, note_size, note_traffic

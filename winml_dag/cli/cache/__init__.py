@@ -1,10 +1,10 @@
-"""``winml-dag cache``: list, verify, shrink and clear the cache, and share it with other machines."""
+"""``winml-dag cache``: listing, checking, shrinking and sharing the cache."""
 
 from __future__ import annotations
 
 import click
 
-from winml_dag.cli.cache import contents, remote, sharing, size, soundness
+from winml_dag.cli.cache import contents, sharing, upkeep
 
 
 @click.group(name="cache")
@@ -16,12 +16,12 @@ for _inner in (
     contents.info,
     contents.list_,
     contents.show,
-    size.gc,
-    size.limit,
-    soundness.verify,
-    size.clear,
+    upkeep.gc,
+    upkeep.limit,
+    upkeep.verify,
+    upkeep.clear,
     sharing.push,
     sharing.pull,
-    remote.remote,
+    sharing.remote,
 ):
     command.add_command(_inner)

@@ -1,4 +1,4 @@
-"""Helpers shared by the cache commands: location of the cache, output of errors, JSON and times."""
+"""The option, output and time format that all cache commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ cache_dir_option = click.option("--cache-dir", type=FILE, help="The cache folder
 
 
 def opened(cache_dir: Path | None) -> Store:
-    """Open the store that a build started here would use."""
+    """The store that a build started here would use."""
     from winml_dag.pipeline.remoteoptions import RemoteOptions
     from winml_dag.store.store import Store
 
@@ -32,7 +32,7 @@ def opened(cache_dir: Path | None) -> Store:
 
 @contextmanager
 def errors_as_object(format_: str) -> Iterator[None]:
-    """With ``--format json``, also print an error as the single object on stdout. The message still goes to stderr."""
+    """With the format json, print an error as the one object on stdout too; its message still goes to stderr."""
     try:
         yield
     except WinmlDagError as error:
@@ -47,5 +47,5 @@ def print_object(value: object) -> None:
 
 
 def time_of(seconds: float) -> str:
-    """Format a time as records do: ``2026-11-21T08:32:51+00:00``."""
+    """A time in the format of records: ``2026-11-21T08:32:51+00:00``."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""``cache info``, ``cache list`` and ``cache show``: contents of the cache, as totals and per record."""
+"""``cache info``, ``cache list`` and ``cache show``: the contents of the cache, in total and by record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from winml_dag.cli.plaintext import echo
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject, JsonValue
     from winml_dag.store.artifact import FileEntry
-    from winml_dag.store.remote.traffic import Traffic
+    from winml_dag.store.remote.protocol import Traffic
     from winml_dag.store.upkeep import Entry
     from winml_dag.store.usage import Statistics
 
@@ -109,7 +109,7 @@ def _saved(statistics: Statistics) -> list[str]:
 
 def _moved(traffic: Traffic) -> list[str]:
     from winml_dag.store.quantities import counted, size_text
-    from winml_dag.store.remote.traffic import Traffic
+    from winml_dag.store.remote.protocol import Traffic
 
     if traffic == Traffic():
         return []

@@ -19,8 +19,7 @@ from winml_dag.errors import StageError, StoreError
 from winml_dag.explanation import explanation
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
-from winml_dag.store.remote.settings import Mode, TierSettings
-from winml_dag.store.remote.urls import shown
+from winml_dag.store.remote.settings import Mode, TierSettings, shown
 
 # Increased when the messages change: a worker with another number gets no orders.
 PROTOCOL: Final = 2

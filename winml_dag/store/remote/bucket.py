@@ -1,7 +1,7 @@
-"""A remote in a bucket of S3, Azure or Google, or in a folder that several machines see.
+"""A remote in a bucket of S3, Azure or Google, or in a shared folder.
 
-All is put on the condition that nothing is there, where the store supports that. It does not for blobs in parts: those
-of more than 5 GB, and large ones where we may not sign a request of our own. Two that put the same blob at once then
+Every upload is conditional on nothing being there, where the store supports that. It does not for multipart uploads:
+blobs above 5 GB, and large ones where we may not sign requests. Two machines that upload the same blob at once then
 both do so, with the same bytes.
 """
 
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 _PIECE_BYTES = 1 << 20
-# Larger files go to a bucket in one request of ours that obstore signs. obstore's own put takes a file into memory, or
-# sends it in parts without a condition and without a word of its progress, so that a slow line looks like a dead one.
+# Larger files go to a bucket in one request that obstore only signs. Its own put reads a file into memory, or sends it
+# in parts without a condition and without progress, so that a slow line looks like a dead one.
 _SMALL_BYTES = 256 << 10
-# S3 and Azure take no more in one request.
+# The limit of S3 and Azure for one request.
 _MOST_STREAMED_BYTES = 5000 << 20
 _SIGNED_FOR = timedelta(hours=1)
 _NO_LIMIT = timedelta(days=1)
-# What an upload in parts takes of memory. S3 wants parts of at least 5 MiB, and 10,000 at most.
+# Bounds the memory of a multipart upload. S3 requires parts of at least 5 MiB, and at most 10,000.
 _PART_BYTES = 5 << 20
 _PARTS_AT_ONCE = 2
-# A folder yields as much at once as is asked for. From a network we take what has come, so that a trickle is noticed.
+# A folder yields as much at once as is requested. From a network we take what has arrived, so that a trickle shows.
 _FOLDER_READ_BYTES = 256 << 10
 
 _STATUS = re.compile(r"\bstatus: (\d{3})\b")
 _SYSTEM_ERROR = re.compile(r"\bos error (\d+)\b")
-# No space, and no quota; 39 and 112 are Windows' numbers for it.
+# No space, and no quota; 39 and 112 are those of Windows.
 _NO_SPACE = (28, 122, 39, 112)
 _READ_ONLY = (1, 5, 13, 30) if sys.platform == "win32" else (1, 13, 30)
-# What is not found when the bucket itself is not there.
+# The errors of a missing bucket.
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-# The last places where credentials are looked for: services of the cloud's own machines.
+# Where clients look for credentials last: services of the cloud's own machines.
 _CREDENTIAL_SERVICES = ("/latest/api/token", "/latest/meta-data", "/metadata/identity", "/computeMetadata/")
 
-# Headers of a signed put. Google wants conditions to be signed, and obstore signs none.
+# Headers of a signed PUT. Google requires conditions to be signed, and obstore signs none.
 _STREAMED_WITH = {
     "s3": {"If-None-Match": "*"},
     "az": {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"},
@@ -72,18 +72,30 @@ _CREDENTIALS_IN = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
 }
 
-# Opens the store to put so many bytes, or with None to read. Raises RemoteError, or FileNotFoundError when nothing can
-# be there yet.
+# Opens the store to put this many bytes, or with None to read. Raises RemoteError, or FileNotFoundError when it cannot
+# contain anything yet.
 _Opener: TypeAlias = "Callable[[int | None], ObjectStore]"
 
 
 class ObjectRemote:
-    """See ``Remote``: what lies below *prefix* of the store that *opener* opens."""
+    """See ``Remote``: what lies below *prefix* of the store that *opener* opens. Large files go in one request that
+    *signer* signs, with these *headers*; without one, in parts.
+    """
 
-    def __init__(self, opener: _Opener, prefix: str, read_bytes: int = 1) -> None:
+    def __init__(
+        self,
+        opener: _Opener,
+        prefix: str,
+        read_bytes: int = 1,
+        signer: SignCapableStore | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._open = opener
         self._prefix = f"{prefix}/" if prefix else ""
         self._read_bytes = read_bytes
+        self._signer = signer
+        self._headers = headers or {}
+        self._pool: PoolManager | None = None
 
     def record(self, key: str) -> bytes | None:
         try:
@@ -92,7 +104,7 @@ class ObjectRemote:
             return None
 
     def put_record(self, key: str, data: bytes) -> bool:
-        return self._create(self._prefix + record_path(key), data)
+        return self._create(record_path(key), data)
 
     def has(self, digest: str) -> bool:
         try:
@@ -107,83 +119,67 @@ class ObjectRemote:
         except FileNotFoundError:
             raise KeyError(digest) from None
 
-    def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
-        place, size = self._prefix + blob_path(digest), path.stat().st_size
+    def put(self, digest: str, path: Path, on_progress: Callable[[int], None]) -> bool:
+        blob, size = blob_path(digest), path.stat().st_size
         if size <= _SMALL_BYTES:
-            if put := self._create(place, path.read_bytes()):
-                told(size)
+            if put := self._create(blob, path.read_bytes()):
+                on_progress(size)
             return put
-        return not self.has(digest) and self._put_large(place, path, size, told)
+        if self.has(digest):
+            return False
+        if size <= _MOST_STREAMED_BYTES and (url := self._signed(blob)) is not None:
+            from winml_dag.store.remote.http import pool_for, put_file
 
-    def close(self) -> None:
-        """obstore closes its connections by itself."""
-
-    def _put_large(self, place: str, path: Path, size: int, told: Callable[[int], None]) -> bool:
+            self._pool = self._pool or pool_for(url)
+            return put_file(self._pool, url, self._headers, path, on_progress)
         with _translated():
-            pieces = _pieces(path, told)
-            obstore.put(self._open(size), place, pieces, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+            pieces = _pieces(path, on_progress)
+            store, name = self._open(size), self._prefix + blob
+            obstore.put(store, name, pieces, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return True
 
-    def _create(self, place: str, data: bytes) -> bool:
+    def close(self) -> None:
+        """obstore closes its own connections by itself."""
+        if self._pool is not None:
+            self._pool.clear()
+
+    def _signed(self, path: str) -> str | None:
+        """The URL to put a file to; None where we may not sign, which requires a permission of its own."""
+        if self._signer is not None:
+            try:
+                with _translated():
+                    return obstore.sign(self._signer, "PUT", self._prefix + path, _SIGNED_FOR)
+            except RemoteError:
+                self._signer = None
+        return None
+
+    def _create(self, path: str, data: bytes) -> bool:
         with _translated():
             try:
-                obstore.put(self._open(len(data)), place, data, mode="create")
+                obstore.put(self._open(len(data)), self._prefix + path, data, mode="create")
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 return False
         return True
 
-    def _size(self, place: str) -> int:
+    def _size(self, path: str) -> int:
         """Raises FileNotFoundError."""
         with _translated():
-            return obstore.head(self._open(None), self._prefix + place)["size"]
+            return obstore.head(self._open(None), self._prefix + path)["size"]
 
-    def _read(self, place: str, offset: int) -> Iterator[bytes]:
+    def _read(self, path: str, offset: int) -> Iterator[bytes]:
         """Raises FileNotFoundError."""
         options: obstore.GetOptions = {}
         if offset:
-            if offset >= self._size(place):
+            if offset >= self._size(path):
                 return iter(())
             options = {"range": {"offset": offset}}
         with _translated():
-            got = obstore.get(self._open(None), self._prefix + place, options=options)
+            got = obstore.get(self._open(None), self._prefix + path, options=options)
             return _Body(iter(got.stream(min_chunk_size=self._read_bytes)))
 
 
-class BucketRemote(ObjectRemote):
-    """A bucket, where large files go in one request that *signer* signs, with these *headers*."""
-
-    def __init__(self, opener: _Opener, prefix: str, signer: SignCapableStore, headers: Mapping[str, str]) -> None:
-        super().__init__(opener, prefix)
-        self._signer = signer
-        self._headers = headers
-        self._may_sign = True
-        self._pool: PoolManager | None = None
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.clear()
-
-    def _put_large(self, place: str, path: Path, size: int, told: Callable[[int], None]) -> bool:
-        from winml_dag.store.remote.http import pool_for, put_file
-
-        url = self._signed(place) if self._may_sign and size <= _MOST_STREAMED_BYTES else None
-        if url is None:
-            return super()._put_large(place, path, size, told)
-        self._pool = self._pool or pool_for(url)
-        return put_file(self._pool, url, self._headers, path, told)
-
-    def _signed(self, place: str) -> str | None:
-        """Where to put a file; None where we may not sign, which takes a right of its own."""
-        try:
-            with _translated():
-                return obstore.sign(self._signer, "PUT", place, _SIGNED_FOR)
-        except RemoteError:
-            self._may_sign = False
-            return None
-
-
 class _Body(Iterator[bytes]):
-    """What a stream gives, in pieces that are small enough."""
+    """The bytes of a stream, in pieces of limited size."""
 
     def __init__(self, stream: Iterator[bytes]) -> None:
         self._stream: Iterator[bytes] | None = stream
@@ -207,11 +203,11 @@ def open_bucket(scheme: str, bucket: str, prefix: str) -> ObjectRemote:
     """Credentials, region and endpoint come from the environment, where the tools of each cloud look for them.
 
     Raises:
-        UsageError: what is there cannot be right, or something is missing that says which bucket it is.
+        UsageError: for invalid or incomplete settings.
     """
     try:
         quick = _bucket(scheme, bucket, {"read_timeout": timedelta(seconds=ATTEMPT_SECONDS), "timeout": _NO_LIMIT})
-        # Reads nothing while it sends, so it has a time limit for the whole request or part.
+        # Receives nothing while it sends, so the limit applies to the whole request or part.
         patient = _bucket(scheme, bucket, {"timeout": timedelta(seconds=PART_SECONDS)})
     except (exceptions.BaseError, ValueError) as error:
         raise UsageError(
@@ -222,14 +218,14 @@ def open_bucket(scheme: str, bucket: str, prefix: str) -> ObjectRemote:
     def opener(size: int | None) -> ObjectStore:
         return quick if size is None or size <= _SMALL_BYTES else patient
 
-    return BucketRemote(opener, prefix, patient, _STREAMED_WITH[scheme])
+    return ObjectRemote(opener, prefix, signer=patient, headers=_STREAMED_WITH[scheme])
 
 
 def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> SignCapableStore:
     options: ClientConfig = {
         "connect_timeout": timedelta(seconds=ATTEMPT_SECONDS),
         "user_agent": "winml_dag",
-        # Only where the user says so by the endpoint: a server of their own, without TLS.
+        # Only for the user's own endpoint, a server without TLS.
         "allow_http": _endpoint(scheme).startswith("http://"),
         **limits,
     }
@@ -258,16 +254,16 @@ def open_folder(folder: Path, namespace: str) -> ObjectRemote:
     return ObjectRemote(opener, namespace, _FOLDER_READ_BYTES)
 
 
-def _pieces(path: Path, told: Callable[[int], None]) -> Iterator[bytes]:
+def _pieces(path: Path, on_progress: Callable[[int], None]) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
             yield piece
-            told(len(piece))
+            on_progress(len(piece))
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """What obstore raises, as RemoteError; FileNotFoundError for what is not in a bucket that is there."""
+    """Turns errors of obstore into RemoteError, but not FileNotFoundError of an object in an existing bucket."""
     try:
         yield
     except (exceptions.BaseError, OSError, ValueError) as error:
@@ -276,17 +272,17 @@ def _translated() -> Iterator[None]:
             raise
         raise _remote_error(text) from error
     except BaseException as error:
-        # A panic of obstore at an answer that it does not expect: a BaseException of a class that cannot be imported.
+        # A panic of obstore at an unexpected answer: a BaseException of a class that cannot be imported.
         if type(error).__module__ == "pyo3_runtime":
             raise RemoteError("failing", "answers what obstore cannot make sense of") from error
         raise
 
 
 def _remote_error(text: str) -> RemoteError:
-    """obstore has few classes of errors, and says the rest in their text: a status, a system error, a kind."""
+    """obstore has few exception classes; the text has the rest: a status, a system error, a kind."""
     if any(word in text for word in _NO_BUCKET):
         return RemoteError("forbidden", "has no such bucket")
-    if any(place in text for place in _CREDENTIAL_SERVICES):
+    if any(service in text for service in _CREDENTIAL_SERVICES):
         return RemoteError("forbidden", "wants credentials, and the environment has none")
     if match := _STATUS.search(text):
         status = int(match[1])
@@ -308,5 +304,5 @@ def _remote_error(text: str) -> RemoteError:
 
 
 def _in_short(text: str) -> str:
-    """The first line of what obstore says. What follows a question mark may be a signature, and is left out."""
+    """The first line of *text* without what follows a question mark, which may be a signature."""
     return re.sub(r"\?\S*", "", text.partition("\n")[0])[:200]

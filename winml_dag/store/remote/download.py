@@ -1,8 +1,8 @@
-"""Blobs from remotes: hashed while they stream into a partial file, and given their name when they are right.
+"""Downloads of blobs: hashed while they stream into a partial file, which becomes the blob if the hash is right.
 
-The partial file of a large blob stays when its transfer breaks off or the process is killed. Whoever wants the blob
-next hashes what is there and asks for the rest. If the whole is wrong and part of it came from elsewhere, it is fetched
-once from its beginning before the remote is called a liar: the file may have been damaged here.
+The partial file of a large blob stays when its transfer breaks or the process is killed. The next download hashes it
+and requests the rest. If the result is wrong and part of it came from elsewhere, it is fetched once from its beginning
+before the remote is blamed: the file may have been damaged here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import Interrupted
 from winml_dag.store.artifact import FileEntry
@@ -21,23 +22,24 @@ from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import new_hash, split_digest
 from winml_dag.store.files import PARTIAL, in_words, make_writable, partial_in, remove_file, write
 from winml_dag.store.locks import Locks
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError
-from winml_dag.store.remote.tier import RemoteTier
-from winml_dag.store.remote.traffic import Traffic, TrafficCounter
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, Traffic, TrafficCounter
 from winml_dag.store.remote.transfer import RemoteUnavailable, Transfer
 
-# Smaller blobs are not resumed: fetching them again takes little time.
+if TYPE_CHECKING:
+    from winml_dag.store.remote.tier import RemoteTier
+
+# Smaller blobs are not resumed: they are quickly fetched again.
 RESUMED_BYTES = 8 << 20
 _READ_BYTES = 1 << 20
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
 class Partial:
-    """As much of a blob as is here, open for more; a context manager.
+    """The received part of a blob, open for more; a context manager.
 
     Attributes:
-        size: bytes that are here, and hashed.
-        sources: where they came from; None is among them for what was here before.
+        size: received and hashed bytes.
+        sources: the tiers that they came from; None for bytes of an earlier transfer.
     """
 
     def __init__(self, path: Path, file: FileEntry) -> None:
@@ -52,11 +54,11 @@ class Partial:
     def __enter__(self) -> Partial:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            # A process that was killed may have made it read-only already, as blobs are.
+            # A killed process may have made it read-only already, as blobs are.
             make_writable(self.path)
         self._opened = os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
         try:
-            self._hash_what_is_here()
+            self._hash_existing()
         except BaseException:
             os.close(self._opened)
             raise
@@ -71,12 +73,12 @@ class Partial:
         return f"blob {self.file.digest[:19]}… ({self.file.name})"
 
     @property
-    def is_right(self) -> bool:
-        """Whether it is whole, and has the bytes of its digest."""
+    def is_intact(self) -> bool:
+        """Whether it is complete and matches its digest."""
         return self.size == self.file.size and f"{self._function}:{self._hash.hexdigest()}" == self.file.digest
 
     def add(self, piece: bytes, source: object) -> None:
-        """Raises OSError when there is no room for it."""
+        """Raises OSError when the disk is full."""
         write(self._opened, piece)
         self._hash.update(memoryview(piece))
         self.size += len(piece)
@@ -89,7 +91,7 @@ class Partial:
         self.size = 0
         self.sources.clear()
 
-    def _hash_what_is_here(self) -> None:
+    def _hash_existing(self) -> None:
         if os.fstat(self._opened).st_size > self.file.size:
             self.restart()
         while piece := os.read(self._opened, _READ_BYTES):
@@ -97,30 +99,30 @@ class Partial:
             self.size += len(piece)
             self.sources.add(None)
             if self.size % (64 * _READ_BYTES) == 0:
-                # Others who wait for the lock see that we go on.
+                # Processes that wait for the lock see progress.
                 os.utime(self.path)
 
 
 class Downloader:
-    """Fetches into *blobs*, by way of partial files in *folder*, which is on the same device. *received* is told how
-    many bytes have come.
+    """Fetches into *blobs* by way of partial files in *folder*, on the same device. *on_received* gets the size of each
+    received piece.
     """
 
     def __init__(
-        self, blobs: Blobs, folder: Path, locks: Locks, count: TrafficCounter, received: Callable[[int], None] | None
+        self, blobs: Blobs, folder: Path, locks: Locks, count: TrafficCounter, on_received: Callable[[int], None] | None
     ) -> None:
         self._blobs = blobs
         self._folder = folder
         self._locks = locks
         self._count = count
-        self._received = received
+        self._on_received = on_received
 
     def fetch(self, file: FileEntry, tiers: Sequence[RemoteTier], transfer: Transfer) -> int | None:
-        """Have the blob of *file* here: the number of the tier that it came from, -1 if it was here or another process
-        fetched it meanwhile, None if it could not be had.
+        """Fetch the blob of *file*; return the index of its tier, -1 if it is local already or another process fetched
+        it meanwhile, None if no tier delivers it.
 
         Raises:
-            StoreError: when it cannot be written here.
+            StoreError: when it cannot be written locally.
         """
         digits = split_digest(file.digest)[1]
         with in_words(f"Cannot fetch {file.name}"):
@@ -129,7 +131,7 @@ class Downloader:
                 with self._locks.hold_key(f"blob-{digits}", _stalled(path)):
                     return self._into(path, file, tiers, transfer)
             except Interrupted:
-                # Whoever holds the lock neither goes on nor ends.
+                # The process that holds the lock makes no progress.
                 return self._into(Path(partial_in(str(self._folder))), file, tiers, transfer)
 
     def _into(self, path: Path, file: FileEntry, tiers: Sequence[RemoteTier], transfer: Transfer) -> int | None:
@@ -138,10 +140,11 @@ class Downloader:
         partial, kept = Partial(path, file), False
         try:
             with partial:
-                number = -1 if partial.is_right else self._from_one_of(tiers, partial, transfer)
+                sources = (number for number, tier in enumerate(tiers) if self._complete(partial, tier, transfer))
+                number = -1 if partial.is_intact else next(sources, None)
             if number is not None:
                 self._blobs.receive(path, file)
-            # Not after an error of ours: a full disk wants its bytes back.
+            # Not after a local error: a full disk needs the space.
             kept = file.size >= RESUMED_BYTES and partial.size > 0
             return number
         finally:
@@ -149,51 +152,45 @@ class Downloader:
                 with suppress(OSError):
                     remove_file(path)
 
-    def _from_one_of(self, tiers: Sequence[RemoteTier], partial: Partial, transfer: Transfer) -> int | None:
-        for number, tier in enumerate(tiers):
-            if self._from(tier, partial, transfer):
-                self._count.add(Traffic(blobs_fetched=1))
-                return number
-        return None
-
-    def _from(self, tier: RemoteTier, partial: Partial, transfer: Transfer) -> bool:
-        """Whether the blob is whole and right now."""
+    def _complete(self, partial: Partial, tier: RemoteTier, transfer: Transfer) -> bool:
+        """Whether *partial* is intact with the rest from *tier*."""
         try:
             while True:
-                tier.reading.run(transfer, lambda: self._resume(tier, partial, transfer), lambda: partial.size)
-                if partial.is_right:
+                tier.reading.run(transfer, lambda: self._receive(partial, tier, transfer), lambda: partial.size)
+                if partial.is_intact:
+                    self._count.add(Traffic(blobs_fetched=1))
                     return True
                 only_from_there = partial.sources <= {tier}
                 partial.restart()
                 if only_from_there:
                     tier.reading.lied(f"has other bytes than those of {partial}")
-                    return False
+                    break
         except KeyError:
             tier.has_not(partial.file.digest)
-            return False
         except RemoteUnavailable:
-            return False
+            pass
+        return False
 
-    def _resume(self, tier: RemoteTier, partial: Partial, transfer: Transfer) -> None:
-        """One attempt at the rest."""
+    def _receive(self, partial: Partial, tier: RemoteTier, transfer: Transfer) -> None:
+        """One attempt to receive the rest."""
         if partial.size == partial.file.size and partial.sources:
             return
         pieces = transfer.wait_for(lambda: tier.remote.read(partial.file.digest, partial.size))
 
-        def received() -> bytes | None:
+        def next_piece() -> bytes | None:
             piece = next(pieces, None)
             if piece is not None:
                 self._count.add(Traffic(bytes_fetched=len(piece)))
-                if self._received is not None:
-                    self._received(len(piece))
+                if self._on_received is not None:
+                    self._on_received(len(piece))
                 transfer.moved(len(piece))
             return piece
 
-        # The next piece comes while one is hashed and written. On a busy machine 300 MiB take 1.4 s so, and else 2.7 s.
+        # A piece is received while the last is hashed and written: 300 MiB take 1.4 s, not 2.7 s, on a busy machine.
         with ThreadPoolExecutor(1) as writer:
             added: Future[None] | None = None
             try:
-                while (piece := transfer.wait_for(received)) is not None:
+                while (piece := transfer.wait_for(next_piece)) is not None:
                     if added is not None:
                         added.result()
                     if partial.size + len(piece) > partial.file.size:
@@ -208,7 +205,7 @@ class Downloader:
 
 
 def _stalled(path: Path) -> Callable[[], bool]:
-    """Whether the file at *path*, which another process writes, has not changed for too long."""
+    """Returns whether the file at *path*, written by another process, has not changed for too long."""
     seen, since = _mark(path), monotonic()
 
     def is_stalled() -> bool:

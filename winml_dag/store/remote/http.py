@@ -3,8 +3,8 @@
 No length, encoding or range that a server states is trusted. Where a server supports conditional puts, the first writer
 wins. One that does not is asked first; two that put the same record within one round trip may then both succeed.
 
-urllib3 keeps the connections. Its retries, redirects and decoding are off: a retry is not its decision, and it would
-read what comes with a redirect to its end, if that has one.
+urllib3 keeps the connections. Its retries, redirects and decoding are off: the circuit breaker decides about retries,
+and urllib3 would read the body of a redirect to its end, if it has one.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from winml_dag.store.remote.protocol import (
 if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse
 
-# Connections kept open to a host. More are made when more threads ask, and closed after their answer.
+# Connections kept open to a host. More threads open more, which are closed after the answer.
 _IDLE_CONNECTIONS = 16
 _READ_BYTES = 256 << 10
-# A socket's time limit holds for each piece that is sent: a slow line sends each of these in time.
+# The time limit of a socket applies to each piece: a slow line sends one of this size in time.
 _SEND_BYTES = 64 << 10
-# Bounds what the kernel takes ahead of the line. It took 3 MB at once, which counted as gone, and the server looked
-# dead for as long as a slow line needs for them (measured: 14 s at 200 kB/s).
+# Limits the send buffer of the kernel. It took 3 MB at once, which counted as sent, and the server looked dead for as
+# long as a slow line needs for them (measured: 14 s at 200 kB/s).
 _UNSENT_BYTES = 128 << 10
 _SOCKET_OPTIONS = [
     *HTTPConnection.default_socket_options,
     *([(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)] if hasattr(socket, "TCP_NOTSENT_LOWAT") else []),
 ]
-# Bodies up to here are read so that the connection can be reused: most answers are 404.
+# Bodies up to this size are read, so that the connection can be reused: most answers are 404.
 _SMALL_BODY_BYTES = 4096
-# From here on a blob is asked for before it is sent.
+# From this size on, HEAD precedes the upload of a blob.
 _BIG_BYTES = 64 << 10
 _MOST_REDIRECTS = 3
 
 _ABSENT = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
-# How servers answer a condition that they do not know.
+# The answers of servers that do not support conditions.
 _NO_CONDITIONS = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_IMPLEMENTED)
-# The answers to a conditional put when something is there.
+# The answers to a conditional put of what exists.
 _EXISTS = (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED)
 
 
@@ -71,27 +71,26 @@ class HttpRemote:
         self._conditions = {"If-None-Match": "*"}
 
     def record(self, key: str) -> bytes | None:
-        with _translated():
-            response = self._get("GET", record_path(key))
+        response = self._get("GET", record_path(key))
         if response is None:
             return None
         with closing(_Body(response, 0)) as body:
             return whole_record(body)
 
     def put_record(self, key: str, data: bytes) -> bool:
-        return not self._exists(record_path(key)) and self._put(record_path(key), lambda: [data], len(data))
+        path = record_path(key)
+        return not self._exists(path) and self._put(path, lambda: [data], len(data))
 
     def has(self, digest: str) -> bool:
         return self._exists(blob_path(digest))
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
-        with _translated():
-            response = self._get("GET", blob_path(digest), {"Range": f"bytes={offset}-"} if offset else {})
-            if response is None:
-                raise KeyError(digest)
-            if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                _release(response)
-                return iter(())
+        response = self._get("GET", blob_path(digest), {"Range": f"bytes={offset}-"} if offset else {})
+        if response is None:
+            raise KeyError(digest)
+        if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            _release(response)
+            return iter(())
         if response.status != HTTPStatus.PARTIAL_CONTENT:
             return _Body(response, offset)
         began = response.headers.get("Content-Range", "")
@@ -100,45 +99,57 @@ class HttpRemote:
             raise RemoteError("lying", f"sent {began or 'a part'!r} when asked for what begins at {offset}")
         return _Body(response, 0)
 
-    def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
-        place, size = blob_path(digest), path.stat().st_size
-        if size >= _BIG_BYTES and self._exists(place):
+    def put(self, digest: str, path: Path, on_progress: Callable[[int], None]) -> bool:
+        blob, size = blob_path(digest), path.stat().st_size
+        if size >= _BIG_BYTES and self._exists(blob):
             return False
-        return self._put(place, lambda: _pieces(path, told), size)
+        return self._put(blob, lambda: _pieces(path, on_progress), size)
 
     def close(self) -> None:
         self._pool.clear()
 
-    def _exists(self, place: str) -> bool:
-        with _translated():
-            response = self._get("HEAD", place)
-            if response is not None:
-                _release(response)
-            return response is not None
+    def _exists(self, path: str) -> bool:
+        response = self._get("HEAD", path)
+        if response is not None:
+            _release(response)
+        return response is not None
 
-    def _put(self, place: str, body: Callable[[], Iterable[bytes]], size: int) -> bool:
-        """Whether it was put. *body* makes the pieces anew for each request."""
-        status = self._send(place, body(), size, self._conditions)
+    def _put(self, path: str, body: Callable[[], Iterable[bytes]], size: int) -> bool:
+        """Whether it was stored. *body* returns the pieces, again for each request."""
+
+        def send(conditions: Mapping[str, str]) -> int:
+            headers = {**self._headers, **self._secrets, **conditions}
+            return _send(self._pool, f"{self._url}/{path}", headers, body(), size)
+
+        status = send(self._conditions)
         if self._conditions and status in _NO_CONDITIONS:
-            status = self._send(place, body(), size, {})
+            status = send({})
             if _is_success(status):
                 self._conditions = {}
         # WebDAV also answers 409 when the folder is missing.
-        if status == HTTPStatus.CONFLICT and not self._exists(place):
+        if status == HTTPStatus.CONFLICT and not self._exists(path):
             error = RemoteError.of_status(status)
             raise RemoteError("forbidden", f"{error.message}, and makes no folders for what is put")
         return _was_put(status)
 
-    def _send(self, place: str, body: Iterable[bytes], size: int, more: Mapping[str, str]) -> int:
-        headers = {**self._headers, **self._secrets, **more, **_headers_of_body(size)}
-        with _translated():
-            response = _request(self._pool, "PUT", f"{self._url}/{place}", headers, body)
-            _release(response)
-            return response.status
+    def _get(self, method: str, path: str, more: Mapping[str, str] | None = None) -> BaseHTTPResponse | None:
+        """The open response, None when nothing exists at *path*. Raises RemoteError for other statuses but 416.
 
-    def _get(self, method: str, place: str, more: Mapping[str, str] | None = None) -> BaseHTTPResponse | None:
-        """The open response, None when nothing is there. Raises RemoteError for all others but 416."""
-        response = self._follow(method, f"{self._url}/{place}", {**self._headers, **(more or {})})
+        Redirects are followed, never from TLS to none, and without secrets for another host.
+        """
+        start = url = f"{self._url}/{path}"
+        for _ in range(_MOST_REDIRECTS + 1):
+            secrets = self._secrets if urlsplit(url)[:2] == urlsplit(start)[:2] else {}
+            response = _request(self._pool, method, url, {**self._headers, **(more or {}), **secrets})
+            target = response.get_redirect_location()
+            if not target:
+                break
+            response.close()
+            url = urljoin(url, target)
+            if urlsplit(url).scheme not in ("https", urlsplit(start).scheme):
+                break
+        if target:
+            raise RemoteError("forbidden", f"{RemoteError.of_status(response.status).message}, which leads elsewhere")
         if response.status in _ABSENT:
             _release(response)
             return None
@@ -153,27 +164,10 @@ class HttpRemote:
             raise RemoteError("lying", f"sent what is encoded as {encoding!r}, which was not asked for")
         return response
 
-    def _follow(self, method: str, url: str, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        """The answer at *url*, or where that redirects to: never from TLS to none, and without secrets for another
-        host.
-        """
-        start = urlsplit(url)
-        for _ in range(_MOST_REDIRECTS + 1):
-            at_home = urlsplit(url)[:2] == start[:2]
-            response = _request(self._pool, method, url, {**headers, **(self._secrets if at_home else {})})
-            target = response.get_redirect_location()
-            if not target:
-                return response
-            response.close()
-            url = urljoin(url, target)
-            if urlsplit(url).scheme not in ("https", start.scheme):
-                break
-        raise RemoteError("forbidden", f"{RemoteError.of_status(response.status).message}, which leads elsewhere")
-
 
 class _Body(Iterator[bytes]):
-    """The bytes of a response after the first *skip*. No generator: one that was never begun would not close its
-    connection.
+    """The bytes of a response after the first *skip*. Not a generator, which would not close its connection if it was
+    never started.
     """
 
     def __init__(self, response: BaseHTTPResponse, skip: int) -> None:
@@ -198,7 +192,7 @@ def pool_for(url: str) -> urllib3.PoolManager:
     """Connections to *url*, through a proxy where the environment or the system names one. Certificates are checked.
 
     Raises:
-        ValueError: for a host that cannot be one, of *url* or of the proxy.
+        ValueError: for an invalid host, of *url* or of the proxy.
     """
     parts = parse_url(url)
     proxy = None if proxy_bypass(parts.host or "") else getproxies().get(parts.scheme or "")
@@ -210,34 +204,45 @@ def pool_for(url: str) -> urllib3.PoolManager:
 
 
 def put_file(
-    pool: urllib3.PoolManager, url: str, headers: Mapping[str, str], path: Path, told: Callable[[int], None]
+    pool: urllib3.PoolManager, url: str, headers: Mapping[str, str], path: Path, on_progress: Callable[[int], None]
 ) -> bool:
-    """Put the file at *path* to *url* in one request; whether it was put. *told* and errors as of ``Remote.put``."""
-    headers = {**_headers_of_body(path.stat().st_size), **headers}
-    with _translated():
-        response = _request(pool, "PUT", url, headers, _pieces(path, told))
-        _release(response)
-    return _was_put(response.status)
+    """Put the file at *path* to *url* in one request; return whether it was stored. *on_progress* and errors as of
+    ``Remote.put``.
+    """
+    return _was_put(_send(pool, url, headers, _pieces(path, on_progress), path.stat().st_size))
+
+
+def _send(pool: urllib3.PoolManager, url: str, headers: Mapping[str, str], body: Iterable[bytes], size: int) -> int:
+    """The status of a PUT of *body*, which has *size* bytes."""
+    headers = {**headers, "Content-Length": str(size), "Content-Type": "application/octet-stream"}
+    response = _request(pool, "PUT", url, headers, body, size)
+    _release(response)
+    return response.status
 
 
 def _request(
-    pool: urllib3.PoolManager, method: str, url: str, headers: Mapping[str, str], body: Iterable[bytes] | None = None
+    pool: urllib3.PoolManager,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: Iterable[bytes] | None = None,
+    size: int = 0,
 ) -> BaseHTTPResponse:
-    """One attempt, which waits ``ATTEMPT_SECONDS`` for a connection, each piece, and the answer. The answer is unread.
-
-    A *body* is as long as ``Content-Length`` says, and its server gets more time to answer.
+    """One attempt, which waits ``ATTEMPT_SECONDS`` for a connection, each piece, and the answer, whose body is unread.
+    The server gets more time to answer in proportion to the *size* of *body*.
     """
-    settling = int(headers.get("Content-Length", 0)) / SETTLING_BYTES_PER_SECOND
-    return pool.request(
-        method,
-        url,
-        body=body,
-        headers=headers,
-        timeout=Timeout(connect=ATTEMPT_SECONDS, read=ATTEMPT_SECONDS + settling),
-        preload_content=False,
-        redirect=False,
-        retries=False,
-    )
+    seconds = ATTEMPT_SECONDS + size / SETTLING_BYTES_PER_SECOND
+    with _translated():
+        return pool.request(
+            method,
+            url,
+            body=body,
+            headers=headers,
+            timeout=Timeout(connect=ATTEMPT_SECONDS, read=seconds),
+            preload_content=False,
+            redirect=False,
+            retries=False,
+        )
 
 
 def _is_success(status: int) -> bool:
@@ -252,43 +257,36 @@ def _was_put(status: int) -> bool:
     return True
 
 
-def _headers_of_body(size: int) -> dict[str, str]:
-    return {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
-
-
-def _pieces(path: Path, told: Callable[[int], None]) -> Iterator[bytes]:
-    """The bytes of a file. *told* gets the length of each piece that has gone."""
+def _pieces(path: Path, on_progress: Callable[[int], None]) -> Iterator[bytes]:
+    """The bytes of a file. *on_progress* gets the length of each piece once it was sent."""
     with open(path, "rb") as file:
         while piece := file.read(_SEND_BYTES):
             yield piece
-            told(len(piece))
+            on_progress(len(piece))
 
 
 def _release(response: BaseHTTPResponse) -> None:
-    """Have the connection reused if that costs little."""
+    """Let the connection be reused if that costs little."""
     left = response.length_remaining
-    if left is not None and left <= _SMALL_BODY_BYTES:
+    if left is None or left > _SMALL_BODY_BYTES:
+        response.close()
+        return
+    with _translated():
         response.read(decode_content=False)
         response.release_conn()
-    else:
-        response.close()
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """What urllib3 raises, as RemoteError."""
+    """Turns errors of urllib3 into RemoteError."""
     try:
         yield
     except (exceptions.HTTPError, OSError) as error:
-        raise _remote_error(error) from error
-
-
-def _remote_error(error: Exception) -> RemoteError:
-    if isinstance(error, exceptions.ConnectTimeoutError | exceptions.NewConnectionError):
-        return RemoteError("unreachable", "cannot be reached")
-    # A send that takes too long is reported as an aborted connection, with the reason in its arguments.
-    if any(isinstance(each, exceptions.TimeoutError | TimeoutError) for each in (error, *error.args)):
-        return RemoteError.too_slow()
-    if isinstance(error, exceptions.SSLError | exceptions.LocationParseError):
-        return RemoteError("forbidden", f"cannot be trusted: {error}")
-    return RemoteError("unreachable", "broke off")
+        if isinstance(error, exceptions.ConnectTimeoutError | exceptions.NewConnectionError):
+            raise RemoteError("unreachable", "cannot be reached") from error
+        # A send that takes too long is reported as an aborted connection, with the reason in its arguments.
+        if any(isinstance(each, exceptions.TimeoutError | TimeoutError) for each in (error, *error.args)):
+            raise RemoteError.too_slow() from error
+        if isinstance(error, exceptions.SSLError | exceptions.LocationParseError):
+            raise RemoteError("forbidden", f"cannot be trusted: {error}") from error
+        raise RemoteError("unreachable", "broke off") from error

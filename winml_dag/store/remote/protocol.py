@@ -1,27 +1,29 @@
-"""The protocol between us and whatever keeps records and blobs for several machines, and the errors of one attempt.
+"""The interface of a remote, the errors of one attempt, and the counters of what is transferred.
 
-A remote is two maps, as HTTP caches of build systems have them: records under their key (``ac/``), which have to be
-signed, and blobs under their sha256 (``cas/``), which prove themselves. Each method makes one attempt: retries, and
-what to do without an answer, are decided by the caller.
+A remote is two maps, as in the HTTP caches of build systems: records by key (``ac/``), which must be signed, and blobs
+by SHA-256 (``cas/``), which verify themselves. Each method makes one attempt; the caller decides about retries and
+about what to do without an answer.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from winml_dag.errors import StoreError
 
-# No record is longer; nothing that answers with more is read to its end.
+# The size limit of a record. Nothing that answers with more is read to its end.
 MOST_RECORD_BYTES = 8 << 20
 # How long an attempt waits for a connection, and for each further byte, in seconds.
 ATTEMPT_SECONDS = 2.0
-# How long a part of an upload may take whose progress a client library does not tell: 5 MiB at 80 kB/s.
+# Time limit for a part of an upload whose progress the client library does not report: 5 MiB at 80 kB/s.
 PART_SECONDS = 64.0
-# How fast a server hashes and moves what it has received before it answers.
+# How fast a server is assumed to hash and move an upload before it answers.
 SETTLING_BYTES_PER_SECOND = 32 << 20
 # The folders of all records and of all blobs.
 FOLDERS = ("ac", "cas")
@@ -31,14 +33,14 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _FULL = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.INSUFFICIENT_STORAGE)
 _TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 
-# unreachable: no connection, or it broke off. slow: nothing came for a while. failing: an error of its own (5xx).
-# forbidden: we may not (401, 403, 405). full: no room for what we put (413, 507). lying: what came is not what its name
-# says, or has no end.
+# unreachable: no connection, or it broke. slow: no byte for a while. failing: an error of the server (5xx).
+# forbidden: access denied (401, 403, 405). full: no space for an upload (413, 507). lying: the content does not match
+# its name, or does not end.
 Trouble: TypeAlias = Literal["unreachable", "slow", "failing", "forbidden", "full", "lying"]
 
 
 class RemoteError(StoreError):
-    """An attempt without an answer. Never shown as it is: no build fails because of a remote."""
+    """An attempt without an answer. Never reaches the user as an error: no build fails because of a remote."""
 
     def __init__(self, trouble: Trouble, message: str) -> None:
         super().__init__(message)
@@ -46,9 +48,7 @@ class RemoteError(StoreError):
 
     @classmethod
     def of_status(cls, status: int, because: str = "") -> RemoteError:
-        """The error for a *status* of HTTP that is no success. Those that do not pass by themselves, 400 among them,
-        count as forbidden.
-        """
+        """The error for an HTTP *status* that is no success. Permanent errors, 400 among them, count as forbidden."""
         trouble: Trouble = "forbidden"
         if status in _FULL:
             trouble = "full"
@@ -68,40 +68,83 @@ class RemoteError(StoreError):
 
 
 class Remote(Protocol):
-    """Records by key, blobs by ``sha256:<64 hex>``. Used by several threads at once. Every method may raise
-    RemoteError.
-    """
+    """Records by key, blobs by ``sha256:<64 hex>``. Thread-safe. Every method may raise RemoteError."""
 
     def record(self, key: str) -> bytes | None:
-        """What lies under *key*, not verified; None for nothing. Raises RemoteError("lying") for more than
-        ``MOST_RECORD_BYTES``, having read no more than that.
+        """The unverified bytes under *key*; None if absent. Raises RemoteError("lying") for more than
+        ``MOST_RECORD_BYTES``, without reading further.
         """
 
     def put_record(self, key: str, data: bytes) -> bool:
-        """Put *data* under *key* unless something is there, which stays; whether it was put."""
+        """Store *data* under *key* unless the key exists, which keeps its value; return whether it was stored."""
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is there."""
+        """Whether the blob exists."""
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
-        """The bytes of a blob from *offset* on, not verified, in pieces of at most 1 MiB. Each is yielded as soon as it
-        has come: a reader that fills its buffer first looks as slow as a remote that has stopped. If the iterator has a
-        ``close``, that closes the connection. Raises KeyError when there is no such blob. A remote that cannot begin in
-        the middle begins at 0 and drops what comes before *offset*.
+        """The unverified bytes of a blob from *offset* on, in pieces of at most 1 MiB, each yielded as soon as it
+        arrives: a reader that fills its buffer first looks as slow as a remote that has stopped. A ``close`` method of
+        the iterator closes the connection. A remote without ranges starts at 0 and drops the bytes before *offset*.
+        Raises KeyError for a missing blob.
         """
 
-    def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
-        """Put the file at *path* under *digest* unless it is there, in memory that does not grow with its size; whether
-        it was put. *told* gets the number of bytes of each piece that has gone, of about 64 KiB where that is known.
-        What *told* raises ends the attempt and is passed on.
+    def put(self, digest: str, path: Path, on_progress: Callable[[int], None]) -> bool:
+        """Store the file at *path* under *digest* unless the blob exists, in memory that does not grow with its size;
+        return whether it was stored. *on_progress* gets the size of each piece sent, about 64 KiB where that is known.
+        An exception from *on_progress* ends the attempt and is passed on.
         """
 
     def close(self) -> None:
-        """Close connections. The remote may be used again."""
+        """Close connections. The remote can be used again."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one run, or the sum of many, transferred. Printed at the end of a build and by ``cache info``.
+
+    Attributes:
+        requests: attempts of any kind, retries included.
+        records_found, records_missed: answers to requests for records.
+        records_put: uploaded records.
+        blobs_fetched: blobs that arrived complete and intact.
+        bytes_fetched: received bytes of blobs, discarded ones included.
+        blobs_put: uploaded blobs.
+        bytes_put: sent bytes of blobs, repeated ones included.
+        refused: records and blobs that failed verification.
+        left_alone: how often a remote was given up for the rest of a run.
+        record_bytes: bytes of records, received and sent.
+    """
+
+    requests: int = 0
+    records_found: int = 0
+    records_missed: int = 0
+    records_put: int = 0
+    blobs_fetched: int = 0
+    bytes_fetched: int = 0
+    blobs_put: int = 0
+    bytes_put: int = 0
+    refused: int = 0
+    left_alone: int = 0
+    record_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+class TrafficCounter:
+    """A thread-safe sum of Traffic."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+
+    def add(self, more: Traffic) -> None:
+        with self._lock:
+            self.traffic += more
 
 
 def whole_record(pieces: Iterable[bytes]) -> bytes:
-    """*pieces* together. Raises RemoteError("lying") for more than a record has, having taken no more than that."""
+    """*pieces* joined. Raises RemoteError("lying") as soon as they exceed the size limit of a record."""
     data = bytearray()
     for piece in pieces:
         data += piece
@@ -111,14 +154,14 @@ def whole_record(pieces: Iterable[bytes]) -> bytes:
 
 
 def record_path(key: str) -> str:
-    """Raises ValueError for what is no key: nothing else may become part of a path."""
+    """Raises ValueError for anything but a key: nothing else may become part of a path."""
     if not _KEY.fullmatch(key):
         raise ValueError(f"no key of a record: {key!r}")
     return f"ac/{key}"
 
 
 def blob_path(digest: str) -> str:
-    """Raises ValueError for what is no sha256: remotes know blobs by nothing else."""
+    """Raises ValueError for anything but a SHA-256 digest: remotes know blobs by nothing else."""
     if not (match := _DIGEST.fullmatch(digest)):
         raise ValueError(f"no sha256: {digest!r}")
     return f"cas/{match[1]}"

@@ -1,67 +1,102 @@
-"""One remote while it is used: what is read from it and what is put there, each behind a circuit breaker of its own.
+"""All remotes of a store as one: what the nearest tier does not have, or does not answer, the next is asked for.
 
-Two, because a remote that takes nothing more can still be read, and because the questions of a build do not wait behind
-what is put in the background.
+No tier fails or stalls a build. One that does not answer, or answers wrongly, counts as empty; the user is told once.
+Each tier has a circuit breaker for reading and one for writing, because a full remote can still be read, and the
+requests of a build do not wait for uploads.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from winml_dag.store.artifact import FileEntry
+from winml_dag.store.blobs import Blobs
+from winml_dag.store.locks import Locks
 from winml_dag.store.quantities import counted
 from winml_dag.store.record import Record
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, SETTLING_BYTES_PER_SECOND, Remote
-from winml_dag.store.remote.settings import Mode, TierSettings
-from winml_dag.store.remote.traffic import Traffic, TrafficCounter
-from winml_dag.store.remote.transfer import CircuitBreaker, RemoteUnavailable, Transfer
+from winml_dag.store.remote.download import Downloader
+from winml_dag.store.remote.protocol import (
+    ATTEMPT_SECONDS,
+    SETTLING_BYTES_PER_SECOND,
+    Remote,
+    Traffic,
+    TrafficCounter,
+)
+from winml_dag.store.remote.settings import Mode, TierSettings, shown
+from winml_dag.store.remote.transfer import CircuitBreaker, RemoteUnavailable, Transfer, ask_all
 from winml_dag.store.remote.trust import Refused, Trust
-from winml_dag.store.remote.urls import shown
-
-T = TypeVar("T")
+from winml_dag.store.remote.upload import Uploader
 
 _NOT_READ = "it is left alone for the rest of this run, and what it may have is made here instead"
 _NOT_PUT = "nothing more is put there in this run, what is made stays on this machine"
-# More are only counted: a namespace that somebody has filled without a key has thousands.
+# More are only counted: a namespace that was filled without a key has thousands.
 _MOST_TOLD = 3
-# The blob without a byte: whether it is there does not matter.
+# The digest of an empty blob, to probe a tier with: whether it exists does not matter.
 _EMPTY = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+# Requests and answers are small: their latency is what takes time.
+_REQUESTS_AT_ONCE = 16
+_BLOBS_AT_ONCE = 8
+# Longer than a healthy remote takes to answer, and short compared with the time that a dead one costs.
+_PATIENCE_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A remote and what may be done with it."""
+    """A remote and its settings."""
 
     remote: Remote
     settings: TierSettings
 
 
-class RemoteTier:
-    """Answers, or None where a remote has none; used by several threads at once. *tell* gets sentences for the user."""
+class _Warnings:
+    """Similar warnings: the first few are shown, the *rest* only counted. Thread-safe."""
 
-    def __init__(self, tier: Tier, trust: Trust, count: TrafficCounter, tell: Callable[[str], None]) -> None:
+    def __init__(self, warn: Callable[[str], None], rest: str) -> None:
+        self._warn = warn
+        self._rest = rest
+        self._number = 0
+        self._lock = threading.Lock()
+
+    def add(self, sentence: str) -> None:
+        with self._lock:
+            self._number += 1
+            is_shown = self._number <= _MOST_TOLD
+        if is_shown:
+            self._warn(sentence)
+
+    def flush(self) -> None:
+        with self._lock:
+            more, self._number = max(0, self._number - _MOST_TOLD), min(self._number, _MOST_TOLD)
+        if more:
+            self._warn(f"Besides, {counted(more, 'record')} {self._rest}.")
+
+
+class RemoteTier:
+    """One remote in use. Thread-safe. *warn* gets sentences for the user."""
+
+    def __init__(self, tier: Tier, trust: Trust, count: TrafficCounter, warn: Callable[[str], None]) -> None:
         self.remote = tier.remote
         self.settings = tier.settings
         self.name = shown(self.settings.url) + (f" ({self.settings.namespace})" if self.settings.namespace else "")
         self.is_writable = self.settings.mode is Mode.READ_WRITE
-        self.writing = CircuitBreaker(self.name, _NOT_PUT, count, tell)
-        # What cannot be read is not written to either, and the user is told once.
-        self.reading = CircuitBreaker(self.name, _NOT_READ, count, tell, self.writing.open_silently)
+        self.writing = CircuitBreaker(self.name, _NOT_PUT, count, warn)
+        # What cannot be read is not written either.
+        self.reading = CircuitBreaker(self.name, _NOT_READ, count, warn, self.writing)
         self._trust = trust
         self._count = count
-        self._tell = tell
+        self._refused = _Warnings(warn, f"of the remote {self.name} had to be refused")
+        self._withheld = _Warnings(warn, f"were not put into the remote {self.name}")
         self._blobs: dict[str, bool] = {}
-        self._lock = threading.Lock()
-        self._refused = self._withheld = 0
 
     def record(self, key: str, transfer: Transfer) -> Record | None:
-        """The record of *key* if one is there that is believed."""
+        """The record of *key*; None if there is none that is trusted, or no answer."""
         try:
-            data = self._ask(self.reading, transfer, lambda: self.remote.record(key))
+            data = self.reading.ask(transfer, partial(self.remote.record, key))
         except RemoteUnavailable:
             return None
         if data is None:
@@ -71,95 +106,215 @@ class RemoteTier:
             return self._trust.verify(data, key, self.settings.namespace, self.settings.trusted)
         except Refused as refused:
             self._count.add(Traffic(refused=1))
-            with self._lock:
-                self._refused += 1
-                aloud = self._refused <= _MOST_TOLD
-            if aloud:
-                why = refused.message.rstrip(".")
-                self._tell(f"A record in the remote {self.name} is refused ({key[:12]}): {why}.")
+            why = refused.message.rstrip(".")
+            self._refused.add(f"A record in the remote {self.name} is refused ({key[:12]}): {why}.")
             return None
 
     def has(self, digest: str, transfer: Transfer, *, to_put: bool = False) -> bool:
-        """Whether the blob is there; asked once."""
+        """Whether the blob exists; asked once."""
         if self.reading.is_open and not to_put:
             return False
-        known = self._blobs.get(digest)
-        if known is None:
+        if digest not in self._blobs:
             breaker = self.writing if to_put else self.reading
             try:
-                known = self._ask(breaker, transfer, lambda: self.remote.has(digest))
+                self._blobs[digest] = breaker.ask(transfer, partial(self.remote.has, digest))
             except RemoteUnavailable:
                 return False
-            self._blobs[digest] = known
-        return known
+        return self._blobs[digest]
 
     def has_not(self, digest: str) -> None:
-        """The blob has turned out not to be there."""
+        """The blob has turned out to be missing."""
         self._blobs[digest] = False
 
     def probe(self) -> None:
-        """Find out whether it answers."""
+        """Find out whether the remote answers."""
         self.has(_EMPTY, Transfer())
 
-    def put_blob(self, file: FileEntry, path: Path, transfer: Transfer, told: Callable[[int], None]) -> None:
-        """Have the blob of *file*, which lies at *path*, there. *told* gets the bytes that go, and takes those of an
-        attempt back that failed. Raises RemoteUnavailable when it is not there then.
+    def put_blob(self, file: FileEntry, path: Path, transfer: Transfer, on_progress: Callable[[int], None]) -> None:
+        """Upload the blob of *file* at *path* unless it exists. *on_progress* gets the sent bytes, and a negative
+        number for those of a failed attempt. Raises RemoteUnavailable when the blob does not exist then.
         """
 
         def attempt() -> bool:
-            gone = 0
+            sent = 0
 
             def moved(count: int) -> None:
-                nonlocal gone
-                gone += count
-                told(count)
+                nonlocal sent
+                sent += count
+                on_progress(count)
                 transfer.moved(count)
-                if gone >= file.size:
+                if sent >= file.size:
                     transfer.allow(ATTEMPT_SECONDS + file.size / SETTLING_BYTES_PER_SECOND)
 
             try:
                 return transfer.wait_for(lambda: self.remote.put(file.digest, path, moved))
             except BaseException:
-                told(-gone)
+                on_progress(-sent)
                 raise
             finally:
-                self._count.add(Traffic(bytes_put=gone))
+                self._count.add(Traffic(bytes_put=sent))
 
         if self.writing.run(transfer, attempt):
             self._count.add(Traffic(blobs_put=1))
         self._blobs[file.digest] = True
 
     def put_record(self, record: Record, transfer: Transfer) -> bool:
-        """Put *record* there unless another is; whether it was put. Raises RemoteUnavailable."""
+        """Upload *record* unless its key exists; return whether it was stored. Raises RemoteUnavailable."""
         try:
             data = self._trust.sign(record, self.settings.namespace)
         except Refused as refused:
-            with self._lock:
-                self._withheld += 1
-                aloud = self._withheld <= _MOST_TOLD
-            if aloud:
-                stage = record.key_inputs.stage
-                self._tell(f"The record of {stage} is not put into the remote {self.name}: {refused}.")
+            stage = record.key_inputs.stage
+            self._withheld.add(f"The record of {stage} is not put into the remote {self.name}: {refused}.")
             return False
-        put = self._ask(self.writing, transfer, lambda: self.remote.put_record(record.cache_key, data))
+        put = self.writing.ask(transfer, partial(self.remote.put_record, record.cache_key, data))
         if put:
             self._count.add(Traffic(records_put=1, record_bytes=len(data)))
         return put
 
-    def tell_of_refused(self) -> None:
-        """Tell how many records were refused, and how many not put, beyond those that were named."""
-        with self._lock:
-            refused, self._refused = max(0, self._refused - _MOST_TOLD), min(self._refused, _MOST_TOLD)
-            withheld, self._withheld = max(0, self._withheld - _MOST_TOLD), min(self._withheld, _MOST_TOLD)
-        if refused:
-            self._tell(f"Besides, {counted(refused, 'record')} of the remote {self.name} had to be refused.")
-        if withheld:
-            self._tell(f"Besides, {counted(withheld, 'record')} were not put into the remote {self.name}.")
+    def flush_warnings(self) -> None:
+        """Report how many records were refused, and how many not uploaded, beyond those already shown."""
+        self._refused.flush()
+        self._withheld.flush()
 
     def close(self) -> None:
-        self.tell_of_refused()
-        # Closing connections may hang too, and nobody needs it done.
+        self.flush_warnings()
+        # Closing connections may hang too, and nothing depends on it.
         threading.Thread(target=self.remote.close, name="remote", daemon=True).start()
 
-    def _ask(self, breaker: CircuitBreaker, transfer: Transfer, question: Callable[[], T]) -> T:
-        return breaker.run(transfer, lambda: transfer.wait_for(question))
+
+class Remotes:
+    """Thread-safe. No method raises RemoteError.
+
+    Args:
+        tiers: the nearest first.
+        blobs: the local ones.
+        scratch: a folder for incomplete downloads, on the device of *blobs*; created if needed. Not that of runs, which
+            is swept.
+        warn: gets sentences for the user, from any thread.
+        on_received: gets the sizes of received pieces of blobs, from any thread.
+        locks: those of the store, which is then not cleared during a download; by default others.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        blobs: Blobs,
+        trust: Trust,
+        *,
+        scratch: Path,
+        warn: Callable[[str], None],
+        on_received: Callable[[int], None] | None = None,
+        locks: Locks | None = None,
+    ) -> None:
+        self._count = TrafficCounter()
+        self._tiers = [
+            RemoteTier(tier, trust, self._count, warn) for tier in tiers if tier.settings.mode is not Mode.OFF
+        ]
+        # Tiers that got a request or a probe.
+        self._asked: set[RemoteTier] = set()
+        self._downloader = Downloader(blobs, scratch, locks or Locks(scratch), self._count, on_received)
+        self._uploader = Uploader(blobs)
+
+    def records(self, keys: Collection[str]) -> dict[str, Record]:
+        """The records of *keys* that a remote has, each signed by a trusted key for its cache key; requested in
+        parallel. Their blobs are not fetched.
+        """
+        found: dict[str, Record] = {}
+        left, asked = list(dict.fromkeys(keys)), False
+        for number, tier in enumerate(self._tiers):
+            if not left or tier.reading.is_open:
+                continue
+            asked = True
+            with self._probing_next(number):
+                answers = ask_all(tier.record, left, _REQUESTS_AT_ONCE, tier.reading)
+            for record in filter(None, answers):
+                found[record.cache_key] = record
+                # Its blobs are uploaded there when they are fetched.
+                for nearer in self._filled_from(number):
+                    self._uploader.record(nearer, record, with_blobs=False)
+            left = [key for key in left if key not in found]
+        if asked:
+            self._count.add(Traffic(records_found=len(found), records_missed=len(left)))
+        return found
+
+    def has(self, digests: Collection[str]) -> set[str]:
+        """Those of *digests* whose blob a remote says it has; each is asked for once in a run."""
+        found: set[str] = set()
+        left = list(dict.fromkeys(digests))
+        for number, tier in enumerate(self._tiers):
+            if not left:
+                break
+            with self._probing_next(number):
+                answers = ask_all(tier.has, left, _REQUESTS_AT_ONCE, tier.reading)
+            found.update(digest for digest, has in zip(left, answers, strict=True) if has)
+            left = [digest for digest in left if digest not in found]
+        return found
+
+    def fetch(self, files: Collection[FileEntry]) -> list[FileEntry]:
+        """Fetch the blobs of *files* into the local store in parallel, each verified before it is stored; return those
+        that no remote delivered. Raises StoreError when they cannot be written.
+        """
+        wanted = {file.digest: file for file in files if file.digest.startswith("sha256:")}
+        # The largest first: one that starts last would run alone.
+        ordered = sorted(wanted.values(), key=lambda file: -file.size)
+        is_here = ask_all(self._fetch, ordered, _BLOBS_AT_ONCE)
+        had = {file.digest for file, here in zip(ordered, is_here, strict=True) if here}
+        return [file for file in files if file.digest not in had]
+
+    def offer(self, record: Record) -> None:
+        """Start to upload *record*, whose blobs are local, to the writable tiers."""
+        for tier in self._tiers:
+            if tier.is_writable:
+                self._uploader.record(tier, record)
+
+    def settle(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Wait until all uploads are done or given up; *on_progress* gets the bytes sent and the total."""
+        self._uploader.settle(on_progress)
+        for tier in self._tiers:
+            tier.flush_warnings()
+
+    def traffic(self) -> Traffic:
+        """What was transferred so far."""
+        return self._count.traffic
+
+    def close(self) -> None:
+        """Give up what is under way and close connections."""
+        self._uploader.close()
+        for tier in self._tiers:
+            tier.close()
+
+    def _fetch(self, file: FileEntry, transfer: Transfer) -> bool:
+        came_from = self._downloader.fetch(file, self._tiers, transfer)
+        for tier in self._filled_from(came_from or 0):
+            self._uploader.blob(tier, file)
+        return came_from is not None
+
+    def _filled_from(self, number: int) -> Iterator[RemoteTier]:
+        """The nearer tiers that get a copy of what tier *number* had."""
+        return (tier for tier in self._tiers[: max(0, number)] if tier.is_writable and tier.settings.is_back_filled)
+
+    @contextmanager
+    def _probing_next(self, number: int) -> Iterator[None]:
+        """If the first request of the block to tier *number* takes long, probe the tiers after it: dead tiers are found
+        in parallel and cost two seconds together.
+        """
+
+        def probe() -> None:
+            for each in rest:
+                if each not in self._asked:
+                    self._asked.add(each)
+                    with suppress(RuntimeError):  # no more threads
+                        threading.Thread(target=each.probe, name="remote", daemon=True).start()
+
+        tier, rest = self._tiers[number], self._tiers[number + 1 :]
+        is_first = tier not in self._asked
+        self._asked.add(tier)
+        timer = threading.Timer(_PATIENCE_SECONDS, probe)
+        timer.daemon = True
+        if is_first and rest:
+            with suppress(RuntimeError):
+                timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()

@@ -1,45 +1,40 @@
-"""Who signs records, with which keys, and whose signature is believed.
+"""Which records of a remote are accepted: their envelope, their signature, and the namespaces that a run may write.
 
-A record lies in a remote as two lines of JSON: who signed, then what is signed. The signature covers the second line
-byte for byte, so nothing that is not trusted reaches the JSON parser. It covers the key, the namespace, the record and
-who made it: a record is worth nothing under another key or in another namespace. HMAC signs and verifies with one
-secret, so whoever can verify could sign. What keeps a pull request out of the trusted namespace is that it may not
-write there, and that the namespace does not trust its key.
+A record lies in a remote as two lines of JSON: the signer, then the signed text. The signature covers the second line
+byte for byte, so nothing untrusted reaches the JSON parser. It covers the key, the namespace, the record and its maker:
+a record is worthless under another key or in another namespace. HMAC signs and verifies with one secret, so every
+verifier could sign. What keeps a pull request out of the trusted namespace is that it may not write there, and that the
+namespace does not trust its key.
 
-Secrets come from the environment or a file, never from a project, and are never shown. Both hold ``name:base64``: the
-variable with commas between several, a file one a line. The first key signs and each is accepted, so that one can be
-replaced by another without a gap.
+In CI a pull request reads the configured namespace and writes at most one of its own, which no other run reads.
+Otherwise its code could put there what the next build of the main branch takes for its own work. A branch writes only
+if changes get to it by review. The run is identified by environment variables, which anyone who can edit a workflow can
+set, so this keeps honest runs where they belong. Protection from others is the task of credentials and keys.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import hmac
 import json
 import math
-import os
 import re
-import secrets
-import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import NoReturn, cast
+from fnmatch import fnmatchcase
+from typing import NoReturn, TypeAlias, cast
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
-from winml_dag.errors import StoreError, UsageError
+from winml_dag.errors import StoreError
 from winml_dag.names import is_safe_part
 from winml_dag.store.record import KeyInputs, Record
-from winml_dag.store.remote.namespace import is_of_pull
 from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
-from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey
-from winml_dag.store.remote.urls import shown
+from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings
 
 ENVELOPE_FORMAT = 1
-# What is signed begins with this, so that a signature means nothing where the same secret signs something else.
+BRANCHES_VARIABLE = "WINML_DAG_REMOTE_BRANCHES"
+# The signed text begins with this, so that a signature is void where the same secret signs something else.
 _DOMAIN = b"winml_dag record 1"
 # A key's name has 64 characters at most, and a signature as many.
 _MOST_HEAD_BYTES = 256
@@ -47,25 +42,28 @@ _MOST_FILES, _MOST_FILE_BYTES = 20_000, 1 << 40
 # Recipes nest eight deep at most. A reader must not reach the limit of Python's stack.
 _MOST_DEPTH = 64
 _MOST_TEXT = 200
-# What file systems take in one part of a name, and what Windows takes in a path, less a folder to put it in.
+# The limits of file systems for one part of a name, and of Windows for a path, less a folder to put it in.
 _MOST_PART_BYTES, _MOST_NAME_CHARACTERS = 255, 200
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
-
-KEYS_VARIABLE = "WINML_DAG_REMOTE_KEYS"
-KEYS_FILE_VARIABLE = "WINML_DAG_REMOTE_KEYS_FILE"
-# As long as the output of HMAC-SHA256: a shorter secret is easier to guess than a signature.
-SECRET_BYTES = 32
-_FORM = "name:base64"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TEXTS = ("builder", "run", "revision", "host")
 _MOST_CHARACTERS, _MOST_TOOLS = 500, 50
 # The first suspects when two machines made different results.
 _TOOLS = ("onnx", "onnxruntime", "onnxruntime-qnn", "torch", "transformers", "numpy")
+_PULL = "pull"
+# Events that run the code of the branch that they name. Others, such as pull_request_target, workflow_run and
+# issue_comment, name the default branch and may run anybody's code.
+_OWN_EVENTS = {"push", "schedule", "workflow_dispatch", "repository_dispatch"}
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+
+# Returns the value of an environment variable, empty if it is not set.
+_Variable: TypeAlias = Callable[[str], str]
+# Why a CI run may not write what is shared, and the number of the pull request whose own namespace it may write.
+_Restriction: TypeAlias = tuple[str, int | None]
 
 
 class Refused(StoreError):
-    """A record that is not believed. The message says why, and shows nothing that could do harm."""
+    """A record that is not accepted. The message has the reason, and nothing harmful from the record."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,10 @@ class Maker:
 
     Attributes:
         builder: this program with its version, ``winml_dag 0.1.0``.
-        run: the CI run, as an address where the system tells one; empty outside of CI.
-        revision: the commit that CI builds; empty when it does not say.
-        host: the class of machine, ``Linux x86_64``, and no name.
-        tools: versions of Python and of the packages that most often matter, by name.
+        run: the CI run, as a URL where the system has one; empty outside of CI.
+        revision: the commit that CI builds; empty if unknown.
+        host: the class of machine, ``Linux x86_64``, not its name.
+        tools: versions of Python and of the packages that matter most often, by name.
     """
 
     builder: str
@@ -94,7 +92,7 @@ class Maker:
         """Rebuild from :meth:`to_json`.
 
         Raises:
-            StoreError: for anything else, and for texts that hold control characters of a terminal.
+            StoreError: for anything else, and for texts with control characters.
         """
         if isinstance(value, Mapping) and value.keys() == {*_TEXTS, "tools"}:
             tools = value["tools"]
@@ -115,12 +113,12 @@ def maker_here(builder: str, *, run: str = "", revision: str = "") -> Maker:
         with suppress(PackageNotFoundError):
             tools[name] = version(name)
     host = f"{platform.system()} {platform.machine()}".strip()
-    told = Maker(builder, run=run, revision=revision, host=host, tools=tools)
+    maker = Maker(builder, run=run, revision=revision, host=host, tools=tools)
     try:
-        return Maker.from_json(told.to_json())
+        return Maker.from_json(maker.to_json())
     except StoreError:
-        # A CI variable has what may not be printed: leave it out, or readers would refuse the record.
-        return replace(told, run="", revision="")
+        # A CI variable has control characters: omit it, or readers would refuse the record.
+        return replace(maker, run="", revision="")
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,8 @@ class Trust:
     Attributes:
         keys: the first signs, each is accepted; without any, nothing is signed.
         maker: who makes records here.
-        accept_unsigned: believe records that are not signed, or signed with an unknown key.
-        key_of: the cache key of key inputs; a record whose inputs have another key is refused. None: no check.
+        accept_unsigned: accept records that are not signed, or signed with an unknown key.
+        key_of: computes the cache key of key inputs; a record with another key is refused. None: no check.
     """
 
     keys: tuple[SigningKey, ...]
@@ -140,11 +138,11 @@ class Trust:
     key_of: Callable[[KeyInputs], str] | None = field(default=None, repr=False)
 
     def sign(self, record: Record, namespace: str) -> bytes:
-        """What to put into *namespace* under the key of *record*. A record from elsewhere keeps its maker.
+        """The envelope of *record* for *namespace*. A record from elsewhere keeps its maker.
 
         Raises:
             Refused: for a record that :meth:`verify` would refuse; for one of a pull request that would get into
-                another namespace; and for one that came from a remote unsigned, which others must not believe because
+                another namespace; and for one that came from a remote unsigned, which others must not accept because
                 of this machine's signature.
         """
         if self.keys and record.origin.get("signed_by", "") is None:
@@ -152,29 +150,28 @@ class Trust:
         made_in = record.origin.get("namespace")
         if isinstance(made_in, str) and is_of_pull(made_in) and made_in != namespace:
             _refuse(f"it comes from the namespace {made_in!r} of a pull request, and does not get into another one")
-        maker = (
-            record.origin.get("maker") or replace(self.maker, builder=record.made_by or self.maker.builder).to_json()
-        )
+        here = replace(self.maker, builder=record.made_by or self.maker.builder).to_json()
+        maker = record.origin.get("maker") or here
         body = _body(record, maker, namespace)
         if len(body) > MOST_RECORD_BYTES - _MOST_HEAD_BYTES:
             # They only serve to explain why a stage runs.
             body = _body(replace(record, input_files={}), maker, namespace)
         self._read(body, record.cache_key, namespace)
-        head: JsonObject = {"format": ENVELOPE_FORMAT}
+        head: dict[str, JsonValue] = {"format": ENVELOPE_FORMAT}
         if self.keys:
-            head = {**head, "signed_by": self.keys[0].id, "hmac_sha256": _signature(self.keys[0], body)}
+            head |= {"signed_by": self.keys[0].id, "hmac_sha256": _signature(self.keys[0], body)}
         return canonical_json(head).encode() + b"\n" + body + b"\n"
 
     def verify(self, data: bytes, key: str, namespace: str, trusted: frozenset[str] | None = None) -> Record:
         """The record in *data*, found under *key* of *namespace*.
 
-        Its ``origin`` has the ``maker``, the ``namespace``, and under ``signed_by`` the id of the key, or null.
+        Its ``origin`` has the ``maker``, the ``namespace``, and the id of the key as ``signed_by``, or null.
 
         Args:
-            trusted: ids of the keys that may have signed it; None: any of ours. With it a signature is always required.
+            trusted: ids of the keys that may have signed it, which requires a signature; None: any of our keys.
 
         Raises:
-            Refused: for anything but a whole record of this key and namespace that is signed as required.
+            Refused: for anything but a complete record of this key and namespace that is signed as required.
         """
         if len(data) > MOST_RECORD_BYTES:
             raise Refused(f"it has {len(data)} bytes, and no record has more than {MOST_RECORD_BYTES}")
@@ -224,22 +221,23 @@ class Trust:
 
 
 def _body(record: Record, maker: JsonValue, namespace: str) -> bytes:
-    told = replace(record, origin={}).to_json()
-    whole: JsonObject = {"key": record.cache_key, "maker": maker, "namespace": namespace, "record": told}
+    content = replace(record, origin={}).to_json()
     try:
-        return canonical_json(whole).encode()
+        return canonical_json(
+            {"key": record.cache_key, "maker": maker, "namespace": namespace, "record": content}
+        ).encode()
     except (ValueError, RecursionError):
         raise Refused("it holds something that JSON cannot say") from None
 
 
 def _signature(key: SigningKey, body: bytes) -> str:
-    # With the length of the id before it, no two pairs of id and body make the same text.
+    # The length of the id makes the text of each pair of id and body unique.
     named = key.id.encode()
     return hmac.new(key.secret, b"%s\n%d %s\n%s" % (_DOMAIN, len(named), named, body), hashlib.sha256).hexdigest()
 
 
 def _read_head(head: bytes) -> tuple[str | None, str]:
-    """The id of the key that signed, None for nobody, and the signature."""
+    """The id of the signing key, None without one, and the signature."""
     value = _parse(head)
     if value.get("format") != ENVELOPE_FORMAT:
         _refuse(f"its format is {str(value.get('format'))[:20]!r}, and this version knows {ENVELOPE_FORMAT} only")
@@ -255,7 +253,7 @@ def _parse(text: bytes) -> JsonObject:
     """The object in *text*, which has to be canonical JSON: no name twice, no NaN, no broken Unicode."""
     try:
         value = json.loads(text)
-        # The walk takes as long as all the rest, and few records have that many objects and lists.
+        # The walk takes as long as everything else, and few records have this many objects and lists.
         may_be_deep = text.count(b"{") + text.count(b"[") > _MOST_DEPTH
         if (may_be_deep and _is_deeper(value, _MOST_DEPTH)) or canonical_json(value).encode() != text:
             raise ValueError
@@ -272,7 +270,7 @@ def _is_deeper(value: JsonValue, levels: int) -> bool:
 
 
 def _check(record: Record, key: str) -> None:
-    """Refuse values that the types of the fields allow, but no record of ours has."""
+    """Refuse values that fit the types of the fields, but that no valid record has."""
     if record.cache_key != key:
         _refuse("the record within is that of another key")
     if not (math.isfinite(record.elapsed_seconds) and record.elapsed_seconds >= 0):
@@ -281,7 +279,7 @@ def _check(record: Record, key: str) -> None:
         _refuse("it says itself where it comes from")
     if not all(_is_printable(text, _MOST_TEXT) for text in (record.made_at, record.made_by)):
         _refuse("when and by whom it was made cannot be shown")
-    files = [*record.files(), *([] if record.log is None else [record.log])]
+    files = [*record.files(), *filter(None, [record.log])]
     if len(files) > _MOST_FILES or sum(file.size for file in files) > _MOST_FILE_BYTES:
         _refuse(f"it has more than {_MOST_FILES} files, or more than {_MOST_FILE_BYTES >> 40} TiB")
     for slot in record.outputs:
@@ -303,98 +301,98 @@ def _refuse(why: str) -> NoReturn:
     raise Refused(why)
 
 
-def signing_keys(environment: Mapping[str, str], configured: Path | None = None) -> tuple[SigningKey, ...]:
-    """The keys in the environment; else those in the file that it names; else those in *configured*; else none.
+def is_of_pull(namespace: str) -> bool:
+    """Whether a pull request may write *namespace*."""
+    return namespace.partition("/")[0] == _PULL
 
-    Raises:
-        UsageError: for what is no key, saying where. Of a secret it tells at most the length.
+
+def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[RemoteSettings, str]:
+    """The part of *settings* that this run may use, and a sentence on the restriction; empty without one, as outside of
+    CI and in unknown CI systems.
     """
-    if environment.get(KEYS_VARIABLE, "").strip():
-        given = enumerate(environment[KEYS_VARIABLE].split(","), 1)
-        return _distinct([_key(text, f"{KEYS_VARIABLE}, key {number}") for number, text in given], KEYS_VARIABLE)
-    if environment.get(KEYS_FILE_VARIABLE, "").strip():
-        return _in_file(Path(environment[KEYS_FILE_VARIABLE].strip()).expanduser())
-    return () if configured is None else _in_file(configured)
+
+    def variable(name: str) -> str:
+        return environment.get(name, "").strip()
+
+    restriction = next((find(variable) for marker, find in _SYSTEMS.items() if variable(marker)), None)
+    if restriction is None or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
+        return settings, ""
+    sentence, pull = restriction
+    levels = tuple(each for level in settings.levels for each in _restrict(level, pull))
+    return replace(settings, levels=levels), sentence
 
 
-def new_key(name: str) -> str:
-    """The line of a new key with *name*. Raises UsageError for a name that is not allowed."""
-    return f"{_checked_name(name, 'A key')}:{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
+def _restrict(level: TierSettings, pull: int | None) -> tuple[TierSettings, ...]:
+    if level.mode is not Mode.READ_WRITE:
+        return (level,)
+    shared = replace(level, mode=Mode.READ)
+    if pull is None:
+        return (shared,)
+    # Its own is asked first: it has what the pull request changed. What is shared already is not copied there.
+    own = replace(level, namespace=f"{_PULL}/{pull}", trusted=None, is_back_filled=False)
+    return own, shared
 
 
-def check_keys(settings: RemoteSettings) -> None:
-    """Check that records of each remote in use can be verified.
-
-    Raises:
-        UsageError: when there are no keys, or none that a remote is trusted with.
-    """
-    for level in settings.levels:
-        if level.mode is Mode.OFF:
-            continue
-        if level.trusted is not None and not any(key.id in level.trusted for key in settings.keys):
-            trusted = ", ".join(sorted(level.trusted)) or "none"
-            raise UsageError(
-                f"Of the keys that {shown(level.url)} is trusted with ({trusted}) none is here, so no record from there"
-                " could be believed.",
-                advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE}, or use --remote-mode off.",
-            )
-        if not settings.keys and not settings.accept_unsigned:
-            raise UsageError(
-                f"There is no key to check the records of {shown(level.url)} with, and nothing unsigned is believed.",
-                advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE} (`winml-dag cache remote key` makes one),"
-                " or use --remote-mode off.",
-            )
+def _github(variable: _Variable) -> _Restriction | None:
+    event, ref = variable("GITHUB_EVENT_NAME"), variable("GITHUB_REF")
+    if ref.startswith("refs/pull/") or event.startswith("pull_request"):
+        return _pull_request(_number_in(ref))
+    if event not in _OWN_EVENTS:
+        return _unprotected(f"The event {event}")
+    return _branch(variable, _branch_in(ref), is_protected=variable("GITHUB_REF_PROTECTED") == "true")
 
 
-def _in_file(path: Path) -> tuple[SigningKey, ...]:
-    try:
-        with open(path, encoding="utf-8") as opened:
-            if os.name != "nt" and os.fstat(opened.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise UsageError(
-                    f"{path} has keys that sign records, and other users may read or change it.",
-                    advice=f"Run `chmod 600 {path}`; if others had the time to read it, make new keys.",
-                )
-            lines = list(enumerate(opened, 1))
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"The file of keys {path} cannot be read: {why}.") from None
-    kept = [(number, text) for number, text in lines if text.strip() and not text.lstrip().startswith("#")]
-    if not kept:
-        raise UsageError(f"{path} has no key.", advice=f"It has one a line, as {_FORM}.")
-    return _distinct([_key(text, f"{path}, line {number}") for number, text in kept], str(path))
+def _azure(variable: _Variable) -> _Restriction | None:
+    ref, reason = variable("BUILD_SOURCEBRANCH"), variable("BUILD_REASON")
+    # If the code is on GitHub, people see GitHub's number, else Azure's own.
+    number = variable("SYSTEM_PULLREQUEST_PULLREQUESTNUMBER") or variable("SYSTEM_PULLREQUEST_PULLREQUESTID")
+    if reason == "PullRequest" or number or ref.startswith("refs/pull/"):
+        return _pull_request(_number(number) or _number_in(ref))
+    # Azure does not report which branches have policies.
+    return _branch(variable, _branch_in(ref), is_protected=_branch_in(ref) in ("main", "master"))
 
 
-def _key(text: str, where: str) -> SigningKey:
-    name, colon, coded = text.strip().partition(":")
-    if not colon:
-        raise UsageError(f"{where} is no key: it has no colon.", advice=f"Write it as {_FORM}.")
-    _checked_name(name, where)
-    try:
-        secret = base64.b64decode(coded.strip(), validate=True)
-    except (binascii.Error, ValueError):
-        raise UsageError(f"{where}: what follows {name!r} is not base64.", advice=f"Write it as {_FORM}.") from None
-    if len(secret) < SECRET_BYTES:
-        raise UsageError(
-            f"{where}: the secret of {name!r} has {len(secret)} bytes, and fewer than {SECRET_BYTES} can be guessed.",
-            advice="`winml-dag cache remote key` makes one.",
-        )
-    return SigningKey(name, secret)
+def _gitlab(variable: _Variable) -> _Restriction | None:
+    number = variable("CI_MERGE_REQUEST_IID") or variable("CI_EXTERNAL_PULL_REQUEST_IID")
+    if number or variable("CI_PIPELINE_SOURCE") in ("merge_request_event", "external_pull_request_event"):
+        return _pull_request(_number(number))
+    return _branch(variable, variable("CI_COMMIT_BRANCH"), is_protected=variable("CI_COMMIT_REF_PROTECTED") == "true")
 
 
-def _checked_name(name: str, where: str) -> str:
-    if not _NAME.fullmatch(name):
-        # Not shown: where the colon is missing or in the wrong place, it may be the secret.
-        raise UsageError(
-            f"{where} has a name that cannot be one.",
-            advice="It has up to 64 letters, digits, '.', '_' and '-', and begins with a letter or a digit.",
-        )
-    return name
+# By a variable that each of them always sets, and nothing else does.
+_SYSTEMS: dict[str, Callable[[_Variable], _Restriction | None]] = {
+    "GITHUB_ACTIONS": _github,
+    "TF_BUILD": _azure,
+    "GITLAB_CI": _gitlab,
+}
 
 
-def _distinct(keys: Iterable[SigningKey], where: str) -> tuple[SigningKey, ...]:
-    by_name: dict[str, SigningKey] = {}
-    for key in keys:
-        if key.id in by_name:
-            raise UsageError(f"{where} has two keys that are called {key.id!r}.", advice="Give each a name of its own.")
-        by_name[key.id] = key
-    return tuple(by_name.values())
+def _pull_request(number: int | None) -> _Restriction:
+    if number is None:
+        return "This is a pull request without a number: nothing is put into remotes.", None
+    return f"This is pull request {number}: what it makes is put into the namespace {_PULL}/{number} only.", number
+
+
+def _branch(variable: _Variable, name: str, *, is_protected: bool) -> _Restriction | None:
+    if not name:
+        return _unprotected("What is no branch")
+    if named := variable(BRANCHES_VARIABLE):
+        is_protected = any(fnmatchcase(name, each) for each in named.replace(",", " ").split())
+    return None if is_protected else _unprotected(f"The branch {name}")
+
+
+def _unprotected(what: str) -> _Restriction:
+    advice = f"{BRANCHES_VARIABLE} may name branches that are."
+    return f"{what} is not known to be protected: nothing is put into remotes. {advice}", None
+
+
+def _branch_in(ref: str) -> str:
+    return ref.removeprefix("refs/heads/") if ref.startswith("refs/heads/") else ""
+
+
+def _number_in(ref: str) -> int | None:
+    return _number(ref.removeprefix("refs/pull/").partition("/")[0])
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None

@@ -14,9 +14,8 @@ from servers.memory import MemoryRemote
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.remote.protocol import Remote, RemoteError
-from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -131,8 +130,8 @@ class Machine:
             self.store.blobs,
             trust,
             scratch=self.store.incoming,
-            tell=self.said.append,
-            received=self.received.append,
+            warn=self.said.append,
+            on_received=self.received.append,
             locks=self.store.locks,
         )
 

@@ -19,7 +19,7 @@ from winml_dag.errors import UsageError
 from winml_dag.store.remote import bucket
 from winml_dag.store.remote.bucket import ObjectRemote
 from winml_dag.store.remote.protocol import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
-from winml_dag.store.remote.urls import open_remote
+from winml_dag.store.remote.settings import open_remote
 
 KEY = "a1" * 32
 SMALL = b"small"

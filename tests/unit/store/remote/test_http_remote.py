@@ -17,7 +17,7 @@ from servers.nginx import Nginx, nginx_server
 
 from winml_dag.store.remote import http
 from winml_dag.store.remote.protocol import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
-from winml_dag.store.remote.urls import open_remote
+from winml_dag.store.remote.settings import open_remote
 
 KEY = "a1" * 32
 DATA = bytes(range(256)) * 3000

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import UsageError
-from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings
-from winml_dag.store.remote.trust import check_keys, new_key, signing_keys
+from winml_dag.store.remote.settings import (
+    Mode,
+    RemoteSettings,
+    SigningKey,
+    TierSettings,
+    check_keys,
+    new_key,
+    signing_keys,
+)
 
 SECRET, OTHER = b"0123456789abcdef" * 2, b"fedcba9876543210" * 4
 CODED, OTHER_CODED = (base64.b64encode(secret).decode() for secret in (SECRET, OTHER))

@@ -18,7 +18,7 @@ from servers.kinds import KINDS, Opener, remotes
 
 from winml_dag.errors import UsageError
 from winml_dag.store.remote.protocol import Remote, RemoteError, blob_path, record_path
-from winml_dag.store.remote.urls import open_remote, shown
+from winml_dag.store.remote.settings import open_remote, shown
 
 KEY, OTHER_KEY = "a1" * 32, "b2" * 32
 NOWHERE = "sha256:" + "0" * 64

@@ -11,11 +11,9 @@ from remote_samples import KEYS, TRUST, Machine, ScriptedRemote, digest_of, entr
 from servers.faulty import Fault, FaultyServer
 from servers.memory import MemoryRemote
 
-from winml_dag.store.remote.protocol import Remote
-from winml_dag.store.remote.settings import Mode, SigningKey
-from winml_dag.store.remote.traffic import Traffic
+from winml_dag.store.remote.protocol import Remote, Traffic
+from winml_dag.store.remote.settings import Mode, SigningKey, open_remote
 from winml_dag.store.remote.trust import Maker, Trust
-from winml_dag.store.remote.urls import open_remote
 
 COLLEAGUE = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0", host="Windows ARM64"))
 STRANGER = Trust((SigningKey("ours", b"s" * 32),), Maker("winml_dag 1.0"))

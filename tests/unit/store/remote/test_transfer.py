@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from remote_samples import ScriptedRemote, digest_of
 
 from winml_dag.store.remote import transfer
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError
-from winml_dag.store.remote.traffic import TrafficCounter
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, TrafficCounter
 from winml_dag.store.remote.transfer import (
     LEAST_BYTES_PER_SECOND,
     CircuitBreaker,
@@ -40,7 +40,7 @@ class Guarded:
         self.transfer = Transfer()
 
     def ask(self, question: Callable[[], object]) -> object:
-        return self.breaker.run(self.transfer, lambda: self.transfer.wait_for(question))
+        return self.breaker.ask(self.transfer, question)
 
     def record(self) -> object:
         return self.ask(lambda: self.remote.record(KEY))
@@ -241,7 +241,7 @@ def test_who_hangs_in_a_remote_is_abandoned_and_the_others_have_their_answers(
     def work(number: int, transfer: Transfer) -> int:
         if number == 1:
             assert answered.wait(60)
-            guarded.breaker.run(transfer, lambda: transfer.wait_for(lambda: ended.wait(60)))
+            guarded.breaker.ask(transfer, lambda: ended.wait(60))
         answered.set()
         return number
 
@@ -372,4 +372,4 @@ def test_where_there_are_no_more_threads_the_work_is_done_all_the_same(monkeypat
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert ask_all(lambda number, _: str(number), range(3), 3) == ["0", "1", "2"]
     pool = ThreadPool(2)
-    assert [pool.submit(str, number).result() for number in range(3)] == ["0", "1", "2"]
+    assert [pool.submit(partial(str, number)).result() for number in range(3)] == ["0", "1", "2"]

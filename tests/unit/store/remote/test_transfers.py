@@ -13,8 +13,7 @@ from servers.faulty import Fault, FaultyServer
 from servers.nginx import nginx_server
 
 from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
-from winml_dag.store.remote.settings import Mode
-from winml_dag.store.remote.urls import open_remote
+from winml_dag.store.remote.settings import Mode, open_remote
 
 LARGE = os.urandom(1 << 16) * (20 << 4)
 SMALL = b"model" * 1000

@@ -171,18 +171,18 @@ def test_closing_gives_up_what_has_not_gone_and_leaves_no_record_without_blobs(t
     remote, begun, until = ScriptedRemote(), threading.Semaphore(0), threading.Event()
     remote.hang("put", begun, until)
     here = Machine(tmp_path / "cache", remote)
-    here.remotes.offer(here.make(b"graph"))
+    here.remotes.offer(here.make(*(bytes([number]) for number in range(20))))
     assert begun.acquire(timeout=60)
     here.remotes.close()
     here.remotes.settle()
     assert remote.records == {}
-    until.set()
     assert not here.said
-    # Closed does not mean unavailable: a store may be used again.
+    # Closed is not left alone: a store may be used again, while all threads still hang.
     remote.before.clear()
     here.remotes.offer(here.store.record(KEYS[0]))  # type: ignore[arg-type]
     here.remotes.settle()
     assert remote.records.keys() == {KEYS[0]}
+    until.set()
 
 
 @pytest.mark.parametrize("method", ["has", "put", "put_record"])
@@ -196,7 +196,10 @@ def test_a_remote_that_hangs_is_not_waited_for_at_the_end_of_a_build(
     remote, until = ScriptedRemote(), threading.Event()
     remote.hang(method, threading.Semaphore(0), until)
     here = Machine(tmp_path / "cache", remote)
-    here.remotes.offer(here.make(b"graph", b"weights"))
+    # More than are uploaded at once: most wait for threads that hang.
+    here.remotes.offer(here.make(*(bytes([number]) for number in range(20))))
+    for number in range(2, 22):
+        here.remotes.offer(here.make(b"graph", key=f"{number:064x}"))
     here.remotes.settle()
     assert remote.records == {}
     assert here.said == [
