@@ -20,7 +20,7 @@ from sweep_tables import goal, search, sweep_head
 from tables import Row, join, table
 
 from winml_dag import errors
-from winml_dag.cli.main import COMMANDS, cli
+from winml_dag.cli import COMMANDS, cli
 from winml_dag.engine.stage import Stage
 from winml_dag.engine.worker import load
 from winml_dag.ep import options, registry

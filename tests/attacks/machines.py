@@ -11,7 +11,7 @@ from unittest import mock
 
 from winml_dag.engine.keys import cache_key
 from winml_dag.pipeline.opened import open_store
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.record import KeyInputs, Record
 from winml_dag.store.store import Store
 

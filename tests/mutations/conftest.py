@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from planned_keys import make_project
 
-from winml_dag.store import changetime, fingerprints
+from winml_dag import file_reading
+from winml_dag.store import fingerprints
 
 
 @pytest.fixture
@@ -21,5 +22,5 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was just written counts as having come to rest: digests are remembered at once, and plans stand."""
-    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     monkeypatch.setattr(fingerprints, "SETTLED_NS", 0)

@@ -15,12 +15,12 @@ from memory_store import MemoryRows
 from planned_keys import LIBRARY, Warm, plugin_of, reached, stages_of
 from reach import BASES, edited
 
+from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import UsageError
-from winml_dag.pipeline import environment as surroundings
 from winml_dag.pipeline import epplace
+from winml_dag.pipeline import uptodate as surroundings
 from winml_dag.pipeline.assess.host import this_host
 from winml_dag.pipeline.assess.measurement import measuring_node
 from winml_dag.pipeline.planning import plan_request

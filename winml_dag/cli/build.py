@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml_dag.cli.cluster import CLUSTER_OPTIONS, cluster_options, refuse_misfits, with_cluster
 from winml_dag.cli.options import (
+    MEMORY,
+    TEXT,
     Output,
     are_a_sweep,
     cell_options,
@@ -22,7 +24,6 @@ from winml_dag.cli.options import (
     request_from,
     several_request_options,
 )
-from winml_dag.cli.parameters import MEMORY
 from winml_dag.cli.plaintext import echo
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.uptodate import CurrentPlan, check, note_use
@@ -31,8 +32,82 @@ if TYPE_CHECKING:
     from winml_dag.engine.sandbox import FileAccess
     from winml_dag.pipeline.buildgraph import BuildSummary
     from winml_dag.pipeline.buildresult import BuildResult
-    from winml_dag.pipeline.request import Request
+    from winml_dag.pipeline.request import RemoteOptions, Request
     from winml_dag.pipeline.run import BuildOptions
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The names of the options, none of which belongs to what is built.
+CLUSTER_OPTIONS = ("executor", "scheduler", "workers", "worker_tags")
+
+_OPTIONS = (
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "dask"]),
+        default=None,
+        help="Where stages run: in processes of this machine, or on the workers of a cluster [local].",
+    ),
+    click.option(
+        "--scheduler", type=TEXT, metavar="ADDRESS", help="Of the cluster, such as tcp://host:8786, or tls://host:8786."
+    ),
+    click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With --executor dask and no scheduler: as many workers on this machine, for this build [2].",
+    ),
+    click.option(
+        "--worker-tag", "worker_tags", type=TEXT, multiple=True, metavar="TAG", help="Only workers that have this tag."
+    ),
+)
+
+
+def cluster_options(function: F) -> F:
+    """Add the options; the command gets them under ``CLUSTER_OPTIONS``."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def refuse_misfits(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that do not fit together."""
+    if options["executor"] != "dask":
+        if given := [name for name in CLUSTER_OPTIONS[1:] if options[name]]:
+            name = {"worker_tags": "worker-tag"}.get(given[0], given[0])
+            raise UsageError(f"--{name} is about a cluster.", advice="Give --executor dask too.")
+    elif options["scheduler"] and options["workers"]:
+        raise UsageError(
+            "--workers starts workers on this machine, and --scheduler names a cluster that has its own.",
+            advice="Give one of them.",
+        )
+
+
+@contextmanager
+def with_cluster(
+    how: BuildOptions, options: Mapping[str, Any], cache_dir: Path, remote: RemoteOptions, *, quiet: bool
+) -> Iterator[BuildOptions]:
+    """*how*, for the block with the cluster that *options* mean, if they mean one.
+
+    Raises:
+        UsageError: for options that do not fit together, and when there is no such cluster.
+    """
+    refuse_misfits(options)
+    scheduler, workers = options["scheduler"], options["workers"]
+    if options["executor"] != "dask":
+        yield how
+        return
+    # Imported here: none of it is needed by a build on this machine.
+    from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
+
+    meant = ClusterOptions(scheduler, workers or 2, options["worker_tags"], how.jobs, how.memory_bytes)
+
+    def say(sentence: str) -> None:
+        if not quiet:
+            echo(f"note: {sentence}", err=True)
+
+    with open_cluster(meant, cache_dir, remote, say) as cluster:
+        yield replace(how, cluster=cluster)
 
 
 class _Seconds(click.FloatRange):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.plaintext import echo
 from winml_dag.errors import StageError, UsageError
 

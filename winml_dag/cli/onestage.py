@@ -16,7 +16,7 @@ from winml_dag.cli.options import Output, cache_option, output_options, rebuild_
 from winml_dag.cli.plaintext import errors_as_object, print_object
 from winml_dag.cli.remotes import remote_options
 from winml_dag.errors import StageError
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:

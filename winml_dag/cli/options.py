@@ -1,4 +1,6 @@
-"""The options that every command about a build has, the request that they make, and how they are typed."""
+"""The options that every command about a build has, the kinds of values that options have, and the request that they
+make.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ import click
 from click.core import ParameterSource
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.parameters import ADDRESS, CATALOG, FILE, RECIPE, TEXT, Address, Recipe
 from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import opened, remote_options
 from winml_dag.pipeline.request import Overrides, Request
@@ -19,6 +20,85 @@ from winml_dag.pipeline.request import Overrides, Request
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.store.store import Store
+
+
+CATALOG = "catalog:"
+
+
+class _NotEmpty(click.ParamType[Any]):
+    """What is empty is a variable that a script has not set: it means neither a default nor the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("must not be empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Text(_NotEmpty, click.types.StringParamType):
+    pass
+
+
+class _Path(_NotEmpty, click.Path):
+    pass
+
+
+class Address(_Text):
+    """The URL of a remote, which may have a password in it."""
+
+
+class Recipe(_Path):
+    """A recipe's file, or the name of one that comes with us."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value.startswith(CATALOG):
+            # Imported here: reading recipes costs more than all else that a build with nothing to do needs.
+            from winml_dag.errors import UsageError
+            from winml_dag.recipe.load import shipped_path
+
+            try:
+                value = str(shipped_path(value.removeprefix(CATALOG)))
+            except UsageError as error:
+                self.fail(str(error), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Json(_Path):
+    """A file with a JSON object, or the object itself."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if str(value).lstrip().startswith("{") else super().convert(value, param, ctx)
+
+
+class _Memory(click.ParamType[Any]):
+    """Bytes for all that runs at the same time; ``none`` is no limit."""
+
+    name = "memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from winml_dag.engine.resources import UNLIMITED
+        from winml_dag.errors import UsageError
+        from winml_dag.store.quantities import parse_size
+
+        if isinstance(value, int):
+            return value
+        if str(value).strip().lower() == "none":
+            return UNLIMITED
+        try:
+            found = parse_size(str(value), "--memory")
+        except UsageError as error:
+            self.fail(str(error).removeprefix("--memory: "), param, ctx)
+        if found == 0:
+            self.fail("nothing runs without memory; no limit is none.", param, ctx)
+        return found
+
+
+TEXT = _Text()
+ADDRESS = Address()
+RECIPE = Recipe(path_type=Path)
+FILE = _Path(path_type=Path)
+JSON = _Json(path_type=Path)
+MEMORY = _Memory()
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

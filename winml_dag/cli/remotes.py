@@ -12,7 +12,7 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.plaintext import echo
 from winml_dag.cli.transfers import Transfers
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.traffic import Traffic

@@ -11,7 +11,7 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 from winml_dag.cli.settings import BOUNDS, VALIDATION, ep_option
 from winml_dag.errors import UsageError

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.options import format_option
-from winml_dag.cli.parameters import FILE
+from winml_dag.cli.options import FILE, format_option
 from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 
 if TYPE_CHECKING:

@@ -18,12 +18,11 @@ from pathlib import Path
 from winml_dag.engine.placed import KEPT, placed_files
 from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.file_reading import SETTLED_NS, Signature, signature_of
 from winml_dag.names import parents
-from winml_dag.readlog import Signature
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below, LinkOnTheWay
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.changetime import SETTLED_NS, signature_of
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import PARTIAL, in_plain_words, in_words, partial_name
 from winml_dag.store.fingerprints import Fingerprints

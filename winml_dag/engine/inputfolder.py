@@ -12,7 +12,7 @@ from pathlib import Path
 
 from winml_dag.engine.stage import SourceFile
 from winml_dag.errors import InputError
-from winml_dag.readlog import before_reading
+from winml_dag.file_reading import before_reading
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ from winml_dag.engine.placed import placed_in
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.errors import InputError, StageError
-from winml_dag.readlog import Signature
+from winml_dag.file_reading import Signature, signature_from, signature_of
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.changetime import signature_from, signature_of
 from winml_dag.store.clone import clone_file
 from winml_dag.store.digest import split_digest
 from winml_dag.store.fingerprints import Fingerprints

@@ -26,7 +26,7 @@ from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.progress import Tell, Teller
 from winml_dag.errors import WinmlDagError, measured_by
 from winml_dag.explanation import explanation
-from winml_dag.smallfiles import read_json
+from winml_dag.file_reading import read_json
 
 TASK_FILE = "task.json"
 RESULT_FILE = "result.json"

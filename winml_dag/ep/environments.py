@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, TABLES, config_file, expanded
+from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, TABLES, config_file, expanded
 from winml_dag.errors import UsageError
-from winml_dag.readlog import before_reading
-from winml_dag.smallfiles import read_text
+from winml_dag.file_reading import before_reading, read_text
 
 # The oldest Python that this package runs on: workers there import it.
 OLDEST_PYTHON = (3, 11)

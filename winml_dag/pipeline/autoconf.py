@@ -17,10 +17,10 @@ from winml_dag.ep.registry import Target
 from winml_dag.ep.support.table import table_places
 from winml_dag.ep.support.winmlcli import rule_folder
 from winml_dag.errors import UsageError
+from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import Skip
-from winml_dag.readlog import before_reading
 from winml_dag.stages import discovered, kinds
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.optimize import OptimizeConfig

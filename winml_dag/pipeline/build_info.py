@@ -24,10 +24,10 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distributions_in, normalised
+from winml_dag.file_reading import read_bytes
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.cirun import ci_run
 from winml_dag.pipeline.manifest import folder_in
-from winml_dag.smallfiles import read_bytes
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Overrides

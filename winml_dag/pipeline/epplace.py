@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from winml_dag.configuration import config_file
 from winml_dag.engine.toolchain import installed_distributions, normalised, versions_in
 from winml_dag.ep.availability import environment_of, installed, package_of
-from winml_dag.ep.configuration import config_file
 from winml_dag.ep.elsewhere import environment_elsewhere, environment_name
 from winml_dag.ep.fingerprint import libraries_of
 from winml_dag.ep.registry import CPU, Target, is_emulated, runtime_builds

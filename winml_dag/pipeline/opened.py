@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.location import MARKER, default_cache_dir, store_folder
+from winml_dag.pipeline.request import RemoteOptions
+from winml_dag.store.cache_folder import MARKER, default_cache_dir, store_folder
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.remotes import Remotes
@@ -100,7 +100,7 @@ def let_go(store: Store) -> None:
     """What has to be done when *store* is not used any more: what went is noted in its statistics, and what is still
     underway is given up.
     """
-    from winml_dag.store.usage_log import note_traffic
+    from winml_dag.store.cache_folder import note_traffic
 
     note_traffic(store.folder, store.traffic())
     store.close()

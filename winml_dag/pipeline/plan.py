@@ -16,6 +16,7 @@ from winml_dag.engine.config import config_json
 from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Source
 from winml_dag.ep.availability import environments_behind
+from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.epplace import configuration
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours, prefixed
@@ -23,7 +24,6 @@ from winml_dag.pipeline.line import OURS, Line, Start, id_of
 from winml_dag.pipeline.userstages.declared import Declared, Ours
 from winml_dag.pipeline.userstages.plan import UserPlan, plan_stages
 from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, Skip, chosen
-from winml_dag.readlog import before_reading
 from winml_dag.recipe.document import Findings
 from winml_dag.stages.export import export_stage
 from winml_dag.store.artifact import Artifact

@@ -16,31 +16,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml_dag import file_reading
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.placed import placed_files
+from winml_dag.file_reading import PER_PATH, FirstLooks, changed_ns, differing, look, racy
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.plan_text import CachedPlan, Made, placed_text, plan_text, text_of
 from winml_dag.pipeline.publish import build_settings
 from winml_dag.pipeline.uptodate import (
     ABSENT,
-    PER_PATH,
     CurrentPlan,
     Entry,
-    FirstLooks,
     Groups,
     Header,
-    changed_ns,
     content_of,
-    differing,
     file_of,
-    look,
     places_of,
     program_content,
-    racy,
 )
-from winml_dag.store import changetime
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file
 
@@ -69,7 +64,7 @@ class Planning:
 def note(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan | None:
     """Keep *planned* as what was asked leads to, and return what stands of it; None when that cannot be vouched for."""
     looked_at = [path.absolute() for path in (*([planning.recipe] if planning.recipe else ()), *planned.looked_at)]
-    if not all(changetime.has_settled(path, planning.began_ns) for path in looked_at):
+    if not all(file_reading.has_settled(path, planning.began_ns) for path in looked_at):
         return None
     # What was absent when planning began and is now has steered nothing.
     absent = [*dict.fromkeys(str(path.absolute()) for path in planned.absent)]
@@ -177,7 +172,7 @@ def keep_finished(
             if path in suspects
             # Outputs were found right at the end of the build, all else when the plan was made or recalled.
             and (
-                changed_ns(seen, place) > (checked_ns if path in put else current_plan.at_ns) - changetime.SETTLED_NS
+                changed_ns(seen, place) > (checked_ns if path in put else current_plan.at_ns) - file_reading.SETTLED_NS
                 or (path in put and path not in looked)
             )
         ],

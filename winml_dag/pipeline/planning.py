@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonValue
 from winml_dag.ep.elsewhere import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
+from winml_dag.file_reading import reads_logged
 from winml_dag.pipeline.request import Request
-from winml_dag.readlog import reads_logged
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
@@ -51,8 +51,8 @@ def plan_request(
         # A source that is gone is missed, or done without, when it is looked for anew.
         with suppress(*MALFORMED, InputError):
             return recall(current_plan, store, part=part)
-    from winml_dag.pipeline.environment import environment_fingerprint
-    from winml_dag.pipeline.uptodate import FirstLooks
+    from winml_dag.file_reading import FirstLooks
+    from winml_dag.pipeline.uptodate import environment_fingerprint
 
     began_ns = time.time_ns()
     around = around or environment_fingerprint(began_ns)
@@ -94,7 +94,7 @@ def plan_each(
     asked: Iterable[tuple[str, Request]], store: Store, *, download: bool = True, needs_folder: bool = True
 ) -> tuple[Planned, ...]:
     """Plan each request, by its label; one that cannot be planned has an error in place of a graph."""
-    from winml_dag.pipeline.environment import environment_fingerprint
+    from winml_dag.pipeline.uptodate import environment_fingerprint
 
     # Read once for all: it is the same for each, and takes a third of the time of planning one.
     environment = environment_fingerprint(time.time_ns())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.pipeline.commit import Materialised, change_folder, finish_change, folder_key, is_changing
 from winml_dag.pipeline.layout import (
     BUILD_CONFIG,
@@ -29,7 +30,6 @@ from winml_dag.pipeline.layout import (
 )
 from winml_dag.pipeline.manifest import is_of_winml_cli, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.pipeline.userstages.folder import KnownFiles, UserFolder
-from winml_dag.smallfiles import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.store.cache_folder import note_build
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
-from winml_dag.store.usage_log import note_build
 
 
 def record_stats(planned: BuildGraph | None, results: Iterable[StageResult], store: Store) -> str:

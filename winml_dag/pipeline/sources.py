@@ -12,11 +12,10 @@ from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
 from winml_dag.errors import InputError, UsageError
+from winml_dag.file_reading import before_reading, read_json
 from winml_dag.pipeline import hub
 from winml_dag.pipeline.layout import COMPILED, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED
-from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import is_path_like, resolve_path
-from winml_dag.smallfiles import read_json
 from winml_dag.stages import kinds
 from winml_dag.stages.samples import SUFFIXES, kind_of
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import InputError, StoreError
-from winml_dag.readlog import Signature, was_read
+from winml_dag.file_reading import SETTLED_NS, Signature, signature_of, was_read
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.changetime import SETTLED_NS, signature_of
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
 
 if TYPE_CHECKING:

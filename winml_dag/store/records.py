@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
-from winml_dag.smallfiles import read_bytes
+from winml_dag.file_reading import read_bytes
 from winml_dag.store.digest import checked, with_checksum
 from winml_dag.store.files import PARTIAL, files_below, write_whole
 from winml_dag.store.record import Record

@@ -1,5 +1,5 @@
 """What builds on a cache have saved, how big it is about, and the size that it is kept to without being told each time:
-set once in its folder, or by the environment. What builds did are the lines of ``usage_log``, counted up.
+set once in its folder, or by the environment. What builds did are the lines of ``cache_folder``, counted up.
 
     build <time> <reused> <ran> <ms saved> <bytes stored>
     size <time> <bytes>                                             as measured; what builds store later comes on top
@@ -20,14 +20,14 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
 from winml_dag.errors import StoreError, WinmlDagError
-from winml_dag.smallfiles import read_bytes
+from winml_dag.file_reading import read_bytes
+from winml_dag.store.cache_folder import FILE
 from winml_dag.store.collect import Collected, Limits, collect
 from winml_dag.store.files import in_words, write_whole
 from winml_dag.store.locks import Locks
 from winml_dag.store.quantities import parse_size
 from winml_dag.store.remote.traffic import Traffic
 from winml_dag.store.store import Store
-from winml_dag.store.usage_log import FILE
 
 # About 500 builds, counted up in some 3 ms.
 _LONG_BYTES = 16 * 1024

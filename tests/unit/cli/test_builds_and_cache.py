@@ -14,7 +14,7 @@ from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline import build as module
 from winml_dag.pipeline.layout import STAGE_FILE

@@ -16,7 +16,7 @@ from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.clean import clean

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.cli.main import COMMANDS, run
+from winml_dag.cli import COMMANDS, run
 from winml_dag.cli.plaintext import plain
 
 

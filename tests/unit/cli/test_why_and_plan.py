@@ -21,7 +21,7 @@ from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject, canonical_json
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.engine import toolchain
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
@@ -256,7 +256,7 @@ def test_a_record_of_before_files_were_noted_is_still_compared(built: Project) -
 def test_explaining_imports_nothing_heavy(built: Project) -> None:
     built.edit(quant={**RECIPE["quant"], "samples": 20})  # type: ignore[dict-item]
     script = (
-        "import sys\nfrom winml_dag.cli.main import run\n"
+        "import sys\nfrom winml_dag.cli import run\n"
         "run(['why', '-c', 'recipe.yaml', '-o', 'other', '--cache-dir', 'cache'])\n"
         "print(*sorted(m.partition('.')[0] for m in sys.modules), file=sys.stderr)"
     )

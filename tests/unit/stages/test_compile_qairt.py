@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.options import complete_options
 from winml_dag.ep.qairt import find_sdk, host_name, library

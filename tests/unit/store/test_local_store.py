@@ -10,8 +10,8 @@ import pytest
 from store_samples import KEY, contents
 
 from winml_dag.errors import StoreError, UsageError
+from winml_dag.store.cache_folder import default_cache_dir, store_folder
 from winml_dag.store.files import in_words
-from winml_dag.store.location import default_cache_dir, store_folder
 from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"graph"}

@@ -32,7 +32,7 @@ _LOG_LINES = 20
 def info(cache_dir: Path | None, format_: str) -> int:
     """Say where the cache is, what is in it, and what it has saved."""
     from winml_dag.store import upkeep
-    from winml_dag.store.location import stores_beside
+    from winml_dag.store.cache_folder import stores_beside
     from winml_dag.store.quantities import size_text
     from winml_dag.store.upkeep import entries
     from winml_dag.store.usage import configured_limit, limit_text, read_statistics

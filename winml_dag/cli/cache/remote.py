@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli.cache.common import errors_as_object, print_object
-from winml_dag.cli.options import format_option, remote_option
-from winml_dag.cli.parameters import FILE, RECIPE
+from winml_dag.cli.options import FILE, RECIPE, format_option, remote_option
 from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 

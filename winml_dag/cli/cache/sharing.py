@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli.cache.common import errors_as_object, print_object
-from winml_dag.cli.options import cache_option, format_option
-from winml_dag.cli.parameters import RECIPE
+from winml_dag.cli.options import RECIPE, cache_option, format_option
 from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import opened, remote_options, traffic_json, traffic_lines
 from winml_dag.errors import UsageError
-from winml_dag.store.location import default_cache_dir
+from winml_dag.store.cache_folder import default_cache_dir
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.remoteoptions import RemoteOptions
-    from winml_dag.pipeline.request import Request
+    from winml_dag.pipeline.request import RemoteOptions, Request
     from winml_dag.store.record import Record
     from winml_dag.store.remote.traffic import Traffic
     from winml_dag.store.store import Store

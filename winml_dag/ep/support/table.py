@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.ep.configuration import SUPPORT_VARIABLE, config_file, expanded
+from winml_dag.configuration import SUPPORT_VARIABLE, config_file, expanded
 from winml_dag.ep.registry import Target
 from winml_dag.ep.support.case import AttributeValue, Case, Level, Outcome, Verdict
 from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, features, is_binding, of_types

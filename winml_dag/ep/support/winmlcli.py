@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml_dag.ep.configuration import RULES_VARIABLE, expanded
+from winml_dag.configuration import RULES_VARIABLE, expanded
 from winml_dag.ep.registry import Target
 from winml_dag.ep.support.case import AttributeValue, Case, Level, Operand, Outcome, Verdict
 from winml_dag.errors import StageError, UsageError

@@ -14,6 +14,7 @@ from winml_dag.engine.stage import Source
 from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import Target, is_emulated
 from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.file_reading import read_json
 from winml_dag.pipeline.assess.builtmodel import (
     BuiltModel,
     StoredModel,
@@ -29,7 +30,6 @@ from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.recipe.assessment import Dataset, Eval
 from winml_dag.recipe.paths import is_path_like, resolve_path
-from winml_dag.smallfiles import read_json
 from winml_dag.stages.evaluate import (
     EVALUATE,
     EVALUATED_AS,

@@ -34,7 +34,7 @@ from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environ
 from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns
 from winml_dag.pipeline.cluster.workers import Workers, connect, silence
 from winml_dag.pipeline.opened import settled_remotes
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote.settings import Mode, RemoteSettings
 from winml_dag.store.store import Store
 

@@ -32,7 +32,7 @@ from winml_dag.pipeline.cluster.order import Answer, Order
 from winml_dag.pipeline.cluster.report import Report, difference, folder_identity, toolchain_here
 from winml_dag.pipeline.opened import store_with
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
-from winml_dag.store.location import store_folder
+from winml_dag.store.cache_folder import store_folder
 from winml_dag.store.store import Store
 
 # A display is drawn four times a second.
