@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from winml_dag.cli import echo
 from winml_dag.cli.options import (
     MEMORY,
     TEXT,
@@ -24,7 +25,6 @@ from winml_dag.cli.options import (
     request_from,
     several_request_options,
 )
-from winml_dag.cli.plaintext import echo
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.uptodate import CurrentPlan, check, note_use
 

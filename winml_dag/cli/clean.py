@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from winml_dag.cli import echo, print_object
 from winml_dag.cli.options import FILE, format_option
-from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:

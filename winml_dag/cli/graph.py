@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli import echo
 from winml_dag.cli.options import FILE, are_a_sweep, cell_options, request_from, several_request_options
-from winml_dag.cli.plaintext import echo
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.errors import UsageError, WinmlDagError

@@ -13,9 +13,8 @@ import click
 from click.core import ParameterSource
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.plaintext import echo
-from winml_dag.cli.remotes import opened, remote_options
-from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.cli import echo
+from winml_dag.pipeline.request import Overrides, RemoteOptions, Request
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
@@ -286,10 +285,19 @@ def request_from(
     return request, cache_dir
 
 
+def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
+    """What the *options* of a call, by their names, say of remotes; *recipe*: what is built, if that is in a file."""
+    folder = None
+    if isinstance(recipe, Path):
+        folder = recipe if recipe.is_dir() else recipe.parent
+    return RemoteOptions(tuple(options["remote"]), options["remote_mode"], folder)
+
+
 def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, Store]:
     """The graph of the build that *options* mean, and the store, for commands that only look at a build: they download
     nothing and need no output folder; without one they look at the build as it would be with ``--use-cache``.
     """
+    from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.planning import plan_request
 
     request, cache_dir = request_from(options)

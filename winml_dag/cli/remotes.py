@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli import echo
 from winml_dag.cli.transfers import Transfers
 from winml_dag.pipeline.request import RemoteOptions
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.traffic import Traffic
     from winml_dag.store.store import Store
-
-
-def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
-    """What the *options* of a call, by their names, say of remotes; *recipe*: what is built, if that is in a file."""
-    folder = None
-    if isinstance(recipe, Path):
-        folder = recipe if recipe.is_dir() else recipe.parent
-    return RemoteOptions(tuple(options["remote"]), options["remote_mode"], folder)
 
 
 def opened(cache_dir: Path, remote: RemoteOptions) -> Store:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from winml_dag.cli import echo, few
 from winml_dag.cli.build import CLUSTER_OPTIONS
 from winml_dag.cli.options import given_words
-from winml_dag.cli.plaintext import echo, few
 from winml_dag.file_reading import reads_logged
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SearchResult

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli import echo, few, print_object
 from winml_dag.cli.buildreport import build_json, counts
-from winml_dag.cli.plaintext import echo, few, print_object
 from winml_dag.engine.events import Status
 from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.resources import Capacity

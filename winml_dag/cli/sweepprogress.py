@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from winml_dag.cli.plaintext import echo, plain
+from winml_dag.cli import echo, plain
 from winml_dag.cli.progress import Redrawn, Ticker, under_way
 from winml_dag.engine.events import ReadProgress, StageResult, Status
 from winml_dag.engine.reason import Reason

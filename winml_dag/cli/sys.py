@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.plaintext import echo, print_object
+from winml_dag.cli import echo, print_object
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.assess.host import Host

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli import echo
 
 # What is done sooner needs no word; after that as often as a stage tells how far it is.
 _SECONDS_TO_FIRST_LINE = 2.0

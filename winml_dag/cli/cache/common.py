@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from winml_dag.cli import echo
 from winml_dag.cli.options import FILE
-from winml_dag.cli.plaintext import echo
 from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:

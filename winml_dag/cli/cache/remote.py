@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli import echo
 from winml_dag.cli.cache.common import errors_as_object, print_object
 from winml_dag.cli.options import FILE, RECIPE, format_option, remote_option
-from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def check(format_: str, **options: Any) -> int:
     """Ask each remote that is configured whether it can be reached, read and, if it may be, written, and with which
     keys. A probe of a few bytes is left where that is tried. Ends with 1 if anything is not well.
     """
-    from winml_dag.cli.remotes import remote_options
+    from winml_dag.cli.options import remote_options
     from winml_dag.pipeline.opened import settled_remotes
     from winml_dag.pipeline.remoteconfig import named_by
 

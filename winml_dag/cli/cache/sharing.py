@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli import echo
 from winml_dag.cli.cache.common import errors_as_object, print_object
-from winml_dag.cli.options import RECIPE, cache_option, format_option
-from winml_dag.cli.plaintext import echo
-from winml_dag.cli.remotes import opened, remote_options, traffic_json, traffic_lines
+from winml_dag.cli.options import RECIPE, cache_option, format_option, remote_options
+from winml_dag.cli.remotes import opened, traffic_json, traffic_lines
 from winml_dag.errors import UsageError
 from winml_dag.store.cache_folder import default_cache_dir
 
