@@ -66,7 +66,7 @@ def _here() -> _Here:
     import sys
 
     from winml_dag.configuration import config_file
-    from winml_dag.engine.toolchain import installed_distributions, normalised
+    from winml_dag.engine.keys import installed_distributions, normalised
     from winml_dag.ep.registry import runtime_builds
     from winml_dag.pipeline.assess.host import this_host
     from winml_dag.store.cache_folder import default_cache_dir

@@ -20,9 +20,7 @@ from typing import Protocol, TypeAlias
 
 from winml_dag.engine.execute import Job
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.inputfolder import list_folder
-from winml_dag.engine.placed import placed_in
+from winml_dag.engine.inplace import InPlace, list_folder, placed_in
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.errors import InputError, StageError

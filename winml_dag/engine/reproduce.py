@@ -13,12 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from winml_dag.engine.events import Observer, Silent, StageResult
+from winml_dag.engine.events import Observer, Reason, Silent, StageResult
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
-from winml_dag.engine.reason import Reason
-from winml_dag.engine.run import Damaged, Runner
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import Damaged, LocalRuns, Runner
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.digest import digest_file, split_digest

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.registry import Target
-from winml_dag.ep.support.table import table_places
-from winml_dag.ep.support.winmlcli import rule_folder
+from winml_dag.ep.support import rule_folder, table_places
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.context import ResolveContext

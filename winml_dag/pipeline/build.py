@@ -31,7 +31,6 @@ from winml_dag.pipeline.record_stats import record_stats
 from winml_dag.pipeline.rounds import round_of
 from winml_dag.pipeline.run import Driver, Ended, GraphJob
 from winml_dag.pipeline.search import completed
-from winml_dag.pipeline.userstages.folder import user_folder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.store import Store
 
@@ -87,7 +86,11 @@ class _BuildJob(GraphJob[BuildResult]):
         # Where another build is at the folder, who owns what is asked again at the end.
         if not is_changing(folder):
             refuse_foreign(self._planned, self._store, overwrite=self._driver.options.overwrite)
-        self._own = user_folder(self._planned, self._store)
+        if self._planned.folder is not None:
+            # Imported here: only stages of a recipe's own put files into its folder.
+            from winml_dag.pipeline.userstages.folder import user_folder
+
+            self._own = user_folder(self._planned, self._store)
 
     def begin(self, foreseen: Sequence[StageResult]) -> None:
         if self._own is not None:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
+from winml_dag.engine.keys import distributions_in, normalised
 from winml_dag.engine.stage import Source
-from winml_dag.engine.toolchain import distributions_in, normalised
 from winml_dag.file_reading import read_bytes
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.cirun import ci_run

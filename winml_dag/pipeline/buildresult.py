@@ -12,10 +12,10 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.rounds import folded
-from winml_dag.store.remote.traffic import Traffic
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.quantized import QuantizeResult
+    from winml_dag.store.remote.traffic import Traffic
 
 
 @dataclass(frozen=True)

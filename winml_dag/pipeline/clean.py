@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.engine.inplace import KEPT
 from winml_dag.engine.keys import config_hash
-from winml_dag.engine.placed import KEPT
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import read_json
 from winml_dag.names import parents

@@ -15,7 +15,6 @@ from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.calibration import packages_of
-from winml_dag.pipeline.compilenode import final_of_models, looked_at, of_models, of_sdk
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.pipeline.search import CHECK
 from winml_dag.pipeline.variant import Build, Skip, chosen
@@ -186,7 +185,11 @@ class Line:
                 model=self._model,
                 validation=validation,
             )
-            yield final_of_models(node) if build.also else node
+            if build.also:
+                from winml_dag.pipeline.compilenode import final_of_models
+
+                node = final_of_models(node)
+            yield node
 
     def _rounds(self) -> Iterator[Node]:
         """optimize and analyze, as often as the search may take; see :mod:`winml_dag.pipeline.autoconf`."""
@@ -220,10 +223,15 @@ class Line:
             model=self._model,
             option_files=build.inputs.option_files,
         )
+        if build.sdk is None and not build.also:
+            return node
+        # Imported here: most builds compile one model with onnxruntime.
+        from winml_dag.pipeline.compilenode import looked_at, of_models, of_sdk
+
         if build.sdk is not None:
             self.looked_at += looked_at(build.sdk)
             return of_sdk(node, build.sdk, self._fingerprints)
-        return of_models(node, build.also) if build.also else node
+        return of_models(node, build.also)
 
     def _after(self, node: Node) -> Node:
         """Let what follows read the model that *node* puts out."""

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
+from winml_dag.engine.inplace import placed_files
 from winml_dag.engine.keys import config_hash
-from winml_dag.engine.placed import placed_files
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from winml_dag import file_reading
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import StageResult
-from winml_dag.engine.placed import placed_files
+from winml_dag.engine.inplace import placed_files
 from winml_dag.file_reading import PER_PATH, FirstLooks, changed_ns, differing, look, racy
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST

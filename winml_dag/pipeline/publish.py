@@ -29,7 +29,6 @@ from winml_dag.pipeline.layout import (
     wanted_reports,
 )
 from winml_dag.pipeline.manifest import is_of_winml_cli, make_manifest, manifest_text, read_manifest, with_part
-from winml_dag.pipeline.userstages.folder import KnownFiles, UserFolder
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints
@@ -38,6 +37,7 @@ from winml_dag.store.store import Store
 if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult
     from winml_dag.pipeline.buildgraph import BuildGraph
+    from winml_dag.pipeline.userstages.folder import UserFolder
 
 
 class _Folder:
@@ -194,6 +194,8 @@ class OutputFile(_Folder):
         self._name = name
         self._read = {path.resolve() for path in read}
         self._claim = store.claim
+        from winml_dag.pipeline.userstages.folder import KnownFiles
+
         self._known = KnownFiles(store, store.fingerprints)
         self._overwrite = overwrite
 

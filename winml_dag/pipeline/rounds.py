@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from winml_dag.engine import reason
-from winml_dag.engine.events import Observer, PassingOn, StageResult, Status
-from winml_dag.engine.reason import Reason
+from winml_dag.engine import events
+from winml_dag.engine.events import Observer, PassingOn, Reason, StageResult, Status
 from winml_dag.engine.stage import Node
 
 _IN_ROUNDS = ("optimize", "analyze")
-_TOLD_AGAIN: dict[str, Callable[[Iterable[str]], Reason]] = {"blocked": reason.blocked, "stopped": reason.stopped}
+_TOLD_AGAIN: dict[str, Callable[[Iterable[str]], Reason]] = {"blocked": events.blocked, "stopped": events.stopped}
 
 
 def round_of(node: Node) -> tuple[str, int] | None:
@@ -59,7 +58,7 @@ class Rounds:
             return why
         if why.kind == "waits":
             roots = tuple(dict.fromkeys(self.like.get(name, name) for name in why.roots))
-            return replace(reason.waits(names, why.changes, roots), nearest=why.nearest)
+            return replace(events.waits(names, why.changes, roots), nearest=why.nearest)
         return _TOLD_AGAIN[why.kind](names) if why.kind in _TOLD_AGAIN else why
 
     def _before(self, result: StageResult, line: str, number: int) -> str | None:

@@ -126,7 +126,7 @@ def _code_state() -> str:
 
 def _installed() -> str:
     # Imported here: it takes 3 ms, and is only asked when a folder of packages has changed.
-    from winml_dag.engine.toolchain import installed_distributions
+    from winml_dag.engine.keys import installed_distributions
 
     return short_hash(installed_distributions())
 

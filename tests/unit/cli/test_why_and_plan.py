@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.cli import run
-from winml_dag.engine import toolchain
+from winml_dag.engine import keys
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 from winml_dag.pipeline.build import build
@@ -195,8 +195,8 @@ def test_data_that_is_new_or_gone_is_said_to_be(built: Project) -> None:
 
 
 def test_a_package_is_named_with_both_versions(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = dict(toolchain.installed_distributions())
-    monkeypatch.setattr(toolchain, "_listed_here", lambda _path: {**real, "onnxruntime": "99.1"})
+    real = dict(keys.installed_distributions())
+    monkeypatch.setattr(keys, "_listed_here", lambda _path: {**real, "onnxruntime": "99.1"})
     assert f"onnxruntime {real['onnxruntime']} -> 99.1" in built.why("optimize.0")
 
 

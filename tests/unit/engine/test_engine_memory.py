@@ -21,8 +21,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.memory import container_limits, memory_for_runs, physical_memory_bytes
 from winml_dag.engine.plan import source_artifact
 from winml_dag.engine.resources import Capacity
-from winml_dag.engine.run import Runner
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from winml_dag.canonical import canonical_json
 from winml_dag.ep.registry import CPU, QNN, Target
+from winml_dag.ep.support import table_files, table_name
 from winml_dag.ep.support.case import Case, Level, Operand, Outcome, Quantized, case_json, case_of_json
 from winml_dag.ep.support.features import features
 from winml_dag.ep.support.table import (
@@ -27,8 +28,6 @@ from winml_dag.ep.support.table import (
     evidence_of,
     read_table,
     table_bytes,
-    table_files,
-    table_name,
 )
 from winml_dag.errors import InputError, UsageError
 

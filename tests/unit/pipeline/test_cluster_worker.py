@@ -19,9 +19,8 @@ from distributed import Reschedule
 
 import winml_dag.pipeline.cluster
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.keys import cache_key, key_inputs_of
+from winml_dag.engine.keys import cache_key, key_inputs_of, versions
 from winml_dag.engine.stage import Node
-from winml_dag.engine.toolchain import versions
 from winml_dag.ep.availability import installed
 from winml_dag.ep.elsewhere import environment_elsewhere, knowing
 from winml_dag.ep.registry import QNN, Target

@@ -13,7 +13,7 @@ import xxhash
 from onnx import TensorProto, helper
 
 from winml_dag import file_reading
-from winml_dag.engine import toolchain
+from winml_dag.engine import keys
 from winml_dag.pipeline import uptodate
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
@@ -167,11 +167,11 @@ def test_a_package_that_is_installed_or_changed_ends_it(
     plan_request(REQUEST, store, download=False)
     assert recall(REQUEST, store) is not None
     (packages / "onnxruntime-99.0.dist-info").mkdir()
-    toolchain._listed_here.cache_clear()
+    keys._listed_here.cache_clear()
     assert recall(REQUEST, store) is None
     quantize = next(node for node in plan_request(REQUEST, store, download=False).graph.nodes if node.id == "quantize")
     assert quantize.toolchain["onnxruntime"] == "99.0"
-    toolchain._listed_here.cache_clear()
+    keys._listed_here.cache_clear()
 
 
 def test_this_programs_own_code_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

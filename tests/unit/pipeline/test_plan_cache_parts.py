@@ -14,7 +14,7 @@ import yaml
 
 from winml_dag import file_reading
 from winml_dag.cli import run
-from winml_dag.engine import toolchain
+from winml_dag.engine import keys
 from winml_dag.pipeline import build as pipeline_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.uptodate import CurrentPlan, check
@@ -143,7 +143,7 @@ def remove_output() -> None:
 
 def install_package() -> None:
     Path("packages/some_package-1.0.dist-info").mkdir()
-    toolchain._listed_here.cache_clear()
+    keys._listed_here.cache_clear()
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["planned anew", "recalled"])

@@ -14,13 +14,13 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.config import config_json
 from winml_dag.engine.events import Observer, StageResult, Status
+from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Node, Stage
-from winml_dag.engine.toolchain import versions
 from winml_dag.ep.availability import require_installed, resolve_target
 from winml_dag.ep.options import complete_options
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep
+from winml_dag.ep.support import table_files
 from winml_dag.ep.support.case import Case, Level, Verdict, case_json, case_of_json
-from winml_dag.ep.support.table import table_files
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.assess.builtmodel import BuiltModel
 from winml_dag.pipeline.assess.measurement import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json
+from winml_dag.engine.keys import distribution_version, versions
 from winml_dag.engine.stage import Node, Source, SourceFile
-from winml_dag.engine.toolchain import distribution_version, versions
 from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import Target
 from winml_dag.errors import InputError, UsageError

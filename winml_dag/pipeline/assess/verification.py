@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from winml_dag.canonical import JsonValue
+from winml_dag.engine.inplace import KEPT
 from winml_dag.engine.keys import cache_key, config_hash
-from winml_dag.engine.placed import KEPT
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
 from winml_dag.pipeline.commit import is_changing

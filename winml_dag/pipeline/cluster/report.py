@@ -19,9 +19,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from winml_dag import __version__
+from winml_dag.engine.keys import forget_installed
 from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.stage import Node
-from winml_dag.engine.toolchain import forget_installed
 from winml_dag.ep.availability import installed
 from winml_dag.ep.elsewhere import Environment
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, runtime_builds

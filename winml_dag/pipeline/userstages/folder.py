@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from winml_dag.engine.events import StageResult
-from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.placed import placed_files
+from winml_dag.engine.inplace import InPlace, placed_files
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import Materialised
