@@ -12,7 +12,7 @@ from unittest import mock
 from winml_dag.engine.keys import cache_key
 from winml_dag.pipeline.opened import open_store
 from winml_dag.pipeline.request import RemoteOptions
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 # What each of them knows. HMAC signs and checks with one secret, so who reads what main has made has its key.

@@ -15,7 +15,7 @@ from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node, Source
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.artifact import Artifact

@@ -6,7 +6,7 @@ import pytest
 from planned_keys import make_project
 
 from winml_dag import file_reading
-from winml_dag.store import fingerprints
+from winml_dag.store import digest
 
 
 @pytest.fixture
@@ -23,4 +23,4 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was just written counts as having come to rest: digests are remembered at once, and plans stand."""
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
-    monkeypatch.setattr(fingerprints, "SETTLED_NS", 0)
+    monkeypatch.setattr(digest, "SETTLED_NS", 0)

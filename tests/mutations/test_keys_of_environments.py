@@ -23,9 +23,9 @@ from winml_dag.pipeline import epplace
 from winml_dag.pipeline import uptodate as surroundings
 from winml_dag.pipeline.assess.host import this_host
 from winml_dag.pipeline.assess.measurement import measuring_node
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.stages.evaluate import EVALUATE
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 OPENVINO_BUILD = edited(BASES["float"], "ep", "openvino")
 RECIPES = {"openvino": OPENVINO_BUILD, "qnn": BASES["static"], "cpu": BASES["cpu"]}

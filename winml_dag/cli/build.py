@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -188,12 +188,8 @@ def command(
     chooses = bool(filters or shard or retry_failed)
     if at_a_glance and not chooses and say_up_to_date(current_plan, cache_dir, started):
         return 0
-    # Imported here: it would be a fifth of all that an up-to-date build of one model imports.
-    from winml_dag.cli.sweep import build_sweep, say_sweep_up_to_date
-    from winml_dag.pipeline.sweep.selection import Selection
-
-    selection = Selection(filters, shard, retry_failed)
-    if at_a_glance and recipes and say_sweep_up_to_date(recipes, request, selection, cache_dir, started):
+    may_be_a_sweep = bool(recipes) and current_plan is None and not retry_failed
+    if at_a_glance and may_be_a_sweep and say_sweep_up_to_date(recipes, request, filters, shard, cache_dir, started):
         return 0
 
     from winml_dag.cli.buildreport import errors_as_json, print_json
@@ -207,11 +203,15 @@ def command(
         # Of several builds, one that fails says nothing of the others.
         of_several = replace(how, keep_going=keep_going is not False)
         if are_a_sweep(recipes):
+            from winml_dag.cli.sweep import build_sweep
+            from winml_dag.pipeline.sweep.selection import Selection
+
+            selection = Selection(filters, shard, retry_failed)
             code = build_sweep(recipes, request, selection, cache_dir, of_several, output)
             if sandbox:
                 _say_what_is_not_watched()
             return code
-        if selection != Selection():
+        if chooses:
             raise UsageError(
                 "--filter, --shard and --retry-failed choose cells of a sweep, and this is none.",
                 advice="Leave them out, or give a recipe with a matrix, or several recipes.",
@@ -253,6 +253,31 @@ def say_up_to_date(current_plan: CurrentPlan | None, cache_dir: Path, started: f
     return True
 
 
+def say_sweep_up_to_date(
+    recipes: Sequence[Path],
+    request: Request,
+    filters: Sequence[str],
+    shard: str | None,
+    cache_dir: Path,
+    started: float,
+) -> bool:
+    """Whether there is nothing to do for the sweep that *recipes* are; then that is said."""
+    # Imported here: it would be a fifth of all that an up-to-date build of one model imports.
+    from winml_dag.pipeline.sweep.stamp import load_sweep_stamp, words_of
+    from winml_dag.store.quantities import counted
+
+    words = words_of(recipes, replace(request, recipe=None), filters, shard)
+    found = None if words is None else load_sweep_stamp(cache_dir, words)
+    if found is None:
+        return False
+    for line in found.lines:
+        echo(line)
+    seconds = time.monotonic() - started
+    left_out = f", {found.left_out} left out" if found.left_out else ""
+    echo(f"{counted(found.cells + found.left_out, 'cell')} in {seconds:.2f} s: {found.cells} up to date{left_out}.")
+    return True
+
+
 def carry_out(
     request: Request,
     cache_dir: Path,
@@ -270,9 +295,9 @@ def carry_out(
     from winml_dag.cli.progress import progress
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.build import build
-    from winml_dag.pipeline.planning import plan_request
-    from winml_dag.pipeline.rounds import WithoutRounds
+    from winml_dag.pipeline.plan_cache import plan_request
     from winml_dag.pipeline.run import Driver
+    from winml_dag.pipeline.search import WithoutRounds
 
     store = opened(cache_dir, request.remote)
     # A part of the graph is enough, unless every stage is to run or to be printed.

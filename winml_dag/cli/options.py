@@ -298,7 +298,7 @@ def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, Store]:
     nothing and need no output folder; without one they look at the build as it would be with ``--use-cache``.
     """
     from winml_dag.cli.remotes import opened
-    from winml_dag.pipeline.planning import plan_request
+    from winml_dag.pipeline.plan_cache import plan_request
 
     request, cache_dir = request_from(options)
     store = opened(cache_dir, request.remote)

@@ -105,9 +105,9 @@ def _measure(options: Mapping[str, Any], how: How) -> tuple[PerfPlan, Measuremen
 def request_of(options: Mapping[str, Any]) -> PerfRequest:
     """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
     from winml_dag.pipeline.assess.perf import PerfRequest
-    from winml_dag.recipe.assessment import Perf
     from winml_dag.recipe.load import load_recipe
     from winml_dag.recipe.paths import resolve_path
+    from winml_dag.recipe.schema import Perf
 
     if options["baseline"] is not None and options["no_baseline"]:
         raise UsageError("--baseline and --no-baseline exclude each other.", advice="Give one of them.")

@@ -20,7 +20,7 @@ from winml_dag.file_reading import reads_logged
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.selection import FAILED, Selection
-from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, load_sweep_stamp, words_of
+from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, words_of
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -38,22 +38,6 @@ _NOT_OF_A_CELL = frozenset(
     {"filters", "shard", "retry_failed", "jobs", "memory", "keep_going", "rebuild", "verbose", "quiet", "format_"}
     | set(CLUSTER_OPTIONS)
 )
-
-
-def say_sweep_up_to_date(
-    recipes: Sequence[Path], request: Request, selection: Selection, cache_dir: Path, started: float
-) -> bool:
-    """Whether there is nothing to do for the sweep that *recipes* are; then that is said."""
-    words = None if selection.retry_failed else _words(recipes, request, selection)
-    found = None if words is None else load_sweep_stamp(cache_dir, words)
-    if found is None:
-        return False
-    for line in found.lines:
-        echo(line)
-    seconds = time.monotonic() - started
-    left_out = f", {found.left_out} left out" if found.left_out else ""
-    echo(f"{counted(found.cells + found.left_out, 'cell')} in {seconds:.2f} s: {found.cells} up to date{left_out}.")
-    return True
 
 
 def build_sweep(

@@ -14,7 +14,7 @@ from winml_dag.engine.events import Status
 from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.resources import Capacity
 from winml_dag.errors import StageError
-from winml_dag.pipeline.planning import plan_each
+from winml_dag.pipeline.plan_cache import plan_each
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.pipeline.sweep.foreseen import Foreseen, look_ahead
 from winml_dag.recipe.selection import Shard, shards

@@ -70,8 +70,8 @@ def _validate(options: Mapping[str, Any], how: How) -> tuple[ValidationPlan, Mea
 def request_of(options: Mapping[str, Any]) -> ValidationRequest:
     """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
     from winml_dag.pipeline.assess.validate import ValidationRequest
-    from winml_dag.recipe.assessment import Validate
     from winml_dag.recipe.load import load_recipe
+    from winml_dag.recipe.schema import Validate
 
     if options["no_reference"] and options["reference"] is not None:
         raise UsageError("--reference and --no-reference exclude each other.", advice="Give one of them.")

@@ -16,7 +16,7 @@ from winml_dag.canonical import json_hash
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.resources import Admission, Capacity, ResourceRequest
 from winml_dag.engine.stage import Node
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 # Of a stage that nobody has seen run. That it counts at all matters more than how much: a chain has a length then.

@@ -1,4 +1,7 @@
-"""What a run tells while it goes on, and what it says of each stage at the end."""
+"""What a run tells while it goes on, and what it says of each stage at the end.
+
+A reason is made where a decision is made, and shown alike by ``plan``, ``why``, the log and the manifest.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from winml_dag.engine.progress import Progress
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 
 # How far a stage's work is; None while it tells nothing.
 ReadProgress: TypeAlias = Callable[[], Progress | None]

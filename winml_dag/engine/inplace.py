@@ -3,6 +3,9 @@
 Every path is looked at with one ``stat`` and hashed only when that tells of a change since it was last known to be
 right. What is put into a folder is a copy, renamed into place: a reader sees the old file or the new one. Until it is
 whole it lies where no stage reads, and no link is followed on the way to its place.
+
+Also here: which files of a record lie in the user's folder, and what lies in a folder that is an input. Links to
+folders are followed, since programs follow them: what they lead to is read, so it belongs in the key.
 """
 
 from __future__ import annotations
@@ -22,10 +25,9 @@ from winml_dag.names import parents
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below, LinkOnTheWay
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.digest import digest_file, split_digest
+from winml_dag.store.digest import Fingerprints, digest_file, split_digest
 from winml_dag.store.files import PARTIAL, in_plain_words, in_words, partial_name
-from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 # Up to here hashing costs less than looking a fingerprint up.

@@ -27,8 +27,7 @@ from winml_dag.errors import InputError, StageError
 from winml_dag.file_reading import Signature, signature_from, signature_of
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.clone import clone_file
-from winml_dag.store.digest import split_digest
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints, split_digest
 from winml_dag.store.store import Store
 
 # What stands for an artifact of several files in a command, if there is exactly one such file among them.

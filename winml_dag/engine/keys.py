@@ -3,6 +3,10 @@
 A key is made from the *contents* of the inputs, never from how they were made, so that a re-run that gives the same
 bytes stops there. Not in a key: verbosity, output folder, number of jobs, time, host name, absolute paths. sha256
 because keys are looked up in stores that others write to; the data hashed is small.
+
+Versions of installed distributions belong in a key. ``importlib.metadata`` costs 20 to 40 ms to import; the name of a
+``.dist-info`` folder has the version in it (the packaging specification fixes the name), so listing ``sys.path`` once
+is enough.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from winml_dag.canonical import JsonObject, json_hash
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
-    from winml_dag.store.record import KeyInputs
+    from winml_dag.store.records import KeyInputs
 
 
 # Raised when the way a key is made changes: old records are then simply never found.
@@ -47,7 +51,7 @@ def cache_key(key_inputs: KeyInputs) -> str:
 
 def key_inputs_of(node: Node, inputs: Mapping[str, str]) -> KeyInputs:
     """What the key of *node* is made from, *inputs* being the artifact digest of each of its slots."""
-    from winml_dag.store.record import KeyInputs
+    from winml_dag.store.records import KeyInputs
 
     return KeyInputs(node.stage.name, node.stage.version, node.config, inputs, node.toolchain)
 

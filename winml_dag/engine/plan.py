@@ -17,8 +17,8 @@ from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.digest import Fingerprints
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 # As many as the store reads in one statement.

@@ -22,7 +22,7 @@ from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import in_words, is_executable
 from winml_dag.store.locks import never
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 

@@ -2,6 +2,9 @@
 
 Whatever happens in between, the store sees nothing until the work is done and its inputs are known to be what they
 were; the scratch folder goes in any case.
+
+A scheduler knows only :class:`Runs`: it begins some, hears which have ended, and asks a clock. So the same scheduler
+can be driven by another clock, and by runs that happen elsewhere.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.files import in_words, remove_tree
-from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 

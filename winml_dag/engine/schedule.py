@@ -24,7 +24,7 @@ from winml_dag.engine.run import Damaged, RunOutcome, Runs
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 # A stage whose output is damaged again each time it is made anew means a broken disk, not a lost blob.

@@ -105,8 +105,7 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
     """Call the stage's function. Any error becomes a :class:`Result`; what is not the user's fault is also printed, to
     the log. *elsewhere*: in another environment, which may lack a package that the work needs.
     """
-    from winml_dag.engine.config import read_config
-    from winml_dag.engine.stage import Workspace
+    from winml_dag.engine.stage import Workspace, read_config
 
     try:
         config = read_config(load(task.config_class), task.config) if task.config_class else task.config

@@ -20,13 +20,13 @@ from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import Skip
-from winml_dag.stages import discovered, kinds
+from winml_dag.stages import kinds, optimize
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 
 # Named as it is because reasons name sources.
-BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(discovered.FILE, discovered.NOTHING),))
+BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(optimize.FILE, optimize.NOTHING),))
 # Each is two nodes of the graph, whether it adds something or not.
 MOST_ROUNDS = 20
 

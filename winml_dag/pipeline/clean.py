@@ -22,8 +22,8 @@ from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.files import in_words
-from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.store import Store
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.ep.options import compile_options, complete_options
+from winml_dag.ep.provider import compile_options, complete_options
 from winml_dag.ep.providers.qnn import NPU_SETTINGS, option_of, with_npu_settings
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import InputError, UsageError

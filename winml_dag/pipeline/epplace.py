@@ -14,7 +14,7 @@ from winml_dag.configuration import config_file
 from winml_dag.engine.keys import installed_distributions, normalised, versions_in
 from winml_dag.ep.availability import environment_of, installed, package_of
 from winml_dag.ep.registry import CPU, Target, is_emulated, runtime_builds
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.config import config_json
-from winml_dag.engine.stage import Node, Source, Stage
+from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.calibration import packages_of
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
@@ -29,7 +28,7 @@ from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE, quantize_stage
 from winml_dag.stages.sensitivity import SENSITIVITY
 from winml_dag.stages.validate import VALIDATE
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 # The ids of our stages' nodes, and their declarations.
 OURS = {

@@ -39,8 +39,7 @@ from winml_dag.pipeline.layout import (
     published_outputs,
 )
 from winml_dag.pipeline.quantized import calibration_step, quality_json
-from winml_dag.pipeline.rounds import folded
-from winml_dag.pipeline.search import Searched, searches
+from winml_dag.pipeline.search import Searched, folded, searches
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from winml_dag.engine.config import config_json
 from winml_dag.engine.graph import Cycle, Graph
-from winml_dag.engine.stage import Node, Source
+from winml_dag.engine.stage import Node, Source, config_json
 from winml_dag.ep.availability import environments_behind
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
@@ -36,7 +35,7 @@ from winml_dag.pipeline.variant import (
 from winml_dag.recipe.document import Findings
 from winml_dag.stages.export import export_stage
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 
 def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:

@@ -31,9 +31,8 @@ from winml_dag.pipeline.request import (
     names_remotes,
 )
 from winml_dag.recipe.document import Location, Position, Positions
-from winml_dag.recipe.fields import ListOf, Section, Text, problem
+from winml_dag.recipe.fields import ListOf, Section, Text, known_instead, problem
 from winml_dag.recipe.problems import problems
-from winml_dag.recipe.spelling import known_instead
 from winml_dag.store.remote.protocol import FOLDERS
 from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
 from winml_dag.store.remote.trust import signing_keys

@@ -27,9 +27,8 @@ from winml_dag.pipeline.context import Model, ResolveContext, find_model, merged
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.settings import settings_of
+from winml_dag.pipeline.settings import ValidationData, find_validation_data, left_out, settings_of, validate_config
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.validation import ValidationData, find_validation_data, left_out, validate_config
 from winml_dag.pipeline.variant import (
     LINE,
     Build,

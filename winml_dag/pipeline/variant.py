@@ -1,6 +1,8 @@
 """A build: one fully resolved variant (one model, one precision, one EP and device) and its one output folder.
 
 Every stage has its complete config here, or the reason why it is left out; nothing downstream looks at a recipe again.
+
+The stages that a recipe declares itself are here as it says them, with what their planning needs to know of ours.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each is one row of :data:`CATALOG`, which names who does it: onnxruntime's transformers, or a rewrite, a function of a
 module of :mod:`winml_dag.stages.optimize`. Nothing here imports onnx, since recipes, plans and ``--list-capabilities``
-read the catalog. What a choice of capabilities comes to is in :mod:`winml_dag.stages.optimize.selection`.
+read the catalog. What a choice of capabilities comes to is in :mod:`winml_dag.stages.optimize`.
 """
 
 from __future__ import annotations

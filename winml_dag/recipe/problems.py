@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from winml_dag.recipe.document import Location, Position, Positions
-from winml_dag.recipe.spelling import did_you_mean, known_instead
+from winml_dag.recipe.fields import did_you_mean, known_instead
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

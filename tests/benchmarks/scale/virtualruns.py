@@ -24,7 +24,7 @@ from winml_dag.engine.progress import Watch
 from winml_dag.engine.run import Ended
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 
 MADE_AT = "2026-01-01T00:00:00+00:00"
 

@@ -14,7 +14,7 @@ import pytest
 from winml_dag.cli import run
 from winml_dag.cli.cache import command
 from winml_dag.store.cache_folder import note_build
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 FIXTURES = Path(__file__).parents[3] / "cache_fixtures"

@@ -25,7 +25,7 @@ from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 
 MB = 10**6
 BUDGET = 300 * MB

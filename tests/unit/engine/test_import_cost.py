@@ -22,7 +22,7 @@ HEAVY |= {"cyclonedx", "packageurl", "jsonschema", "in_toto_attestation", "googl
         "from winml_dag.cli import COMMANDS, run; [run([name, '--help']) for name in COMMANDS]",
         "import winml_dag.pipeline.build, winml_dag.pipeline.plan, winml_dag.api",
         "import winml_dag.engine.schedule, winml_dag.engine.run, winml_dag.engine.execute",
-        "import winml_dag.engine.worker, winml_dag.engine.config",
+        "import winml_dag.engine.worker, winml_dag.engine.stage",
         "import winml_dag.store.store; winml_dag.store.store.Store",
         "from winml_dag.stages import calibrate, compile, export, finalize, optimize, quantize, validate",
     ],

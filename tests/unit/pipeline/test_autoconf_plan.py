@@ -15,7 +15,7 @@ from winml_dag.engine.stage import Node
 from winml_dag.ep.registry import CPU
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.stages.analyze import ASKED_ABOUT

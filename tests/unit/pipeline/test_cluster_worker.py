@@ -34,7 +34,7 @@ from winml_dag.pipeline.cluster.workplace import Workplace
 from winml_dag.pipeline.epplace import HERE, ep_place
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.stages.devices import DEVICES
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
 from winml_dag.store.store import Store
 

@@ -28,7 +28,7 @@ from winml_dag.stages import kinds
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.digest import digest_file
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 MARIAN: dict[str, Any] = {

@@ -17,9 +17,9 @@ from winml_dag.engine import keys
 from winml_dag.pipeline import uptodate
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.plan_text import plan_text, text_of
 from winml_dag.pipeline.plan_text import recall as recalled
-from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.pipeline.uptodate import check, file_of

@@ -15,7 +15,7 @@ from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.availability import installed
 from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
 from winml_dag.ep.registry import QNN
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.uptodate import check
 from winml_dag.store.store import Store

@@ -22,7 +22,7 @@ from winml_dag.cli import run
 from winml_dag.pipeline import build as pipeline_build
 from winml_dag.pipeline import plan as pipeline_plan
 from winml_dag.pipeline import plan_cache
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.uptodate import check
 from winml_dag.store.store import Store

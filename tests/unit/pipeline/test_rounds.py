@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from winml_dag.engine import events
 from winml_dag.engine.events import Silent, StageResult, Status
 from winml_dag.engine.stage import Node, Stage
-from winml_dag.pipeline.rounds import WithoutRounds, folded
+from winml_dag.pipeline.search import WithoutRounds, folded
 
 
 def result(

@@ -16,7 +16,7 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.search import completed, refuse_unsupported, searches
 from winml_dag.stages.analyze import ANALYZE
 from winml_dag.stages.compile import COMPILE
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 
 CONFIG: JsonObject = {"target": {"execution_provider": "QNNExecutionProvider", "device": "npu"}}
 ERF: JsonObject = {"operator": "OP/ai.onnx/Erf", "count": 3, "reason": "not taken", "nodes": ["a", "b"]}

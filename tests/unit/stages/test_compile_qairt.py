@@ -19,7 +19,7 @@ from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run
 
 from winml_dag.cli import run
 from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.qairt import find_sdk, host_name, library
 from winml_dag.stages.compile import COMPILE
 

@@ -141,7 +141,7 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
 
 def test_only_what_is_used_is_imported() -> None:
     code = (
-        "import sys, winml_dag.store.store, winml_dag.store.fingerprints;"
+        "import sys, winml_dag.store.store, winml_dag.store.digest;"
         "heavy = {'diskcache', 'sqlite3', 'filelock', 'platformdirs', 'numpy', 'onnx', 'pydantic'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -20,7 +20,7 @@ from winml_dag.store.cache_folder import default_cache_dir
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import RemoteOptions, Request
-    from winml_dag.store.record import Record
+    from winml_dag.store.records import Record
     from winml_dag.store.remote.traffic import Traffic
     from winml_dag.store.store import Store
 
@@ -126,7 +126,7 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
     """The records that a build of *recipes* would reuse, and how many stages it would run."""
     from winml_dag.engine.events import Status
     from winml_dag.engine.resources import Capacity
-    from winml_dag.pipeline.planning import plan_each, refuse_if_all_the_same
+    from winml_dag.pipeline.plan_cache import plan_each, refuse_if_all_the_same
     from winml_dag.pipeline.sweep.foreseen import look_ahead
 
     planned = plan_each(_requests(recipes, remote), store, download=False, needs_folder=False)

@@ -26,7 +26,7 @@ from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, read_manifest
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
-from winml_dag.store.record import KeyInputs
+from winml_dag.store.records import KeyInputs
 
 # What builds keep for themselves in a folder begins so.
 HIDDEN = ".winml-dag"

@@ -28,8 +28,7 @@ from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, run
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.cluster.order import Text
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
-from winml_dag.store.digest import DigestFunction
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.store import Store
 
 _RUNTIME = "onnxruntime"

@@ -30,7 +30,7 @@ from winml_dag.pipeline.cluster.order import Answer, Order, is_ours
 from winml_dag.pipeline.cluster.report import Requirement, Worker, folder_identity
 from winml_dag.pipeline.cluster.workers import Workers
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.settings import TierSettings
 from winml_dag.store.store import Store
 

@@ -18,9 +18,9 @@ from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, S
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.build import Outcome, build, build_all, plan
 from winml_dag.pipeline.modules import modules_of, write_summary
-from winml_dag.pipeline.planning import plan_each, plan_request
-from winml_dag.pipeline.rounds import WithoutRounds
+from winml_dag.pipeline.plan_cache import plan_each, plan_request
 from winml_dag.pipeline.run import BuildOptions, Driver
+from winml_dag.pipeline.search import WithoutRounds
 from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
 from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head

@@ -21,7 +21,7 @@ from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 

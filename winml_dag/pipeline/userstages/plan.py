@@ -22,9 +22,9 @@ from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, pl
 from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs
 from winml_dag.pipeline.variant import NAME, Declared, Ours, Tools, UserPlan, is_ours
 from winml_dag.recipe.document import Findings, Location
+from winml_dag.recipe.fields import did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
-from winml_dag.recipe.spelling import did_you_mean, known_instead
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 # The texts of a command: what its placeholders stand for, and which files of the project it names besides.
 #

@@ -12,7 +12,7 @@ from typing import Any
 
 from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.ep.availability import package_of, require_installed
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated
 from winml_dag.ep.session import session_options
 from winml_dag.ep.support import table_name

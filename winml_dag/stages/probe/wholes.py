@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.session import register
 from winml_dag.ep.support import patterns_name

@@ -14,7 +14,7 @@ from pathlib import Path
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.locks import Locks
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.download import Downloader
 from winml_dag.store.remote.settings import Mode
 from winml_dag.store.remote.tier import RemoteTier, Tier

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.quantities import counted
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, SETTLING_BYTES_PER_SECOND, Remote
 from winml_dag.store.remote.settings import Mode, TierSettings
 from winml_dag.store.remote.traffic import Traffic, TrafficCounter

@@ -14,7 +14,7 @@ from contextlib import suppress
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.protocol import PART_SECONDS
 from winml_dag.store.remote.tier import RemoteTier
 from winml_dag.store.remote.transfer import POLL_SECONDS, RemoteUnavailable, ThreadPool, Transfer
