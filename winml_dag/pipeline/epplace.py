@@ -73,7 +73,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     if target.ep == CPU:
         return HERE
     # Imported here: work on the CPU needs none of it.
-    from winml_dag.ep.elsewhere import environment_elsewhere, environment_name
+    from winml_dag.ep.environments import environment_elsewhere, environment_name
     from winml_dag.ep.fingerprint import libraries_of
 
     name = environment_name(target.ep.alias, target.device)

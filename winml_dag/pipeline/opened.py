@@ -109,7 +109,7 @@ def let_go(store: Store) -> None:
 def _remotes(store: Store, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None) -> Remotes:
     from winml_dag import TOOL_ID
     from winml_dag.engine.keys import cache_key
-    from winml_dag.pipeline.cirun import ci_run
+    from winml_dag.pipeline.build_info import ci_run
     from winml_dag.store.remote.remotes import Remotes
     from winml_dag.store.remote.settings import Mode
     from winml_dag.store.remote.tier import Tier

@@ -23,7 +23,7 @@ from winml_dag import file_reading
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.inplace import placed_files
-from winml_dag.ep.elsewhere import environment_elsewhere
+from winml_dag.ep.environments import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.file_reading import PER_PATH, FirstLooks, changed_ns, differing, look, racy, reads_logged
 from winml_dag.pipeline.buildgraph import BuildGraph

@@ -26,7 +26,7 @@ from winml_dag.engine.process import ProcessGroup
 from winml_dag.engine.resources import UNLIMITED, Capacity
 from winml_dag.engine.run import Runner
 from winml_dag.ep.availability import installed
-from winml_dag.ep.elsewhere import knowing
+from winml_dag.ep.environments import knowing
 from winml_dag.ep.registry import find_ep
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.inputs import Inputs
