@@ -16,7 +16,7 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.opened import let_go, open_store
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.pipeline.run import BuildOptions, Driver
-from winml_dag.recipe.fields import did_you_mean, known_instead
+from winml_dag.recipe.document import did_you_mean, known_instead
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 from winml_dag.store.remote.settings import Mode
 from winml_dag.store.store import Store

@@ -14,7 +14,8 @@ from winml_dag.errors import RecipeError
 from winml_dag.pipeline.context import Model, ResolveContext, merged
 from winml_dag.pipeline.layout import prefixed
 from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs, Skip
-from winml_dag.recipe.fields import Section, known_instead
+from winml_dag.recipe.document import known_instead
+from winml_dag.recipe.fields import Section
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, Validate
 from winml_dag.recipe.schema import Component as Own
 from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportConfig

@@ -13,7 +13,8 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.capabilities import CATALOG
-from winml_dag.recipe.fields import Section, known_instead
+from winml_dag.recipe.document import known_instead
+from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe, Validate
 from winml_dag.stages import kinds

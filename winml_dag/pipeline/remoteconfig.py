@@ -30,8 +30,8 @@ from winml_dag.pipeline.request import (
     RemoteOptions,
     names_remotes,
 )
-from winml_dag.recipe.document import Location, Position, Positions
-from winml_dag.recipe.fields import ListOf, Section, Text, known_instead, problem
+from winml_dag.recipe.document import Location, Position, Positions, known_instead
+from winml_dag.recipe.fields import ListOf, Section, Text, problem
 from winml_dag.recipe.problems import problems
 from winml_dag.store.remote.protocol import FOLDERS
 from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings

@@ -14,7 +14,8 @@ from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
-from winml_dag.recipe.fields import InputDimension, known_instead
+from winml_dag.recipe.document import known_instead
+from winml_dag.recipe.fields import InputDimension
 from winml_dag.recipe.precision import type_bits
 from winml_dag.recipe.schema import Export, Quant, Recipe, Validate
 from winml_dag.stages import kinds

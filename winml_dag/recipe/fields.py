@@ -7,7 +7,7 @@ writes null itself: fields that default to null, and fields that hold other keys
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict, ValidationError
@@ -15,28 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.precision import parse_precision
-
-# More than any list of ours has; the labels of an axis may be thousands.
-_MOST_SHOWN = 200
-
-
-def did_you_mean(word: object, choices: Iterable[str]) -> str:
-    """``; did you mean 'samples'?`` for the nearest of *choices*, or nothing when none is near."""
-    # Imported here, since only a mistake needs it.
-    from difflib import get_close_matches
-
-    by_folded = {choice.casefold(): choice for choice in choices}
-    nearest = get_close_matches(str(word).casefold(), by_folded, n=1, cutoff=0.6)
-    return f"; did you mean {by_folded[nearest[0]]!r}?" if nearest else ""
-
-
-def known_instead(word: object, choices: Iterable[str]) -> str:
-    """Like :func:`did_you_mean`, but with all of *choices* when none is near, or the first of very many."""
-    choices = tuple(choices)
-    more = f" and {len(choices) - _MOST_SHOWN} more" if len(choices) > _MOST_SHOWN else ""
-    return did_you_mean(word, choices) or f"; known are {', '.join(choices[:_MOST_SHOWN])}{more}"
-
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError
 from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, TextFile, Value, labels_meant, merged, positions_in
-from winml_dag.recipe.document import Findings, Location, Position
-from winml_dag.recipe.fields import ListOf, Section, Text, known_instead
+from winml_dag.recipe.document import Findings, Location, Position, known_instead
+from winml_dag.recipe.fields import ListOf, Section, Text
 from winml_dag.recipe.goal import Goal, Search, goal_problems
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.paths import resolve_path

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from winml_dag.errors import RecipeError
 from winml_dag.names import is_safe_part
-from winml_dag.recipe.fields import known_instead
+from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.reading import is_sweep, labels_of, module_items, recipe_files
 
 if TYPE_CHECKING:

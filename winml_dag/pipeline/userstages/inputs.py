@@ -16,8 +16,7 @@ from winml_dag.errors import InputError
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.userstages.paths import OutputPaths, inside
 from winml_dag.pipeline.variant import NAME, Declared, Ours, is_ours
-from winml_dag.recipe.document import Findings, Location
-from winml_dag.recipe.fields import did_you_mean, known_instead
+from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.stages import kinds
 

@@ -21,8 +21,7 @@ from winml_dag.pipeline.userstages.paths import OutputPaths
 from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
 from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs
 from winml_dag.pipeline.variant import NAME, Declared, Ours, Tools, UserPlan, is_ours
-from winml_dag.recipe.document import Findings, Location
-from winml_dag.recipe.fields import did_you_mean, known_instead
+from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.store.digest import Fingerprints
 
