@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from recipe_tables import recipe_sections
 from tables import join
 
-from winml_dag.cli.main import cli
+from winml_dag.cli import cli
 from winml_dag.errors import RecipeError
 from winml_dag.pipeline import remoteconfig
 from winml_dag.recipe.capabilities import CATALOG

@@ -20,10 +20,10 @@ from sweep_tables import goal, search, sweep_head
 from tables import Row, join, table
 
 from winml_dag import errors
-from winml_dag.cli.main import COMMANDS, cli
+from winml_dag.cli import COMMANDS, cli
 from winml_dag.engine.stage import Stage
 from winml_dag.engine.worker import load
-from winml_dag.ep import options, registry
+from winml_dag.ep import provider, registry
 from winml_dag.ep.provider import AUTO_PRECISIONS
 from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.errors import UsageError
@@ -34,10 +34,9 @@ from winml_dag.pipeline.variant import LINE
 from winml_dag.recipe import precision
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.schema import Quant
-from winml_dag.stages.bounds import MINIMUM_COSINE
 from winml_dag.stages.export.components import COMPOSITES
-from winml_dag.stages.export.tasks import TASKS
-from winml_dag.stages.quality import USUAL_COSINE
+from winml_dag.stages.export.detect import TASKS
+from winml_dag.stages.quality import MINIMUM_COSINE, USUAL_COSINE
 
 
 def tasks() -> str:
@@ -215,7 +214,7 @@ def qnn_options() -> str:
     target = registry.Target(registry.QNN, "npu")
     known = target.ep.option_table(target.device)
     assert known is not None
-    defaults = options.complete_options(target, {})
+    defaults = provider.complete_options(target, {})
     rows = []
     for name, option in known.items():
         if not option.refusal:
@@ -224,7 +223,7 @@ def qnn_options() -> str:
     return table(("option", "values", "default", "in the key"), rows)
 
 
-def _in_key(option: options.Option) -> str:
+def _in_key(option: provider.Option) -> str:
     return "no: read when a session runs" if option.run_time else "by content" if option.file else "yes"
 
 

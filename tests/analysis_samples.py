@@ -17,7 +17,7 @@ from winml_dag.ep.support.case import Case, Outcome
 from winml_dag.ep.support.table import About, evidence_of, table_bytes
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.stages import discovered
+from winml_dag.stages import optimize
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
 from winml_dag.stages.analyze.analysis import run
 from winml_dag.stages.probe.cases import case_of
@@ -80,12 +80,12 @@ def analyze(
     if flags is not None:
         inputs["flags"] = Path("flags")
         (folder / "flags").mkdir()
-        (folder / "flags" / discovered.FILE).write_bytes(flags)
+        (folder / "flags" / optimize.FILE).write_bytes(flags)
     with contextlib.chdir(folder):
         metrics = run(config, Workspace(inputs, outputs))
     out = folder / "out"
     return Analyzed(
         metrics,
         json.loads((out / "result" / RESULT_FILE).read_text(encoding="utf-8")),
-        (out / "flags" / discovered.FILE).read_bytes(),
+        (out / "flags" / optimize.FILE).read_bytes(),
     )

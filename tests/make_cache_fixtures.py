@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag import build_onnx_model
-from winml_dag.store.location import FORMAT
+from winml_dag.store.cache_folder import FORMAT
 from winml_dag.store.store import Store
 
 FIXTURES = Path(__file__).parents[1] / "cache_fixtures"

@@ -11,7 +11,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import DigestFunction
 from winml_dag.store.index import Namespace
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 # The fastest file system: nothing needs to outlive the tests.

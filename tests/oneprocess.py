@@ -127,7 +127,7 @@ def _work(job: Job) -> Outcome:
 
 
 def _answer(command: Command, streams: Sequence[_Streams]) -> Said:
-    from winml_dag.cli.main import run
+    from winml_dag.cli import run
 
     os.environ.clear()
     os.environ.update(command.environment)

@@ -9,7 +9,7 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from winml_dag.cli.main import main
+from winml_dag.cli import main
 
 if __name__ == "__main__":
     main()

@@ -6,6 +6,7 @@ errors and only the command line prints them, so that the Python API and the CLI
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -80,3 +81,8 @@ class Interrupted(WinmlDagError):
     """The user stopped the run (Ctrl-C); children have been ended and nothing half done was published."""
 
     exit_code = 130
+
+
+# The signals that end a build: those of them that this system has.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
+ENDING_SIGNALS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 from attacked_project import Site
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.inputs import Preparer
 from winml_dag.engine.process import ProcessGroup

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from winml_dag.canonical import canonical_json
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 
 MAKER = {"builder": "winml_dag 0.1.0", "run": "", "revision": "", "host": "", "tools": {}}
 

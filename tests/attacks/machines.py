@@ -11,8 +11,8 @@ from unittest import mock
 
 from winml_dag.engine.keys import cache_key
 from winml_dag.pipeline.opened import open_store
-from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.pipeline.request import RemoteOptions
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 # The keys of each. HMAC signs and verifies with the same secret, so every reader of main's records has main's key.

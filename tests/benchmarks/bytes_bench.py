@@ -30,7 +30,7 @@ from winml_dag.pipeline.publish import OutputFolder
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import digest_file
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 Taken: TypeAlias = dict[str, list[float]]

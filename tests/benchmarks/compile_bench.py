@@ -29,7 +29,7 @@ _LENGTHS = (64, 128)
 _LOAD = """
 import sys, time
 from pathlib import Path
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.session import register, session_options
 import onnxruntime

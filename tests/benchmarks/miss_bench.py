@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.store import Store
 
@@ -45,7 +45,7 @@ RECIPES["small"] = RECIPES["full"] | {
 _CALL = """
 import json, os, sys
 from pathlib import Path
-from winml_dag.engine.config import read_config
+from winml_dag.engine.stage import read_config
 from winml_dag.engine.stage import Workspace
 from winml_dag.engine.worker import load
 work, config_class, config, inputs, outputs = json.loads(sys.argv[1])

@@ -10,13 +10,12 @@ from pathlib import Path
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.run import Runner
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node, Source
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.artifact import Artifact

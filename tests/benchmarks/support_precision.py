@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.ep.registry import CPU, Target, find_ep
+from winml_dag.ep.support import table_files
 from winml_dag.ep.support.case import Case, Level, Outcome
-from winml_dag.ep.support.table import read_table, table_files
+from winml_dag.ep.support.table import read_table
 from winml_dag.stages.probe.measure import Measurements, measure, read_rows
 
 SEED = 5

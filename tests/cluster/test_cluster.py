@@ -14,7 +14,7 @@ from cluster_lab import Lab, environment
 
 from winml_dag.api import build_onnx_model
 from winml_dag.engine.events import Status
-from winml_dag.store.location import store_folder
+from winml_dag.store.cache_folder import store_folder
 from winml_dag.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))

@@ -17,7 +17,7 @@ from judge import QNN_OPTIONS
 from runner import Corpus
 from verdicts import broken
 
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import QNN, Target
 
 _ALL = cases()

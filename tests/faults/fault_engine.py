@@ -20,8 +20,7 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import plan_graph, source_artifact
-from winml_dag.engine.run import Runner
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.store.store import Store

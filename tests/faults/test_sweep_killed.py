@@ -18,8 +18,7 @@ from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.config import read_config
-from winml_dag.engine.stage import Node, Workspace
+from winml_dag.engine.stage import Node, Workspace, read_config
 from winml_dag.engine.worker import load
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.request import Overrides, Request

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings, open_remote
 from winml_dag.store.remote.tier import Remotes, Tier

@@ -18,9 +18,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.engine.keys import config_hash
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import shipped_recipes
 from winml_dag.store.store import Store

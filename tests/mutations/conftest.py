@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from planned_keys import make_project
 
-from winml_dag.store import changetime, fingerprints
+from winml_dag import file_reading
+from winml_dag.store import digest
 
 
 @pytest.fixture
@@ -20,6 +21,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat recently written files as settled: digests are recorded at once, and plans stay valid."""
-    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
-    monkeypatch.setattr(fingerprints, "SETTLED_NS", 0)
+    """What was just written counts as having come to rest: digests are remembered at once, and plans stand."""
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
+    monkeypatch.setattr(digest, "SETTLED_NS", 0)

@@ -27,15 +27,14 @@ from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.autoconf import BEGIN
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.onestage import build_of_one
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.rounds import round_of
+from winml_dag.pipeline.search import round_of
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
-from winml_dag.stages import discovered
+from winml_dag.stages import optimize
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.digest import digest_bytes
-from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.digest import Fingerprints, digest_bytes
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 # The key inputs of each stage.
@@ -226,7 +225,7 @@ def pretend_built(planned: BuildGraph, store: Store, scratch: Path) -> dict[str,
             folder.mkdir(parents=True)
             name = "model.onnx" if node.id == planned.final else f"{stage_of(node)}-{slot}.onnx"
             if (node.stage.name, slot) == ("analyze", "flags"):
-                shutil.copy(discovered.NOTHING, folder)
+                shutil.copy(optimize.NOTHING, folder)
             else:
                 (folder / name).write_text(name, encoding="utf-8")
         record = Record(cache_key(key_inputs), config_hash(node.config), key_inputs, {}, made_at="2026-01-01")

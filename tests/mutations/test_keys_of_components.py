@@ -23,7 +23,7 @@ from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve_whole
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Component
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 _MASK = {"name": "attention_mask", "dtype": "int32", "shape": [1, 8]}
 RECIPE: JsonRecipe = {

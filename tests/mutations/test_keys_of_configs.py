@@ -17,13 +17,12 @@ from planned_keys import stages_of
 from reach import BASES, EDITS, REFUSED, edited
 
 from winml_dag.canonical import JsonValue
-from winml_dag.engine.config import config_json, read_config
 from winml_dag.engine.keys import cache_key
-from winml_dag.engine.stage import Stage
+from winml_dag.engine.stage import Stage, config_json, read_config
 from winml_dag.engine.worker import load
 from winml_dag.pipeline import line
 from winml_dag.pipeline.sections import sensitivity_config
-from winml_dag.store.record import KeyInputs
+from winml_dag.store.records import KeyInputs
 
 STAGES = {stage.name: stage for stage in vars(line).values() if isinstance(stage, Stage)}
 CONFIGS: dict[str, type] = {name: load(stage.config) for name, stage in STAGES.items()}

@@ -15,17 +15,16 @@ from memory_store import MemoryRows
 from planned_keys import LIBRARY, Warm, plugin_of, reached, stages_of
 from reach import BASES, edited
 
+from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import UsageError
-from winml_dag.pipeline import environment as surroundings
-from winml_dag.pipeline import epplace
-from winml_dag.pipeline.assess.host import this_host
+from winml_dag.pipeline import uptodate as surroundings
+from winml_dag.pipeline.assess import host as host_module
 from winml_dag.pipeline.assess.measurement import measuring_node
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.stages.evaluate import EVALUATE
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 OPENVINO_BUILD = edited(BASES["float"], "ep", "openvino")
 RECIPES = {"openvino": OPENVINO_BUILD, "qnn": BASES["static"], "cpu": BASES["cpu"]}
@@ -113,8 +112,8 @@ def test_another_machine_reaches_what_is_compiled_for_it(project: Path, monkeypa
     warm = {name: Warm(project, recipe, name=name) for name, recipe in RECIPES.items()}
     before = {name: each.stages() for name, each in warm.items()}
     assert all(each.stands() for each in warm.values())
-    other = dataclasses.replace(this_host(), processor="of another kind")
-    monkeypatch.setattr(epplace, "this_host", lambda: other)
+    other = dataclasses.replace(host_module.this_host(), processor="of another kind")
+    monkeypatch.setattr(host_module, "this_host", lambda: other)
     monkeypatch.setattr(surroundings, "_machine", lambda: "started another time")
     after = {name: each.stages() for name, each in warm.items()}
     assert {name: reached(before[name], after[name]) for name in warm} == {
@@ -131,8 +130,8 @@ def test_a_driver_reaches_what_is_compiled_for_its_device_only(
     recipes = {device: edited(OPENVINO_BUILD, "device", device) for device in ("npu", "cpu")}
     keys = []
     for driver in ("1.0", "2.0"):
-        host = dataclasses.replace(this_host(), accelerators=(f"NPU, driver {driver}",))
-        monkeypatch.setattr(epplace, "this_host", lambda host=host: host)
+        host = dataclasses.replace(host_module.this_host(), accelerators=(f"NPU, driver {driver}",))
+        monkeypatch.setattr(host_module, "this_host", lambda host=host: host)
         keys.append({device: stages_of(recipe, project) for device, recipe in recipes.items()})
     assert reached(keys[0]["npu"], keys[1]["npu"]) == THERE
     assert reached(keys[0]["cpu"], keys[1]["cpu"]) == set()

@@ -18,7 +18,7 @@ from reach import BASES
 
 from winml_dag.pipeline import plan, resolve
 from winml_dag.recipe.matrix import load_sweep
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 SWEEP: Mapping[str, Any] = {
     "model": "onnx/model.onnx",

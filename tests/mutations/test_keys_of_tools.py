@@ -17,7 +17,7 @@ from reach import BASES, edited
 from test_keys_of_configs import STAGES
 
 import winml_dag
-from winml_dag.engine import toolchain
+from winml_dag.engine import keys
 from winml_dag.engine.stage import Stage
 from winml_dag.ep.registry import QNN, runtime_builds
 from winml_dag.pipeline import line
@@ -100,7 +100,7 @@ def test_a_package_reaches_the_stages_whose_bytes_it_shapes(
         after = stages_of(recipe, project)
         assert reached(before, after) == set(stages.split()), package
         before = after
-    for package in toolchain.installed_distributions().keys() - expected.keys():
+    for package in keys.installed_distributions().keys() - expected.keys():
         installation.install(package, "98.0")
     installation.install("something-new", "1.0")
     assert reached(before, stages_of(recipe, project)) == set()

@@ -24,7 +24,7 @@ from reach import BASES, edited
 
 from winml_dag.cli.build import command as build_command
 from winml_dag.cli.settings import COMPILE, VALIDATION
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.store import Store
 

@@ -16,8 +16,8 @@ from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron
 
-from winml_dag.cli.main import run
-from winml_dag.ep.configuration import SUPPORT_VARIABLE
+from winml_dag.cli import run
+from winml_dag.configuration import SUPPORT_VARIABLE
 
 pytestmark = pytest.mark.slow
 

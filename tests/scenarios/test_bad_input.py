@@ -19,7 +19,7 @@ import yaml
 from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 
 
 class Shell:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from onnx_samples import perceptron
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, StageRun, SweepResult
 from winml_dag.pipeline.sweep.state import write_sweep
 

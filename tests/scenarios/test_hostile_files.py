@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from user_project import notes_project
 
-from winml_dag.cli.main import run
-from winml_dag.store import changetime
+from winml_dag import file_reading
+from winml_dag.cli import run
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -59,7 +59,7 @@ def run_in(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(project.folder)
     for name, value in project.environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     assert run(["build", "-c", "recipe.yaml"]) == 0
     return run
 

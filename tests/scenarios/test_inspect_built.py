@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import Project
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 
 pytestmark = pytest.mark.slow
 

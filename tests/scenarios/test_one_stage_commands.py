@@ -98,7 +98,7 @@ def test_validate_finds_what_a_build_has_validated_and_fails_for_what_is_too_far
 def test_a_second_call_looks_and_imports_nothing_heavy(shared: Project) -> None:
     script = """
 import sys
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 codes = [run(call) for call in (
     ["optimize", "-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn"],
     ["calibrate", "-m", "a/optimized.onnx", "--calibration-data", "data.npz"],

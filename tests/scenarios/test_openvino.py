@@ -10,7 +10,7 @@ import pytest
 from conftest import Project, Result
 from onnx_samples import perceptron
 
-from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
+from winml_dag.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.onnxmodel.inspect import inspect_model
 
 ROOT = Path(__file__).parents[2]

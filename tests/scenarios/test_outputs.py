@@ -206,7 +206,7 @@ def test_plan_and_why_tell_what_build_does(project: Project) -> None:
 def test_nothing_heavy_is_imported_when_nothing_runs(project: Project) -> None:
     script = """
 import sys
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 for arguments in (["--help"], ["plan", "-c", "recipe.yaml", "-o", "out"], ["build", "-c", "recipe.yaml", "-o", "out"]):
     assert run(arguments) == 0
 heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "networkx", "rich", "distributed"} & set(sys.modules)

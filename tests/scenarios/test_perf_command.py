@@ -14,8 +14,8 @@ from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron
 
+from winml_dag.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.availability import installed
-from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.registry import QNN, Target, is_emulated
 from winml_dag.stages.perf.notices import EMULATED
 

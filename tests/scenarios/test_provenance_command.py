@@ -28,7 +28,7 @@ from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.errors import InputError, StoreError
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.manifest import manifest_text

@@ -175,7 +175,7 @@ def test_the_default_is_a_file_beside_the_model_and_a_second_run_does_nothing(sh
     perceptron(shared.folder / "aside" / "net.onnx")
     script = """
 import sys
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 code = run(["quantize", "-m", "aside/net.onnx"])
 heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "pydantic", "networkx", "rich"} & sys.modules.keys()
 print(code, sorted(heavy))

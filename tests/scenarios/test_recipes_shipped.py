@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.cli.main import run
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.cli import run
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import Shipped, shipped_path, shipped_recipes
 from winml_dag.stages.export.components import composite_of

@@ -124,19 +124,19 @@ def test_nothing_is_asked_when_all_is_up_to_date_or_the_remote_is_off(team: Team
     on = team.machine("off")
     # Turned on, it has the same keys.
     assert on.ran() == []
-    # Builds less than two seconds ago count as settled: otherwise their files are read once more.
-    settled = "from winml_dag.store import changetime\nchangetime.SETTLED_NS = 0\n"
+    # What was built less than two seconds ago counts as having come to rest: else its files are read once more.
+    settled = "from winml_dag import file_reading\nfile_reading.SETTLED_NS = 0\n"
     script = """
 import sys
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 for arguments in (["--help"], ["build", "-c", "recipe.yaml", "-o", "out-off"]):
     assert run(arguments) == 0
 remote = {name for name in sys.modules if name.startswith("winml_dag.store.remote")}
 heavy = remote | {"urllib3", "obstore", "distributed", "tomllib", "pydantic", "sqlite3"} & set(sys.modules)
 assert not heavy, heavy
 """
-    # The environment of a separate process differs from that of the earlier commands' process.
-    on.python(f"{settled}from winml_dag.cli.main import run; run(['build', '-c', 'recipe.yaml', '-o', 'out-off'])")
+    # What surrounds a process of its own is not what surrounds the one that all commands before it had.
+    on.python(f"{settled}from winml_dag.cli import run; run(['build', '-c', 'recipe.yaml', '-o', 'out-off'])")
     server.requests.clear()
     finished = on.python(settled + script)
     assert finished.returncode == 0, finished.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from user_project import UserProject, notes_project
 
-from winml_dag.engine.signals import ENDING
+from winml_dag.errors import ENDING_SIGNALS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 
@@ -39,8 +39,8 @@ def start(project: UserProject, ignoring: str = "") -> tuple[subprocess.Popen[st
     """Start a build and return it with the process id of its running stage; *ignoring*: a signal that it ignores."""
     command = shlex.join(project.command("build", "-c", "recipe.yaml", "-q"))
     trap = f"trap '' {ignoring}; " if ignoring else ""
-    # Children inherit ignored signals, for example under nohup.
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+    # What this process ignores, as under nohup, its children would ignore too.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING_SIGNALS}
     try:
         process = subprocess.Popen(
             ["sh", "-c", f"{trap}exec {command}"],
@@ -57,7 +57,7 @@ def start(project: UserProject, ignoring: str = "") -> tuple[subprocess.Popen[st
     return process, int((project.folder / "said").read_text())
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_a_build_that_is_to_end_leaves_nothing(project: UserProject, number: signal.Signals) -> None:
     process, stage = start(project)
     watched = os.pidfd_open(stage) if sys.platform == "linux" else None

@@ -158,9 +158,9 @@ def test_a_second_run_runs_nothing_and_touches_nothing(sweeps: Sweeps) -> None:
 def test_nothing_heavy_is_imported_when_all_is_up_to_date(sweeps: Sweeps) -> None:
     script = """
 import sys
-from winml_dag.store import changetime
-changetime.SETTLED_NS = -10**18  # the files of the test are young
-from winml_dag.cli.main import run
+from winml_dag import file_reading
+file_reading.SETTLED_NS = -10**18  # the files of the test are young
+from winml_dag.cli import run
 assert run(["build", "-c", "sweep.yaml", "-o", "out", "--no-validate", "--no-analyze"]) == 0
 heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "networkx", "rich"} & set(sys.modules)
 assert not heavy, heavy

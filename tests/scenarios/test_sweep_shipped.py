@@ -16,7 +16,7 @@ import yaml
 from conftest import Project
 from oneprocess import OneProcess
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.recipe.load import shipped_path
 
 PRECISIONS = ("fp32", "fp16", "w8a8", "w8a16", "w4a16")

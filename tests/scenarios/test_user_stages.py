@@ -244,7 +244,7 @@ text = ctypes.create_string_buffer(program)
 lines = ctypes.create_string_buffer(struct.pack("@HP", 4, ctypes.addressof(text)))
 system = ctypes.CDLL(None, use_errno=True)
 assert system.prctl(38, 1, 0, 0, 0) == 0 and system.prctl(22, 2, lines, 0, 0) == 0
-from winml_dag.cli.main import main
+from winml_dag.cli import main
 main(sys.argv[1:])
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.smallfiles import parse_json, read_bytes, read_json, read_text
+from winml_dag.file_reading import parse_json, read_bytes, read_json, read_text
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files in folders")
 

@@ -24,10 +24,10 @@ from winml_dag.errors import MeasuredError
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.commandresult import CommandResult, command_result
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request, beside
-from winml_dag.pipeline.rounds import WithoutRounds
+from winml_dag.pipeline.search import WithoutRounds
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.precision import chained

@@ -13,7 +13,7 @@ from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.measured import EvalResult, PerfResult, eval_result, perf_result
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, carry_out
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
-from winml_dag.recipe.assessment import Eval, Perf, Validate
+from winml_dag.recipe.schema import Eval, Perf, Validate
 from winml_dag.store.store import Store
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli import echo, errors_as_object, print_object
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import given_shapes, shape_options
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted

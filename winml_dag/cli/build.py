@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml_dag.cli.cluster import CLUSTER_OPTIONS, cluster_options, refuse_misfits, with_cluster
+from winml_dag.cli import echo
 from winml_dag.cli.options import (
+    MEMORY,
+    TEXT,
     Output,
     are_a_sweep,
     cell_options,
@@ -22,8 +25,6 @@ from winml_dag.cli.options import (
     request_from,
     several_request_options,
 )
-from winml_dag.cli.parameters import MEMORY
-from winml_dag.cli.plaintext import echo
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.uptodate import CurrentPlan, check, note_use
 
@@ -31,8 +32,82 @@ if TYPE_CHECKING:
     from winml_dag.engine.sandbox import FileAccess
     from winml_dag.pipeline.buildgraph import BuildSummary
     from winml_dag.pipeline.buildresult import BuildResult
-    from winml_dag.pipeline.request import Request
+    from winml_dag.pipeline.request import RemoteOptions, Request
     from winml_dag.pipeline.run import BuildOptions
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The names of the options, none of which belongs to what is built.
+CLUSTER_OPTIONS = ("executor", "scheduler", "workers", "worker_tags")
+
+_OPTIONS = (
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "dask"]),
+        default=None,
+        help="Where stages run: in processes of this machine, or on the workers of a cluster [local].",
+    ),
+    click.option(
+        "--scheduler", type=TEXT, metavar="ADDRESS", help="Of the cluster, such as tcp://host:8786, or tls://host:8786."
+    ),
+    click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With --executor dask and no scheduler: as many workers on this machine, for this build [2].",
+    ),
+    click.option(
+        "--worker-tag", "worker_tags", type=TEXT, multiple=True, metavar="TAG", help="Only workers that have this tag."
+    ),
+)
+
+
+def cluster_options(function: F) -> F:
+    """Add the options; the command gets them under ``CLUSTER_OPTIONS``."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def refuse_misfits(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that do not fit together."""
+    if options["executor"] != "dask":
+        if given := [name for name in CLUSTER_OPTIONS[1:] if options[name]]:
+            name = {"worker_tags": "worker-tag"}.get(given[0], given[0])
+            raise UsageError(f"--{name} is about a cluster.", advice="Give --executor dask too.")
+    elif options["scheduler"] and options["workers"]:
+        raise UsageError(
+            "--workers starts workers on this machine, and --scheduler names a cluster that has its own.",
+            advice="Give one of them.",
+        )
+
+
+@contextmanager
+def with_cluster(
+    how: BuildOptions, options: Mapping[str, Any], cache_dir: Path, remote: RemoteOptions, *, quiet: bool
+) -> Iterator[BuildOptions]:
+    """*how*, for the block with the cluster that *options* mean, if they mean one.
+
+    Raises:
+        UsageError: for options that do not fit together, and when there is no such cluster.
+    """
+    refuse_misfits(options)
+    scheduler, workers = options["scheduler"], options["workers"]
+    if options["executor"] != "dask":
+        yield how
+        return
+    # Imported here: none of it is needed by a build on this machine.
+    from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
+
+    meant = ClusterOptions(scheduler, workers or 2, options["worker_tags"], how.jobs, how.memory_bytes)
+
+    def say(sentence: str) -> None:
+        if not quiet:
+            echo(f"note: {sentence}", err=True)
+
+    with open_cluster(meant, cache_dir, remote, say) as cluster:
+        yield replace(how, cluster=cluster)
 
 
 class _Seconds(click.FloatRange):
@@ -113,12 +188,8 @@ def command(
     chooses = bool(filters or shard or retry_failed)
     if at_a_glance and not chooses and say_up_to_date(current_plan, cache_dir, started):
         return 0
-    # Lazy import: it would be a fifth of all imports of an up-to-date single build.
-    from winml_dag.cli.sweep import build_sweep, say_sweep_up_to_date
-    from winml_dag.pipeline.sweep.selection import Selection
-
-    selection = Selection(filters, shard, retry_failed)
-    if at_a_glance and recipes and say_sweep_up_to_date(recipes, request, selection, cache_dir, started):
+    may_be_a_sweep = bool(recipes) and current_plan is None and not retry_failed
+    if at_a_glance and may_be_a_sweep and say_sweep_up_to_date(recipes, request, filters, shard, cache_dir, started):
         return 0
 
     from winml_dag.cli.buildreport import errors_as_json, print_json
@@ -132,11 +203,15 @@ def command(
         # With several builds, one failure does not affect the others.
         of_several = replace(how, keep_going=keep_going is not False)
         if are_a_sweep(recipes):
+            from winml_dag.cli.sweep import build_sweep
+            from winml_dag.pipeline.sweep.selection import Selection
+
+            selection = Selection(filters, shard, retry_failed)
             code = build_sweep(recipes, request, selection, cache_dir, of_several, output)
             if sandbox:
                 _say_what_is_not_watched()
             return code
-        if selection != Selection():
+        if chooses:
             raise UsageError(
                 "--filter, --shard and --retry-failed choose cells of a sweep, and this is none.",
                 advice="Leave them out, or give a recipe with a matrix, or several recipes.",
@@ -178,6 +253,31 @@ def say_up_to_date(current_plan: CurrentPlan | None, cache_dir: Path, started: f
     return True
 
 
+def say_sweep_up_to_date(
+    recipes: Sequence[Path],
+    request: Request,
+    filters: Sequence[str],
+    shard: str | None,
+    cache_dir: Path,
+    started: float,
+) -> bool:
+    """Whether there is nothing to do for the sweep that *recipes* are; then that is said."""
+    # Imported here: it would be a fifth of all that an up-to-date build of one model imports.
+    from winml_dag.pipeline.sweep.stamp import load_sweep_stamp, words_of
+    from winml_dag.store.quantities import counted
+
+    words = words_of(recipes, replace(request, recipe=None), filters, shard)
+    found = None if words is None else load_sweep_stamp(cache_dir, words)
+    if found is None:
+        return False
+    for line in found.lines:
+        echo(line)
+    seconds = time.monotonic() - started
+    left_out = f", {found.left_out} left out" if found.left_out else ""
+    echo(f"{counted(found.cells + found.left_out, 'cell')} in {seconds:.2f} s: {found.cells} up to date{left_out}.")
+    return True
+
+
 def carry_out(
     request: Request,
     cache_dir: Path,
@@ -196,9 +296,9 @@ def carry_out(
     from winml_dag.cli.progress import progress
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.build import build
-    from winml_dag.pipeline.planning import plan_request
-    from winml_dag.pipeline.rounds import WithoutRounds
+    from winml_dag.pipeline.plan_cache import plan_request
     from winml_dag.pipeline.run import Driver
+    from winml_dag.pipeline.search import WithoutRounds
 
     store = opened(cache_dir, request.remote)
     # A part of the graph is enough, unless every stage has to run or be printed.

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.options import format_option
-from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli import echo, errors_as_object, print_object
+from winml_dag.cli.options import FILE, TEXT, format_option
 from winml_dag.cli.settings import target_options
 from winml_dag.errors import UsageError
 

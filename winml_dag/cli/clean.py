@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli.options import format_option
-from winml_dag.cli.parameters import FILE
-from winml_dag.cli.plaintext import echo, print_object
+from winml_dag.cli import echo, print_object
+from winml_dag.cli.options import FILE, format_option
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def command(
     own, also what these put beside it.
     """
     from winml_dag.pipeline.clean import clean
-    from winml_dag.pipeline.remoteoptions import RemoteOptions
+    from winml_dag.pipeline.request import RemoteOptions
     from winml_dag.store.store import Store
 
     cache = RemoteOptions(folder=recipe and recipe.parent).store_folder(cache_dir)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from winml_dag.cli.onestage import OUTCOME, how_options, run_one
-from winml_dag.cli.parameters import FILE
+from winml_dag.cli.options import FILE
 from winml_dag.cli.settings import COMPILE, VALIDATION, given_shapes, shape_options, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside

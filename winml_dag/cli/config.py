@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.options import request_from, shared_options
-from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli import echo, errors_as_object, print_object
+from winml_dag.cli.options import FILE, TEXT, request_from, shared_options
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:

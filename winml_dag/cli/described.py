@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.plaintext import few
+from winml_dag.cli import few
 from winml_dag.onnxmodel.description import Description, Sidecar, TensorSize
 from winml_dag.onnxmodel.graph import Model
 from winml_dag.onnxmodel.inspect import EpContext, TensorSpec

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from winml_dag.cli.onestage import OUTCOME, how_options, run_one
-from winml_dag.cli.parameters import FILE, RECIPE, TEXT
+from winml_dag.cli.options import FILE, RECIPE, TEXT
 from winml_dag.cli.settings import export_options, taken_export
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request

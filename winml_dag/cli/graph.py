@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.options import are_a_sweep, cell_options, request_from, several_request_options
-from winml_dag.cli.parameters import FILE
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli import echo
+from winml_dag.cli.options import FILE, are_a_sweep, cell_options, request_from, several_request_options
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.errors import UsageError, WinmlDagError
@@ -82,7 +81,7 @@ def _foreseen(
             "--filter and --shard choose cells of a sweep, and this is none.",
             advice="Leave them out, or give a recipe with a matrix, or several recipes.",
         )
-    from winml_dag.pipeline.planning import plan_request
+    from winml_dag.pipeline.plan_cache import plan_request
     from winml_dag.report.graphview import ForeseenBuild
 
     graph = plan_request(request, store, download=False, needs_folder=False)
@@ -93,7 +92,7 @@ def _of_cells(
     sweep: Sweep, cells: Sequence[Cell], request: Request, store: Store
 ) -> tuple[tuple[ForeseenBuild, ...], tuple[str, ...]]:
     from winml_dag.cli.sweepplan import requests_of
-    from winml_dag.pipeline.planning import plan_each, refuse_if_all_the_same
+    from winml_dag.pipeline.plan_cache import plan_each, refuse_if_all_the_same
     from winml_dag.report.graphview import ForeseenBuild
 
     planned = plan_each(tuple(requests_of(sweep, cells, request)), store, download=False, needs_folder=False)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli.options import format_option
-from winml_dag.cli.parameters import FILE
-from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli import echo, errors_as_object, print_object
+from winml_dag.cli.options import FILE, format_option
 from winml_dag.errors import InputError, UsageError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli import echo
+from winml_dag.cli.options import FILE, TEXT
 from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli import errors_as_object, print_object
 from winml_dag.cli.build import carry_out, look, say_up_to_date
-from winml_dag.cli.options import Output, cache_option, output_options, rebuild_option
-from winml_dag.cli.plaintext import errors_as_object, print_object
-from winml_dag.cli.remotes import remote_options
+from winml_dag.cli.options import Output, cache_option, output_options, rebuild_option, remote_options
 from winml_dag.errors import StageError
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli import echo, errors_as_object, few, print_object
 from winml_dag.cli.onestage import OUTCOME, how_options, run_one
-from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo, errors_as_object, few, print_object
+from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import VALIDATION, given_shapes, no_validate_option, shape_options, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside

@@ -1,4 +1,4 @@
-"""The options that all build commands share, the request they form, and how to write them as arguments."""
+"""The options of every command about a build, the types of option values, and the request that they form."""
 
 from __future__ import annotations
 
@@ -11,14 +11,91 @@ import click
 from click.core import ParameterSource
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.parameters import ADDRESS, CATALOG, FILE, RECIPE, TEXT, Address, Recipe
-from winml_dag.cli.plaintext import echo
-from winml_dag.cli.remotes import opened, remote_options
-from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.cli import echo
+from winml_dag.pipeline.request import Overrides, RemoteOptions, Request
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.store.store import Store
+
+
+CATALOG = "catalog:"
+
+
+class _NotEmpty(click.ParamType[Any]):
+    """What is empty is a variable that a script has not set: it means neither a default nor the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("must not be empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Text(_NotEmpty, click.types.StringParamType):
+    pass
+
+
+class _Path(_NotEmpty, click.Path):
+    pass
+
+
+class Address(_Text):
+    """The URL of a remote, which may have a password in it."""
+
+
+class Recipe(_Path):
+    """A recipe's file, or the name of one that comes with us."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value.startswith(CATALOG):
+            # Imported here: reading recipes costs more than all else that a build with nothing to do needs.
+            from winml_dag.errors import UsageError
+            from winml_dag.recipe.load import shipped_path
+
+            try:
+                value = str(shipped_path(value.removeprefix(CATALOG)))
+            except UsageError as error:
+                self.fail(str(error), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Json(_Path):
+    """A file with a JSON object, or the object itself."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if str(value).lstrip().startswith("{") else super().convert(value, param, ctx)
+
+
+class _Memory(click.ParamType[Any]):
+    """Bytes for all that runs at the same time; ``none`` is no limit."""
+
+    name = "memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from winml_dag.engine.resources import UNLIMITED
+        from winml_dag.errors import UsageError
+        from winml_dag.store.quantities import parse_size
+
+        if isinstance(value, int):
+            return value
+        if str(value).strip().lower() == "none":
+            return UNLIMITED
+        try:
+            found = parse_size(str(value), "--memory")
+        except UsageError as error:
+            self.fail(str(error).removeprefix("--memory: "), param, ctx)
+        if found == 0:
+            self.fail("nothing runs without memory; no limit is none.", param, ctx)
+        return found
+
+
+TEXT = _Text()
+ADDRESS = Address()
+RECIPE = Recipe(path_type=Path)
+FILE = _Path(path_type=Path)
+JSON = _Json(path_type=Path)
+MEMORY = _Memory()
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -208,12 +285,21 @@ def request_from(
     return request, cache_dir
 
 
+def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
+    """What the *options* of a call, by their names, say of remotes; *recipe*: what is built, if that is in a file."""
+    folder = None
+    if isinstance(recipe, Path):
+        folder = recipe if recipe.is_dir() else recipe.parent
+    return RemoteOptions(tuple(options["remote"]), options["remote_mode"], folder)
+
+
 def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, Store]:
     """Return the build graph of *options*, and the store, for commands that only inspect a build.
 
     They download nothing and need no output folder. Without one, they plan the build as with ``--use-cache``.
     """
-    from winml_dag.pipeline.planning import plan_request
+    from winml_dag.cli.remotes import opened
+    from winml_dag.pipeline.plan_cache import plan_request
 
     request, cache_dir = request_from(options)
     store = opened(cache_dir, request.remote)

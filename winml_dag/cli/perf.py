@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli import echo, errors_as_object, print_object
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import Settings, ep_option, fields, pairs
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted, size_text
@@ -105,9 +105,9 @@ def _measure(options: Mapping[str, Any], how: How) -> tuple[PerfPlan, Measuremen
 def request_of(options: Mapping[str, Any]) -> PerfRequest:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.perf import PerfRequest
-    from winml_dag.recipe.assessment import Perf
     from winml_dag.recipe.load import load_recipe
     from winml_dag.recipe.paths import resolve_path
+    from winml_dag.recipe.schema import Perf
 
     if options["baseline"] is not None and options["no_baseline"]:
         raise UsageError("--baseline and --no-baseline exclude each other.", advice="Give one of them.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli import echo, print_object
 from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
 from winml_dag.cli.options import (
     are_a_sweep,
@@ -20,7 +21,6 @@ from winml_dag.cli.options import (
     request_from,
     several_request_options,
 )
-from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.selection import Selection, refuse_overruled, selected
 

@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from winml_dag.cli.plaintext import echo, plain
-from winml_dag.engine.events import Observer, ReadProgress, Silent, StageResult, Status
+from winml_dag.cli import echo, plain
+from winml_dag.engine.events import Observer, ReadProgress, Reason, Silent, StageResult, Status
 from winml_dag.engine.progress import Progress
-from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from winml_dag.cli.parameters import FILE
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli import echo
+from winml_dag.cli.options import FILE
 from winml_dag.errors import UsageError
 
 

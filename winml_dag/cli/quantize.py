@@ -11,7 +11,7 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.onestage import Telling, how_options, run_one
-from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import (
     CALIBRATION,
     INTEGERS,
@@ -108,9 +108,9 @@ def _value(result: BuildResult, request: Request) -> JsonObject:
 
 
 def sensitivity_json(output: Path) -> JsonObject:
-    """Return the report next to *output*, and the paths of the report and the picture."""
+    """The report beside *output*, and where it and the picture lie."""
+    from winml_dag.file_reading import read_json
     from winml_dag.pipeline.layout import REPORTS, beside_output
-    from winml_dag.smallfiles import read_json
 
     report, picture = (output.parent / beside_output(output.name, name) for name in REPORTS)
     content: JsonObject = read_json(report)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.plaintext import echo
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.cli import echo
+from winml_dag.pipeline.request import RemoteOptions
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.protocol import Traffic
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 # A shorter transfer prints nothing; a longer one prints as often as a stage reports its progress.
 _SECONDS_TO_FIRST_LINE = 2.0
 _SECONDS_BETWEEN_LINES = 10.0
-
-
-def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
-    """The remotes in the *options* of a command, by their names; *recipe*: what is built, if that is a file."""
-    folder = None
-    if isinstance(recipe, Path):
-        folder = recipe if recipe.is_dir() else recipe.parent
-    return RemoteOptions(tuple(options["remote"]), options["remote_mode"], folder)
 
 
 def opened(cache_dir: Path, remote: RemoteOptions) -> Store:

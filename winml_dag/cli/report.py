@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.options import format_option
-from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo, plain
+from winml_dag.cli import echo, plain
+from winml_dag.cli.options import FILE, TEXT, format_option
 from winml_dag.errors import StageError, UsageError, WinmlDagError
 
 if TYPE_CHECKING:

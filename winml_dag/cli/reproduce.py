@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli import echo, print_object
 from winml_dag.cli.buildreport import errors_as_json, failure_lines
 from winml_dag.cli.options import format_option, planned_build, request_options
-from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:

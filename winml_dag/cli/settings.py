@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.parameters import FILE, JSON, TEXT
+from winml_dag.cli.options import FILE, JSON, TEXT
 from winml_dag.errors import InputError, UsageError
-from winml_dag.smallfiles import parse_json
+from winml_dag.file_reading import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 

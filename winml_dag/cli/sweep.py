@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli.cluster import CLUSTER_OPTIONS
+from winml_dag.cli import echo, few
+from winml_dag.cli.build import CLUSTER_OPTIONS
 from winml_dag.cli.options import given_words
-from winml_dag.cli.plaintext import echo, few
+from winml_dag.file_reading import reads_logged
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.selection import FAILED, Selection
-from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, load_sweep_stamp, words_of
-from winml_dag.readlog import reads_logged
+from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, words_of
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -40,22 +40,6 @@ _NOT_OF_A_CELL = frozenset(
 )
 
 
-def say_sweep_up_to_date(
-    recipes: Sequence[Path], request: Request, selection: Selection, cache_dir: Path, started: float
-) -> bool:
-    """Return whether the sweep of *recipes* has nothing to do. If so, print that."""
-    words = None if selection.retry_failed else _words(recipes, request, selection)
-    found = None if words is None else load_sweep_stamp(cache_dir, words)
-    if found is None:
-        return False
-    for line in found.lines:
-        echo(line)
-    seconds = time.monotonic() - started
-    left_out = f", {found.left_out} left out" if found.left_out else ""
-    echo(f"{counted(found.cells + found.left_out, 'cell')} in {seconds:.2f} s: {found.cells} up to date{left_out}.")
-    return True
-
-
 def build_sweep(
     recipes: Sequence[Path],
     request: Request,
@@ -71,10 +55,10 @@ def build_sweep(
     """
     from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
     from winml_dag.cli.sweepprogress import sweep_progress
-    from winml_dag.pipeline.environment import environment_fingerprint
+    from winml_dag.file_reading import FirstLooks
     from winml_dag.pipeline.modules import SUMMARY
     from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
-    from winml_dag.pipeline.uptodate import FirstLooks
+    from winml_dag.pipeline.uptodate import environment_fingerprint
 
     started, began_ns = time.monotonic(), time.time_ns()
     environment = environment_fingerprint(began_ns)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli import echo, few, print_object
 from winml_dag.cli.buildreport import build_json, counts
-from winml_dag.cli.plaintext import echo, few, print_object
 from winml_dag.engine.events import Status
 from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.resources import Capacity
 from winml_dag.errors import StageError
-from winml_dag.pipeline.planning import plan_each
+from winml_dag.pipeline.plan_cache import plan_each
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.pipeline.sweep.foreseen import Foreseen, look_ahead
 from winml_dag.recipe.selection import Shard, shards

@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from winml_dag.cli.plaintext import echo, plain
+from winml_dag.cli import echo, plain
 from winml_dag.cli.progress import Redrawn, Ticker, under_way
-from winml_dag.engine.events import ReadProgress, StageResult, Status
-from winml_dag.engine.reason import Reason
+from winml_dag.engine.events import ReadProgress, Reason, StageResult, Status
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.sweep.result import CellStatus
 from winml_dag.pipeline.sweep.run import SilentWatcher, Watcher

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.plaintext import echo, print_object
+from winml_dag.cli import echo, print_object
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.assess.host import Host
@@ -65,11 +65,11 @@ def _here() -> _Here:
     import platform
     import sys
 
-    from winml_dag.engine.toolchain import installed_distributions, normalised
-    from winml_dag.ep.configuration import config_file
+    from winml_dag.configuration import config_file
+    from winml_dag.engine.keys import installed_distributions, normalised
     from winml_dag.ep.registry import runtime_builds
     from winml_dag.pipeline.assess.host import this_host
-    from winml_dag.store.location import default_cache_dir
+    from winml_dag.store.cache_folder import default_cache_dir
 
     present = installed_distributions()
     packages = {name: present.get(normalised(name)) for name in _PACKAGES}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli import echo, errors_as_object, print_object
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import BOUNDS, VALIDATION, ep_option
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted
@@ -70,8 +70,8 @@ def _validate(options: Mapping[str, Any], how: How) -> tuple[ValidationPlan, Mea
 def request_of(options: Mapping[str, Any]) -> ValidationRequest:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.validate import ValidationRequest
-    from winml_dag.recipe.assessment import Validate
     from winml_dag.recipe.load import load_recipe
+    from winml_dag.recipe.schema import Validate
 
     if options["no_reference"] and options["reference"] is not None:
         raise UsageError("--reference and --no-reference exclude each other.", advice="Give one of them.")

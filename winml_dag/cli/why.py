@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli import echo
 from winml_dag.cli.buildreport import FORESEEN, errors_as_json, print_json
 from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
-from winml_dag.cli.plaintext import echo
-from winml_dag.engine.events import Status
-from winml_dag.engine.reason import Reason, waits
+from winml_dag.engine.events import Reason, Status, waits
 
 if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult

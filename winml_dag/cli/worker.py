@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from winml_dag.cli.parameters import FILE, MEMORY, TEXT
-from winml_dag.cli.plaintext import echo
-from winml_dag.store.location import default_cache_dir
+from winml_dag.cli import echo
+from winml_dag.cli.options import FILE, MEMORY, TEXT
+from winml_dag.store.cache_folder import default_cache_dir
 
 
 @click.command(name="worker")

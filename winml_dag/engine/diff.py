@@ -18,7 +18,7 @@ from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.quantities import counted
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 # Limits per line: characters of a value, items of a list, changes of a stage.

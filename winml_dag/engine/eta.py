@@ -16,7 +16,7 @@ from winml_dag.canonical import json_hash
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.resources import Admission, Capacity, ResourceRequest
 from winml_dag.engine.stage import Node
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 # Assumed for a stage that has never run. The exact value matters little, but it must not be 0, so that chains have a

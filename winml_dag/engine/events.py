@@ -1,19 +1,23 @@
-"""What a run reports while it is in progress, and the result of each stage at the end."""
+"""What a run tells while it goes on, and what it says of each stage at the end.
+
+A reason is made where a decision is made, and shown alike by ``plan``, ``why``, the log and the manifest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.diff import Change, Inputs, Nearest, changes_between, summed_up
 from winml_dag.engine.progress import Progress
-from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
-from winml_dag.store.record import Record
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.records import KeyInputs, Record
 
 # The progress of a stage's work; None while it reports nothing.
 ReadProgress: TypeAlias = Callable[[], Progress | None]
@@ -107,3 +111,95 @@ class PassingOn:
 
     def finished(self, result: StageResult) -> None:
         self._observer.finished(result)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """``kind``, ``changes`` and ``names`` are for programs, ``text`` is for people.
+
+    Kinds: ``up to date``, ``found``, ``found in a remote``, ``first build``, ``changed``, ``lost``, ``rebuild``,
+    ``waits``, ``blocked``, ``stopped``.
+
+    Attributes:
+        changes: what differs from the last run under this name; of a stage that waits: what does so already.
+        names: the files that are lost, or the stages that the reason is about.
+        roots: of a stage that waits: those that run for a reason of their own.
+        nearest: a record of another name that is nearer than the last one of this. Roots and it are only looked for
+            where reasons are explained, not in a build.
+    """
+
+    kind: str
+    text: str
+    changes: tuple[Change, ...] = ()
+    names: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
+    nearest: Nearest | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_json(self) -> JsonObject:
+        """The text is ``reason``; all others are there when they say something."""
+        changes = {"changes": [change.to_json() for change in self.changes]} if self.changes else {}
+        names = {"names": list(self.names)} if self.names else {}
+        roots = {"roots": list(self.roots)} if self.roots else {}
+        nearest = {} if self.nearest is None else {"nearest": self.nearest.to_json()}
+        return {"reason": self.text, "kind": self.kind, **changes, **names, **roots, **nearest}
+
+
+UP_TO_DATE = Reason("up to date", "up to date")
+FIRST_BUILD = Reason("first build", "never built before")
+REBUILD = Reason("rebuild", "--rebuild was given")
+
+
+def found(record: Record) -> Reason:
+    return Reason("found", f"found in the cache{_made(record)}")
+
+
+def found_in_remote(record: Record) -> Reason:
+    """*record* came from a remote in this run."""
+    return Reason("found in a remote", f"found in the remote{_made(record)}")
+
+
+def _made(record: Record) -> str:
+    """When it was made, and of one that nobody here has made, by whom."""
+    when = f", made {record.made_at}" if record.made_at else ""
+    maker = record.origin.get("maker")
+    if not isinstance(maker, Mapping):
+        return when
+    who = [text for name in ("builder", "run", "host") if isinstance(text := maker.get(name), str) and text]
+    return f"{when} by {', '.join(who)}"
+
+
+def changed(last: Record, new: KeyInputs, inputs: Inputs) -> Reason:
+    """What differs between the last run under this name and this one, which reads *inputs*."""
+    changes = changes_between(last, new, inputs)
+    # None that has a name: a newer version of this program has a field that says nothing yet, or another key format.
+    return Reason("changed", summed_up(changes) or "its key is made in another way now", changes)
+
+
+def never_like_this(nearest: Nearest) -> Reason:
+    """A first build, where something like it has been built under another name."""
+    return Reason("first build", f"never built like this; nearest is {nearest}", nearest=nearest)
+
+
+def lost(files: Iterable[FileEntry], *, asked_behind: bool = False) -> Reason:
+    names = tuple(file.name for file in files)
+    where = "the cache, and in no remote that answers" if asked_behind else "the cache"
+    return Reason("lost", f"missing or damaged in {where}: {', '.join(names)}", names=names)
+
+
+def waits(ids: Iterable[str], changes: tuple[Change, ...] = (), roots: tuple[str, ...] = ()) -> Reason:
+    names = tuple(ids)
+    text = f"depends on what {', '.join(names)} will give" + (f"; {summed_up(changes)}" if changes else "")
+    return Reason("waits", text, changes, names, roots)
+
+
+def blocked(ids: Iterable[str]) -> Reason:
+    names = tuple(ids)
+    return Reason("blocked", f"needs {', '.join(names)}, which did not finish", names=names)
+
+
+def stopped(ids: Iterable[str]) -> Reason:
+    names = tuple(ids)
+    return Reason("stopped", f"not started, because {', '.join(names)} failed", names=names)

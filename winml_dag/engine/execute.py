@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.command import (
@@ -32,11 +32,13 @@ from winml_dag.engine.command import (
 )
 from winml_dag.engine.process import ProcessGroup, describe_exit
 from winml_dag.engine.progress import Progress, read_progress
-from winml_dag.engine.reaper import Reaper
 from winml_dag.engine.sandbox import confined, traced
 from winml_dag.engine.stage import Node
 from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
+
+if TYPE_CHECKING:
+    from winml_dag.engine.reaper import Reaper
 
 LOG_FILE = "log.txt"
 # Variables that point a Python to its own packages and library, and would point another Python to the same ones.
@@ -250,6 +252,8 @@ class LocalExecutor:
         return _outcome(job, code, time.monotonic() - began, timed_out=group.timed_out)
 
     def _begin_reaping(self, scratch: Path) -> None:
+        from winml_dag.engine.reaper import Reaper
+
         with self._lock:
             self._reaper = self._reaper or Reaper(str(scratch))
 

@@ -1,8 +1,11 @@
 """The user's own files in their own folders: inputs of stages that work in place, and outputs written there.
 
-Each path is checked with one ``stat``, and hashed only if that shows a change since it was last verified. Outputs are
-copies that are renamed into position, so a reader sees either the old file or the new one. Until a copy is complete it
-is in a folder that no stage reads. No link on the way to the output path is followed.
+Every path is looked at with one ``stat`` and hashed only when that tells of a change since it was last known to be
+right. What is put into a folder is a copy, renamed into place: a reader sees the old file or the new one. Until it is
+whole it lies where no stage reads, and no link is followed on the way to its place.
+
+Also here: which files of a record lie in the user's folder, and what lies in a folder that is an input. Links to
+folders are followed, since programs follow them: what they lead to is read, so it belongs in the key.
 """
 
 from __future__ import annotations
@@ -10,24 +13,21 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from winml_dag.engine.placed import KEPT, placed_files
-from winml_dag.engine.stage import Node
+from winml_dag.engine.stage import Node, SourceFile
 from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.file_reading import SETTLED_NS, Signature, before_reading, signature_of
 from winml_dag.names import parents
-from winml_dag.readlog import Signature
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below, LinkOnTheWay
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.changetime import SETTLED_NS, signature_of
-from winml_dag.store.digest import digest_file, split_digest
+from winml_dag.store.digest import Fingerprints, digest_file, split_digest
 from winml_dag.store.files import PARTIAL, in_plain_words, in_words, partial_name
-from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 # Up to this size hashing a file costs less than looking up its fingerprint.
@@ -253,3 +253,78 @@ def _sweep(below: Below) -> None:
         for entry in entries:
             if entry.name.endswith(PARTIAL) and entry.stat(follow_symlinks=False).st_mtime < abandoned:
                 below.remove(f"{KEPT}/{entry.name}")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """``files`` by name, in order; ``folders``: all that were looked into; ``dangling``: links to nothing yet."""
+
+    files: list[SourceFile] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+    dangling: list[Path] = field(default_factory=list)
+
+
+def list_folder(folder: Path, prefix: str) -> Listing:
+    """The files below *folder*, each name with *prefix* before it.
+
+    Raises:
+        InputError: for a folder that cannot be read, or a link to a folder that it lies in.
+    """
+    found = Listing()
+    try:
+        _list(folder, prefix, (os.path.realpath(folder),), found)
+    except OSError as error:
+        raise InputError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
+    return found
+
+
+def _list(folder: Path, prefix: str, around: Iterable[str], found: Listing) -> None:
+    found.folders.append(folder)
+    before_reading(folder)
+    with os.scandir(folder) as entries:
+        inside = sorted(entries, key=lambda entry: entry.name)
+    for entry in inside:
+        path = folder / entry.name
+        if entry.is_file():
+            found.files.append(SourceFile(f"{prefix}{entry.name}", path))
+        elif entry.is_dir():
+            real = os.path.realpath(path) if entry.is_symlink() else f"{[*around][-1]}{os.sep}{entry.name}"
+            if any(real == outer for outer in around):
+                raise InputError(
+                    f"{path} is a link to a folder that it lies in, so the input has no end.",
+                    advice="Remove the link, or name single files as inputs.",
+                )
+            _list(path, f"{prefix}{entry.name}/", (*around, real), found)
+        elif entry.is_symlink() and not path.exists():
+            found.dangling.append(path)
+
+
+# In a recipe's folder: manifests of builds without an output folder, and files on their way to their places.
+KEPT = ".winml-dag"
+
+
+def placed_files(node: Node, outputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
+    """What of *outputs*, by slot, lies in the folder of *node*, under the names that it has there.
+
+    Raises:
+        UsageError: when several files were put out where the recipe has room for one.
+    """
+    for slot in node.paths:
+        yield from placed_in(node, slot, outputs[slot])
+
+
+def placed_in(node: Node, slot: str, output: Artifact) -> Iterator[FileEntry]:
+    """The same for one slot."""
+    path, files = node.paths[slot], output.files
+    if node.stage.works_in_place:
+        yield from files
+    elif path.endswith("/"):
+        yield from (replace(file, name=path + file.name) for file in files)
+    elif len(files) == 1:
+        yield replace(files[0], name=path)
+    else:
+        names = ", ".join(file.name for file in files) or "none"
+        raise UsageError(
+            f"{node.id} has put out other than one file in {slot!r}: {names}.",
+            advice=f"Give it a folder in the recipe: {slot}: {path}/",
+        )

@@ -20,18 +20,14 @@ from typing import Protocol, TypeAlias
 
 from winml_dag.engine.execute import Job
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.inputfolder import list_folder
-from winml_dag.engine.placed import placed_in
+from winml_dag.engine.inplace import InPlace, list_folder, placed_in
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.errors import InputError, StageError
-from winml_dag.readlog import Signature
+from winml_dag.file_reading import Signature, signature_from, signature_of
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.changetime import signature_from, signature_of
 from winml_dag.store.clone import clone_file
-from winml_dag.store.digest import split_digest
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints, split_digest
 from winml_dag.store.store import Store
 
 # The file that represents an artifact of several files in a command, if exactly one file has this suffix.

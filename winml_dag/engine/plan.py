@@ -7,17 +7,16 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import takewhile
 
-from winml_dag.engine import reason
+from winml_dag.engine import events
 from winml_dag.engine.diff import NOT_KNOWN, Inputs, NearRecords, changes_between
-from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.events import Reason, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, key_inputs_of
-from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.digest import Fingerprints
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 # The store reads this many in one statement.
@@ -60,19 +59,19 @@ def decide(
     """
     key = cache_key(key_inputs)
     if rebuild:
-        # Do not ask the store: each lookup could take a round trip to a remote.
-        return Run(key, key_inputs, reason.REBUILD, last)
+        # The store is not asked: each answer could take a round trip to a remote.
+        return Run(key, key_inputs, events.REBUILD, last)
     record = last if last is not None and last.cache_key == key else store.record(key)
     basis = record or last
     if record is None:
-        why = reason.FIRST_BUILD if last is None else reason.changed(last, key_inputs, inputs)
+        why = events.FIRST_BUILD if last is None else events.changed(last, key_inputs, inputs)
         return Run(key, key_inputs, why, basis)
     if gone := store.missing(record.files()):
-        return Run(key, key_inputs, reason.lost(gone, asked_behind=store.has_remotes), basis)
+        return Run(key, key_inputs, events.lost(gone, asked_behind=store.has_remotes), basis)
     if last is not None and last.cache_key == key:
-        return Reuse(record, reason.UP_TO_DATE)
+        return Reuse(record, events.UP_TO_DATE)
     came = store.came_from_remote(key)
-    return Reuse(record, reason.found_in_remote(record) if came else reason.found(record))
+    return Reuse(record, events.found_in_remote(record) if came else events.found(record))
 
 
 def refusal(node: Node, record: Record) -> StageError | None:
@@ -251,7 +250,7 @@ def _planned(node: Node, state: BuildState, store: Store, last: Record | None, r
     key_inputs = state.key_inputs(node)
     if key_inputs is None:
         estimate = None if last is None else last.elapsed_seconds
-        why = reason.REBUILD if rebuild else reason.waits(state.unknown_needs(node))
+        why = events.REBUILD if rebuild else events.waits(state.unknown_needs(node))
         return StageResult(node, Status.RAN, why, elapsed_seconds=estimate)
     decision = decide(last, key_inputs, store, inputs=state.inputs_and_sources(node), rebuild=rebuild)
     if isinstance(decision, Reuse):
@@ -278,14 +277,14 @@ class _Explanations:
             roots = [root for name in why.names for root in self._roots.get(name, (name,))]
             self._roots[node.id] = tuple(dict.fromkeys(roots))
             changes = () if last is None else changes_between(last, _as_far_as_known(node, last, inputs), inputs)
-            return reason.waits(why.names, changes, self._roots[node.id])
+            return events.waits(why.names, changes, self._roots[node.id])
         key_inputs = self._state.key_inputs(node)
         if why.kind not in ("first build", "changed") or key_inputs is None:
             return why
         nearest = self._near.nearest(key_inputs, inputs, last)
         if nearest is None:
             return why
-        return reason.never_like_this(nearest) if last is None else replace(why, nearest=nearest)
+        return events.never_like_this(nearest) if last is None else replace(why, nearest=nearest)
 
 
 def _as_far_as_known(node: Node, last: Record, inputs: Inputs) -> KeyInputs:

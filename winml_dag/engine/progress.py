@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from winml_dag.smallfiles import read_json
+from winml_dag.file_reading import read_json
 
 PROGRESS_FILE = "progress.json"
 

@@ -13,18 +13,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from winml_dag.engine.events import Observer, Silent, StageResult
+from winml_dag.engine.events import Observer, Reason, Silent, StageResult
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
-from winml_dag.engine.reason import Reason
-from winml_dag.engine.run import Damaged, Runner
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import Damaged, LocalRuns, Runner
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import in_words, is_executable
 from winml_dag.store.locks import never
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 

@@ -1,7 +1,10 @@
 """One stage from decision to record: claim the key, place the inputs, do the work, check, publish.
 
-The store sees nothing until the work is done and its inputs are verified to be unchanged. The scratch folder is removed
-in any case.
+Whatever happens in between, the store sees nothing until the work is done and its inputs are known to be what they
+were; the scratch folder goes in any case.
+
+A scheduler knows only :class:`Runs`: it begins some, hears which have ended, and asks a clock. So the same scheduler
+can be driven by another clock, and by runs that happen elsewhere.
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ import itertools
 import os
 import shutil
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Protocol, Self, TypeAlias
 
-from winml_dag.engine import reason
+from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.graph import Graph
@@ -31,9 +38,9 @@ from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.files import in_words, remove_tree
-from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 
@@ -127,7 +134,7 @@ class Runner:
         record = self._store.record(key)
         if record is None or self._store.missing(record.files()):
             return None
-        return Reuse(record, reason.found(record))
+        return Reuse(record, events.found(record))
 
     def _run(self, folder: _JobFolder, task: _Task, watch: Watch) -> StageResult | Damaged:
         """Prepare, do the work, check outputs and inputs, publish, and write outputs to the user's folder."""
@@ -298,3 +305,83 @@ class _Active:
     def wait_for_none(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._number == 0)
+
+
+# Windows cannot interrupt a wait without end, so Ctrl-C would be heard only after the stage.
+_PATIENCE_SECONDS = 0.2 if os.name == "nt" else None
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """A run that has ended, and what became of it."""
+
+    node: Node
+    decision: Run
+    outcome: RunOutcome
+
+
+class Runs(Protocol):
+    """Used from one thread, within its block. Whatever ends the block by an exception ends all runs before."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def now(self) -> float:
+        """Seconds since any moment."""
+
+    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> None:
+        """Begin a run with the artifacts by slot. *watch* follows the progress of the work."""
+
+    def wait(self) -> list[Ended]:
+        """Wait until a run has ended; may come back with none."""
+
+
+class LocalRuns:
+    """Runs of *runner*, *jobs* at a time: each has a thread that prepares it, waits for its process, and publishes."""
+
+    def __init__(self, runner: Runner, jobs: int) -> None:
+        self._runner = runner
+        self._jobs = jobs
+        self._underway: dict[Future[RunOutcome], tuple[Node, Run]] = {}
+        # None only wakes who waits.
+        self._ended: SimpleQueue[Future[RunOutcome] | None] = SimpleQueue()
+        self._pool: ThreadPoolExecutor
+
+    def __enter__(self) -> Self:
+        self._pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="stage")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is not None:
+                self._runner.stop()
+            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+        finally:
+            self._runner.close()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> None:
+        self._follow(self._pool.submit(self._runner.run, node, decision, inputs, watch), node, decision)
+
+    def wait(self) -> list[Ended]:
+        ended = []
+        with suppress(Empty):
+            ended.append(self._ended.get(timeout=_PATIENCE_SECONDS))
+            while True:
+                ended.append(self._ended.get_nowait())
+        return [Ended(*self._underway.pop(future), future.result()) for future in ended if future is not None]
+
+    def _follow(self, future: Future[RunOutcome], node: Node, decision: Run) -> None:
+        self._underway[future] = node, decision
+        future.add_done_callback(self._ended.put)
+
+    def _wake(self) -> None:
+        """Have :meth:`wait` come back, from any thread."""
+        self._ended.put(None)

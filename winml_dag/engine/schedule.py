@@ -13,21 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from winml_dag.engine import reason
+from winml_dag.engine import events
 from winml_dag.engine.eta import CostModel, Eta, chains, expected_work
-from winml_dag.engine.events import Observer, Silent, StageResult, Status
+from winml_dag.engine.events import Observer, Reason, Silent, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import BuildState, Reuse, Run, decide, refusal, remembered_name
 from winml_dag.engine.progress import Watch
-from winml_dag.engine.reason import Reason
 from winml_dag.engine.resources import Admission, Allocation, Capacity, ReadyQueue
-from winml_dag.engine.run import Damaged, RunOutcome
-from winml_dag.engine.runs import Runs
+from winml_dag.engine.run import Damaged, RunOutcome, Runs
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 # If a stage's output is damaged again each time it is rebuilt, the disk is broken; it is not a lost blob.
@@ -275,8 +273,8 @@ class Scheduler:
     def _settle_reuse(self, node: Node, decision: Reuse) -> None:
         self._reused.append(decision.record.cache_key)
         names = self._options.names(node)
-        # If it is up to date, the first name already has this record.
-        self._remember(names[decision.reason is reason.UP_TO_DATE :], decision.record)
+        # One that is up to date is so under the first.
+        self._remember(names[decision.reason is events.UP_TO_DATE :], decision.record)
         if self._refuse(node, decision.reason, decision.record):
             return
         self._settle(node, decision.record)
@@ -320,7 +318,7 @@ class Scheduler:
                 StageResult(
                     node,
                     Status.FAILED,
-                    reason.lost([file]),
+                    events.lost([file]),
                     error=f"Its input {file.name} is damaged in the cache again each time it is made.",
                     advice="Check the disk, or choose another cache folder with --cache-dir.",
                 )
@@ -372,5 +370,5 @@ class Scheduler:
         for node in self._graph.nodes:
             if node.id not in self._results:
                 needs = tuple(maker.id for maker in self._graph.needs(node) if maker.id not in self._state.records)
-                why = reason.blocked(needs) if needs else reason.stopped(failed)
+                why = events.blocked(needs) if needs else events.stopped(failed)
                 self._finish(StageResult(node, Status.SKIPPED, why))

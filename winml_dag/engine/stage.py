@@ -1,21 +1,29 @@
 """What a stage declares, and what it gets to work with.
 
-A :class:`Stage` is a declaration. Importing it must cost nothing, so ``module:function`` names its work, which only the
-process that does it imports. A :class:`Node` is one use of a stage in a graph. The engine does not depend on ONNX: the
-kind of an artifact is a string on which the declarations of makers and readers must agree.
+A :class:`Stage` is a declaration: importing it must cost nothing, so the work is named by ``module:function`` and
+imported only in the process that does it. A :class:`Node` is one use of a stage in a graph. The engine knows no ONNX:
+the kind of an artifact is a word that the declarations of makers and readers must agree on.
+
+The config of a stage is hashed as JSON; a stage works with it as a dataclass.
 """
 
 from __future__ import annotations
 
+import types
+import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 
@@ -272,3 +280,60 @@ def node_of(value: Mapping[str, Any], stage: Stage) -> Node:
         pools=tuple(value["pools"]),
         environment=value["environment"],
     )
+
+
+T = TypeVar("T")
+
+
+def config_json(config: DataclassInstance) -> JsonObject:
+    """Every field of *config*, defaults included, as JSON."""
+    return {field.name: _json(getattr(config, field.name)) for field in fields(config)}
+
+
+def _json(value: object) -> JsonValue:
+    if is_dataclass(value) and not isinstance(value, type):
+        return config_json(value)
+    if isinstance(value, Mapping):
+        return {str(key): _json(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_json(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{value!r} is not JSON")
+
+
+def read_config(kind: type[T], value: JsonValue) -> T:
+    """The inverse of :func:`config_json` for the dataclass *kind*.
+
+    Not pydantic, because the JSON was written by :func:`config_json` in the same version of this program, and because a
+    worker would import it for this alone.
+
+    Raises:
+        TypeError: when a field is missing or unknown.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{kind.__name__} needs an object, got {value!r}")
+    hints = typing.get_type_hints(kind)
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    if unknown := value.keys() - known.keys():
+        raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
+    for name, each in known.items():
+        if name not in value and each.default is MISSING and each.default_factory is MISSING:
+            raise TypeError(f"{kind.__name__} needs {name}")
+    return kind(**{name: _read(hints[name], inner) for name, inner in value.items()})
+
+
+def _read(hint: object, value: JsonValue) -> object:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        inner = [argument for argument in arguments if argument is not type(None)]
+        return _read(inner[0], value) if len(inner) == 1 else value
+    if isinstance(hint, type) and is_dataclass(hint):
+        return read_config(hint, value)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_read(arguments[0], inner) for inner in value)
+    if origin is Mapping and isinstance(value, Mapping):
+        return {key: _read(arguments[1], inner) for key, inner in value.items()}
+    return value

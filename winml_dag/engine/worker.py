@@ -26,7 +26,7 @@ from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.progress import Tell, Teller
 from winml_dag.errors import WinmlDagError, measured_by
 from winml_dag.explanation import explanation
-from winml_dag.smallfiles import read_json
+from winml_dag.file_reading import read_json
 
 TASK_FILE = "task.json"
 RESULT_FILE = "result.json"
@@ -110,8 +110,7 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
     An error that is not the user's fault is also printed to the log. *elsewhere*: the work runs in another environment,
     which may lack a package that it needs.
     """
-    from winml_dag.engine.config import read_config
-    from winml_dag.engine.stage import Workspace
+    from winml_dag.engine.stage import Workspace, read_config
 
     try:
         config = read_config(load(task.config_class), task.config) if task.config_class else task.config

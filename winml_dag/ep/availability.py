@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
-from winml_dag.ep.elsewhere import is_elsewhere
-from winml_dag.ep.environments import Environment, Named, look, named_environments
+from winml_dag.configuration import ENVIRONMENTS_VARIABLE
+from winml_dag.ep.environments import Environment, Named, is_elsewhere, look, named_environments
 from winml_dag.ep.provider import ExecutionProvider, Package, Target, nearest
 from winml_dag.ep.registry import (
     AUTO,

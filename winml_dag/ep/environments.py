@@ -1,8 +1,10 @@
 """Other Python environments that the user configures for execution providers with conflicting packages.
 
 onnxruntime, onnxruntime-openvino and onnxruntime-gpu are builds of one library under one name: only one of them can be
-installed in an environment. Another environment is inspected only by its files; no process is started, because planning
-uses this.
+installed in an environment. What there is to know of another environment is found by looking at its files; nothing is
+started, since a plan asks.
+
+Environments of machines that work for us hold for the whole process too, for as long as there is a connection to them.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, TABLES, config_file, expanded
+from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, TABLES, config_file, expanded
 from winml_dag.errors import UsageError
-from winml_dag.readlog import before_reading
-from winml_dag.smallfiles import read_text
+from winml_dag.file_reading import before_reading, read_text
 
 # The oldest Python that this package supports: workers import it there.
 OLDEST_PYTHON = (3, 11)
@@ -205,3 +207,49 @@ def _site_packages(folder: Path, version: tuple[int, int] | None) -> Iterator[Pa
     # Some Linux distributions keep packages with libraries in lib64; on others lib64 is a link to lib.
     if not (folder / "lib64").is_symlink() and (folder / "lib64" / name / "site-packages").is_dir():
         yield folder / "lib64" / name / "site-packages"
+
+
+@dataclass(frozen=True)
+class RemoteEnvironment:
+    """An environment of another machine.
+
+    Attributes:
+        distributions: what is installed there, with versions; names are normalised.
+        tools: what besides is in the keys of work for its target: packages that bring the provider, digests of its
+            libraries, and maybe the processor or devices.
+        pools: devices that it takes.
+    """
+
+    distributions: Mapping[str, str]
+    tools: Mapping[str, str] = field(default_factory=dict)
+    pools: tuple[str, ...] = ()
+
+
+_known: dict[str, RemoteEnvironment] = {}
+
+
+def environment_name(ep: str, device: str) -> str:
+    """What the environment for a target is called on every machine, *ep* being the alias: ``qnn/npu``."""
+    return f"{ep}/{device}"
+
+
+def environment_elsewhere(name: str) -> RemoteEnvironment | None:
+    """The environment of that name, where some machine has it."""
+    return _known.get(name)
+
+
+def is_elsewhere(ep: str) -> bool:
+    """Whether some machine has the provider with the alias *ep*, for any device."""
+    return any(name.startswith(f"{ep}/") for name in _known)
+
+
+@contextmanager
+def knowing(environments: Mapping[str, RemoteEnvironment]) -> Iterator[None]:
+    """For the block, *environments* are there besides those of this machine."""
+    before = dict(_known)
+    _known.update(environments)
+    try:
+        yield
+    finally:
+        _known.clear()
+        _known.update(before)

@@ -14,7 +14,7 @@ from winml_dag.ep.environments import Environment
 from winml_dag.ep.provider import ExecutionProvider
 from winml_dag.ep.windowsml import library_in_catalog
 from winml_dag.errors import UsageError
-from winml_dag.readlog import before_reading
+from winml_dag.file_reading import before_reading
 
 _SHARED_LIBRARY = (".dll", ".so", ".dylib")
 _IN_NAME = ".so."  # libtensorrt_rtx.so.1.7.1

@@ -1,19 +1,24 @@
 """An execution provider: one object with everything that distinguishes it from the others.
 
 A module of :mod:`winml_dag.ep.providers` or an installed package declares it. The defaults here are those of a provider
-without special needs; a subclass overrides what it needs. onnxruntime is never imported here, because planning uses
-these objects.
+that needs nothing of its own; a subclass overrides what it needs. onnxruntime is never imported here, because a plan
+asks these objects.
+
+Options of a target that are given are checked, and completed with the provider's own.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# The libraries that ldconfig found in system folders, including those of SDKs and drivers.
+from winml_dag.errors import UsageError
+
+# What ldconfig has found in the system's folders, those of SDKs and drivers included.
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
 
@@ -248,3 +253,57 @@ def is_arm() -> bool:
     import platform  # slow to import, and needed only here
 
     return platform.machine().lower() in ("arm64", "aarch64")
+
+
+def complete_options(target: Target, given: Mapping[str, str]) -> dict[str, str]:
+    """*given*, checked, with the defaults of *target*: all that a compile or a session needs but its session extras.
+
+    Raises:
+        UsageError: for an unknown name or an impossible value, with the nearest spelling, and for values that
+            contradict each other.
+    """
+    given = _without_device_type(target, given)
+    table = target.ep.option_table(target.device)
+    if table is not None:
+        for name, value in given.items():
+            _check(target, table, name, value)
+    return dict(sorted(target.ep.with_defaults(target.device, given).items()))
+
+
+def compile_options(target: Target, options: Mapping[str, str]) -> dict[str, str]:
+    """The part of *options* that can change a compiled model: what belongs into the key of a compile."""
+    table = target.ep.option_table(target.device) or {}
+    return {name: value for name, value in options.items() if name not in table or not table[name].run_time}
+
+
+def _without_device_type(target: Target, given: Mapping[str, str]) -> dict[str, str]:
+    """Configurations made for winml-cli say the device again as a provider option; it must be the same one."""
+    kept = dict(given)
+    if "device_type" not in kept or target.ep.takes_device_type():
+        return kept
+    said = kept.pop("device_type")
+    if said.lower() != target.device:
+        raise UsageError(
+            f"Provider option device_type {said!r} contradicts device {target.device!r}.",
+            advice="Leave the option out.",
+        )
+    return kept
+
+
+def _check(target: Target, table: Mapping[str, Option], name: str, value: str) -> None:
+    option = table.get(name)
+    if option is None:
+        if not table:
+            raise UsageError(f"{target.ep.name} has no provider options, but {name!r} is given.")
+        for other in target.ep.devices:
+            if name in (target.ep.option_table(other) or ()):
+                raise UsageError(f"Provider option {name!r} is for the {other}, not for device {target.device!r}.")
+        usable = (known for known, entry in table.items() if not entry.refusal)
+        raise UsageError(f"{target.ep.name} has no provider option {name!r}.", advice=nearest(name, usable))
+    if option.refusal:
+        raise UsageError(f"Provider option {name!r} cannot be set: {option.refusal}.", advice="Leave it out.")
+    if option.values and value not in option.values:
+        raise UsageError(f"Provider option {name!r} cannot be {value!r}.", advice=nearest(value, option.values))
+    if option.pattern and not re.fullmatch(option.pattern, value):
+        kind = "a whole number" if option.pattern == WHOLE_NUMBER else "a whole number above 0"
+        raise UsageError(f"Provider option {name!r} must be {kind}, not {value!r}.")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from winml_dag.ep.provider import is_arm
 from winml_dag.errors import InputError, UsageError
-from winml_dag.readlog import before_reading
+from winml_dag.file_reading import before_reading
 
 CONVERTER = "qairt-converter"
 GENERATOR = "qnn-context-binary-generator"

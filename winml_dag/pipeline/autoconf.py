@@ -14,21 +14,20 @@ from pathlib import Path
 
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.registry import Target
-from winml_dag.ep.support.table import table_places
-from winml_dag.ep.support.winmlcli import rule_folder
+from winml_dag.ep.support import rule_folder, table_places
 from winml_dag.errors import UsageError
+from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import Skip
-from winml_dag.readlog import before_reading
-from winml_dag.stages import discovered, kinds
+from winml_dag.stages import kinds, optimize
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 
-# The name appears in reasons.
-BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(discovered.FILE, discovered.NOTHING),))
-# Each round adds two nodes to the graph, even if it discovers nothing.
+# Named as it is because reasons name sources.
+BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(optimize.FILE, optimize.NOTHING),))
+# Each is two nodes of the graph, whether it adds something or not.
 MOST_ROUNDS = 20
 
 

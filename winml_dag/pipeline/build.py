@@ -19,18 +19,14 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import plan_graph
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.buildresult import BuildResult, result_of
+from winml_dag.pipeline.buildresult import BuildResult, record_stats, result_of
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.layout import STAGE_FILE, needed_files, published_files
-from winml_dag.pipeline.plan_cache import keep_finished
+from winml_dag.pipeline.plan_cache import Planned, keep_finished
 from winml_dag.pipeline.plan_text import whole
-from winml_dag.pipeline.planning import Planned
 from winml_dag.pipeline.publish import materialise, prepare_folder, refuse_file, refuse_foreign
-from winml_dag.pipeline.record_stats import record_stats
-from winml_dag.pipeline.rounds import round_of
 from winml_dag.pipeline.run import Driver, Ended, GraphJob
-from winml_dag.pipeline.search import completed
-from winml_dag.pipeline.userstages.folder import user_folder
+from winml_dag.pipeline.search import completed, round_of
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.store import Store
 
@@ -87,7 +83,11 @@ class _BuildJob(GraphJob[BuildResult]):
         # If another build is changing the folder, ownership is checked again at the end.
         if not is_changing(folder):
             refuse_foreign(self._planned, self._store, overwrite=self._driver.options.overwrite)
-        self._own = user_folder(self._planned, self._store)
+        if self._planned.folder is not None:
+            # Imported here: only stages of a recipe's own put files into its folder.
+            from winml_dag.pipeline.userstages.folder import user_folder
+
+            self._own = user_folder(self._planned, self._store)
 
     def begin(self, foreseen: Sequence[StageResult]) -> None:
         if self._own is not None:

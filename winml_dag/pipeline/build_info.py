@@ -13,28 +13,101 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
+from winml_dag.engine.keys import distributions_in, normalised
 from winml_dag.engine.stage import Source
-from winml_dag.engine.toolchain import distributions_in, normalised
+from winml_dag.file_reading import read_bytes
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.cirun import ci_run
 from winml_dag.pipeline.manifest import folder_in
-from winml_dag.smallfiles import read_bytes
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Overrides
     from winml_dag.recipe.load import LoadedRecipe
 
 
-# The installed content of a distribution as one digest: over those lines of the wheel's RECORD that are the same
-# wherever the wheel is installed.
+@dataclass(frozen=True)
+class CiRun:
+    """Attributes:
+    builder: the address of what carries out such runs: a workflow, a pipeline, a runner.
+    run: the address of this run.
+    repository: the address of what is built; ``revision``: its commit. Both are empty where the system does not say.
+    """
+
+    builder: str
+    run: str
+    repository: str = ""
+    revision: str = ""
+
+
+def ci_run(environment: Mapping[str, str] | None = None) -> CiRun | None:
+    """The run of GitHub Actions (and those that are like it), Azure Pipelines or GitLab; None outside of these."""
+    told = os.environ if environment is None else environment
+    for find in (_github, _azure, _gitlab):
+        if (found := find(told)) is not None:
+            return found
+    return None
+
+
+def _github(told: Mapping[str, str]) -> CiRun | None:
+    repository = _below(told.get("GITHUB_SERVER_URL", ""), told.get("GITHUB_REPOSITORY", ""))
+    if told.get("GITHUB_ACTIONS") != "true" or not repository:
+        return None
+    run, attempt = told.get("GITHUB_RUN_ID", ""), told.get("GITHUB_RUN_ATTEMPT", "1")
+    workflow = _below(told.get("GITHUB_SERVER_URL", ""), told.get("GITHUB_WORKFLOW_REF", ""))
+    return CiRun(
+        workflow or f"{repository}/actions",
+        f"{repository}/actions/runs/{run}/attempts/{attempt}",
+        repository,
+        told.get("GITHUB_SHA", ""),
+    )
+
+
+def _azure(told: Mapping[str, str]) -> CiRun | None:
+    project = _below(told.get("SYSTEM_COLLECTIONURI", ""), told.get("SYSTEM_TEAMPROJECT", ""))
+    if told.get("TF_BUILD", "").casefold() != "true" or not project:
+        return None
+    return CiRun(
+        f"{project}/_build?definitionId={told.get('SYSTEM_DEFINITIONID', '')}",
+        f"{project}/_build/results?buildId={told.get('BUILD_BUILDID', '')}",
+        _without_user(told.get("BUILD_REPOSITORY_URI", "")),
+        told.get("BUILD_SOURCEVERSION", ""),
+    )
+
+
+def _gitlab(told: Mapping[str, str]) -> CiRun | None:
+    project = _without_user(told.get("CI_PROJECT_URL", ""))
+    if told.get("GITLAB_CI") != "true" or not project:
+        return None
+    runner = told.get("CI_RUNNER_ID", "")
+    return CiRun(
+        f"{project}/-/runners/{runner}" if runner else project,
+        _without_user(told.get("CI_JOB_URL", "")) or project,
+        project,
+        told.get("CI_COMMIT_SHA", ""),
+    )
+
+
+def _below(address: str, path: str) -> str:
+    """*path* below *address*; empty unless both are there."""
+    return f"{_without_user(address).rstrip('/')}/{quote(path, safe='/@')}" if address and path else ""
+
+
+def _without_user(address: str) -> str:
+    """*address* without a name and a password."""
+    parts = urlsplit(address)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+# What is installed of a distribution, as one digest: over those lines of its wheel's RECORD that are the same wherever
+# this wheel is installed.
 #
 # After installation the digest of the wheel itself is unknown. Its RECORD remains, with the SHA-256 of every file in
 # the wheel. Lines that the installer adds are skipped: byte code, scripts outside of the folder, and its own metadata.

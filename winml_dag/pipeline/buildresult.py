@@ -1,18 +1,24 @@
-"""The result of a build: its line of stages, and the files written to its folder."""
+"""The result of a build: its line of stages, and the files written to its folder.
+
+Also here: what a finished build adds to the statistics of the cache, and enforcing the cache limit after it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import Materialised
-from winml_dag.pipeline.rounds import folded
+from winml_dag.pipeline.search import folded
+from winml_dag.store.cache_folder import note_build
+from winml_dag.store.records import Record
 from winml_dag.store.remote.protocol import Traffic
+from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.quantized import QuantizeResult
@@ -128,3 +134,60 @@ def views_named(result: BuildResult, name: str) -> list[StageView]:
         known = ", ".join(view.id for view in result.stages)
         raise UsageError(f"This build has no stage {name!r}.", advice=f"It has: {known}.")
     return found
+
+
+def record_stats(planned: BuildGraph | None, results: Iterable[StageResult], store: Store) -> str:
+    """Note what was reused and what ran; when anything was stored, remove what the cache has no room for by its limit.
+    *planned*: of a build, which may have left out stages that were up to date.
+
+    Returns a sentence if anything was removed, or should have been and could not: no reason for a build to fail.
+    """
+    # By key: one record may be the result of several stages, as of rounds of optimize and analyze that add nothing.
+    found: dict[str, Record] = {}
+    made: dict[str, Record] = {}
+    for result in results:
+        if result.record is not None:
+            (made if result.status is Status.RAN else found)[result.record.cache_key] = result.record
+    fetched = store.take_fetched()
+    ran, reused = list(made.values()), [record for key, record in found.items() if key not in made]
+    note_build(
+        store.folder,
+        reused=len(reused) + (0 if planned is None else planned.others),
+        ran=len(ran),
+        seconds_saved=_seconds(reused) + _seconds_of_others(planned, [*reused, *ran]),
+        stored_bytes=fetched + sum(_size(record) for record in ran),
+    )
+    return _kept_to_limit(store) if ran or fetched else ""
+
+
+def _seconds(records: Iterable[Record]) -> float:
+    return sum(record.elapsed_seconds for record in records)
+
+
+def _seconds_of_others(planned: BuildGraph | None, records: Iterable[Record]) -> float:
+    """How long the stages took that this part of a build leaves out: all of them took so long when that was noted."""
+    if planned is None or not planned.others or planned.current_plan is None:
+        return 0.0
+    return max(0.0, planned.current_plan.entry.header.seconds - _seconds(records))
+
+
+def _size(record: Record) -> int:
+    return sum(file.size for file in record.files()) + (0 if record.log is None else record.log.size)
+
+
+def _kept_to_limit(store: Store) -> str:
+    # Imported here: nothing of it is needed by a build that runs nothing.
+    from winml_dag.store.quantities import counted, size_text
+    from winml_dag.store.usage import keep_to_limit, limit_text
+
+    try:
+        done = keep_to_limit(store)
+    except WinmlDagError as error:
+        return f"The cache could not be kept to its limit: {error}"
+    if done is None:
+        return ""
+    return (
+        f"The cache had outgrown its limit of {limit_text(store.folder)}, so {counted(done.records, 'record')} and "
+        f"{counted(done.blobs, 'blob')} that were used longest ago were removed, {size_text(done.freed_bytes)}; "
+        f"{size_text(done.left_bytes)} are left."
+    )

@@ -7,19 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.engine.placed import KEPT
+from winml_dag.engine.inplace import KEPT
+from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.engine.toolchain import distribution_version
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.explanation import explanation
+from winml_dag.file_reading import before_reading, read_json
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.context import Model, ResolveContext
-from winml_dag.pipeline.datasets import find_dataset
 from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder, folders_in
-from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
-from winml_dag.smallfiles import read_json
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.samples import IMAGE_COLUMN, TABLES, TEXT_COLUMNS, kind_of
@@ -188,6 +186,8 @@ def _data(context: ResolveContext, quant: Quant, *, download: bool) -> tuple[Sou
     if quant.dataset_name is not None:
         if quant.calibration_data is not None:
             raise RecipeError("quant.calibration_data and quant.dataset_name name two sets of data. Keep one of them.")
+        from winml_dag.pipeline.datasets import find_dataset
+
         found = find_dataset(
             quant.dataset_name, context.base, quant.dataset_subset, quant.dataset_split, download=download
         )

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import StoreError
-from winml_dag.smallfiles import read_json
+from winml_dag.file_reading import read_json
 from winml_dag.store.below import Below
 from winml_dag.store.files import write_whole
 

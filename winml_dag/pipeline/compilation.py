@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.ep.options import compile_options, complete_options
+from winml_dag.ep.provider import compile_options, complete_options
 from winml_dag.ep.providers.qnn import NPU_SETTINGS, option_of, with_npu_settings
-from winml_dag.ep.qairt import OPTIONS, QairtSdk, find_sdk
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.context import ResolveContext
@@ -19,6 +19,9 @@ from winml_dag.recipe.schema import Compile, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.compile import CompileConfig, CompileFields
 from winml_dag.stages.finalize import FinalizeConfig, OffloadFields
+
+if TYPE_CHECKING:
+    from winml_dag.ep.qairt import QairtSdk
 
 _CHIP = {"soc_model", "htp_arch"}
 
@@ -108,6 +111,8 @@ def sdk_of(context: ResolveContext, compiled: CompileConfig | Skip) -> QairtSdk 
             f" {fields.device}.",
             advice="Leave it to ort.",
         )
+    from winml_dag.ep.qairt import OPTIONS, find_sdk
+
     if section.qnn_sdk_root is None:
         raise UsageError(
             "The compiler qairt is Qualcomm's SDK, and compile.qnn_sdk_root (--qnn-sdk-root) does not say where it is.",

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Node, Source
-from winml_dag.engine.toolchain import versions
 from winml_dag.ep.qairt import QairtSdk
 from winml_dag.stages.qairt import COMPILE_QAIRT
 from winml_dag.stages.shared import FINALIZE_SHARED, shared_compile_stage
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 
 def of_models(node: Node, also: Sequence[Source]) -> Node:

@@ -16,11 +16,10 @@ from winml_dag.errors import RecipeError
 from winml_dag.pipeline.context import Model, ResolveContext, merged
 from winml_dag.pipeline.layout import prefixed
 from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs, Skip
-from winml_dag.recipe.assessment import Validate
+from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import Section
-from winml_dag.recipe.schema import Compile, Export, Quant, Recipe
+from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, Validate
 from winml_dag.recipe.schema import Component as Own
-from winml_dag.recipe.spelling import known_instead
 from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportConfig
 from winml_dag.stages.export.components import Component, chosen_components, component_named, composite_of
 from winml_dag.stages.finalize import MODEL_FILE, FinalizeConfig

@@ -12,15 +12,13 @@ from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
-from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe
-from winml_dag.recipe.spelling import known_instead
+from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe, Validate
 from winml_dag.stages import kinds
-from winml_dag.stages.export.detect import model_type_of, task_of
-from winml_dag.stages.export.tasks import TASKS
+from winml_dag.stages.export.detect import TASKS, model_type_of, task_of
 
 S = TypeVar("S", bound=Section)
 

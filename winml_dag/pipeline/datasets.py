@@ -14,9 +14,9 @@ from typing import Any
 
 from winml_dag.engine.stage import SourceFile
 from winml_dag.errors import InputError
+from winml_dag.file_reading import before_reading
 from winml_dag.pipeline import hub
 from winml_dag.pipeline.sources import folders_in
-from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.stages.samples import kind_of
 

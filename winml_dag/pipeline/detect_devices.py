@@ -13,8 +13,8 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.execute import Job, LocalExecutor
+from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.engine.stage import Node
-from winml_dag.engine.toolchain import installed_distributions, normalised
 from winml_dag.engine.worker import RESULT_FILE
 from winml_dag.ep.availability import environment_of, package_of
 from winml_dag.ep.environments import Environment

@@ -10,14 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from winml_dag.engine.toolchain import installed_distributions, normalised, versions_in
+from winml_dag.configuration import config_file
+from winml_dag.engine.keys import installed_distributions, normalised, versions_in
 from winml_dag.ep.availability import environment_of, installed, package_of
-from winml_dag.ep.configuration import config_file
-from winml_dag.ep.elsewhere import environment_elsewhere, environment_name
-from winml_dag.ep.fingerprint import libraries_of
 from winml_dag.ep.registry import CPU, Target, is_emulated, runtime_builds
-from winml_dag.pipeline.assess.host import this_host
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,10 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     """
     if target.ep == CPU:
         return HERE
+    # Imported here: work on the CPU needs none of it.
+    from winml_dag.ep.environments import environment_elsewhere, environment_name
+    from winml_dag.ep.fingerprint import libraries_of
+
     name = environment_name(target.ep.alias, target.device)
     elsewhere = None if installed(target.ep) else environment_elsewhere(name)
     if elsewhere is not None:
@@ -108,7 +109,9 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
 
 
 def _machine(target: Target) -> dict[str, str]:
-    """Return the hardware that a model is compiled for: the processor, and other devices with their drivers."""
+    """What decides for what a model is compiled: the processor, and for other devices those with their drivers."""
+    from winml_dag.pipeline.assess.host import this_host
+
     host = this_host()
     accelerators = host.accelerators if target.device != "cpu" else ()
     return {

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.config import config_json
 from winml_dag.engine.execute import Job, LocalExecutor
-from winml_dag.engine.stage import Node, Source, Stage
+from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.precisions import reads
 from winml_dag.pipeline.request import Request
@@ -33,7 +32,7 @@ from winml_dag.stages.export import (
     LoaderFields,
     SignatureConfig,
 )
-from winml_dag.stages.export.tasks import task_named
+from winml_dag.stages.export.detect import task_named
 
 # How the search of analyze proceeds is not part of the result, so the settings of a build omit it.
 _OF_ANALYZE = ("auto", "max_optim_iterations", "allow_unsupported_nodes")

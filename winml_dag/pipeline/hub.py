@@ -13,8 +13,7 @@ from pathlib import Path
 
 from winml_dag.errors import InputError
 from winml_dag.explanation import explanation
-from winml_dag.readlog import before_reading
-from winml_dag.smallfiles import read_text
+from winml_dag.file_reading import before_reading, read_text
 
 # Files of a repository that stages read, and the card, which names the license. Anything else (weights of other
 # frameworks, pictures) is not downloaded.

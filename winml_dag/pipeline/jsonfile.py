@@ -10,7 +10,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import StoreError, UsageError
-from winml_dag.smallfiles import read_json
+from winml_dag.file_reading import read_json
 from winml_dag.store.files import write_whole
 
 

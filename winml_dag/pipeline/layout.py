@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import StoreError
-from winml_dag.pipeline.rounds import round_of
+from winml_dag.pipeline.search import round_of
 from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE
 from winml_dag.store.artifact import Artifact, FileEntry

@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.config import config_json
-from winml_dag.engine.stage import Node, Source, Stage
+from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.calibration import packages_of
-from winml_dag.pipeline.compilenode import final_of_models, looked_at, of_models, of_sdk
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.pipeline.search import CHECK
 from winml_dag.pipeline.variant import Build, Skip, chosen
@@ -30,7 +28,7 @@ from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE, quantize_stage
 from winml_dag.stages.sensitivity import SENSITIVITY
 from winml_dag.stages.validate import VALIDATE
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 # Ids of the built-in stages' nodes, and their declarations.
 OURS = {
@@ -188,7 +186,11 @@ class Line:
                 model=self._model,
                 validation=validation,
             )
-            yield final_of_models(node) if build.also else node
+            if build.also:
+                from winml_dag.pipeline.compilenode import final_of_models
+
+                node = final_of_models(node)
+            yield node
 
     def _rounds(self) -> Iterator[Node]:
         """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.autoconf`."""
@@ -222,10 +224,15 @@ class Line:
             model=self._model,
             option_files=build.inputs.option_files,
         )
+        if build.sdk is None and not build.also:
+            return node
+        # Imported here: most builds compile one model with onnxruntime.
+        from winml_dag.pipeline.compilenode import looked_at, of_models, of_sdk
+
         if build.sdk is not None:
             self.looked_at += looked_at(build.sdk)
             return of_sdk(node, build.sdk, self._fingerprints)
-        return of_models(node, build.also) if build.also else node
+        return of_models(node, build.also)
 
     def _after(self, node: Node) -> Node:
         """Let the following nodes read the model that *node* outputs."""

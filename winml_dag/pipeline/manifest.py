@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
+from winml_dag.engine.inplace import placed_files
 from winml_dag.engine.keys import config_hash
-from winml_dag.engine.placed import placed_files
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StoreError
+from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import (
     EXPORTED,
@@ -37,9 +38,7 @@ from winml_dag.pipeline.layout import (
     published_outputs,
 )
 from winml_dag.pipeline.quantized import calibration_step, quality_json
-from winml_dag.pipeline.rounds import folded
-from winml_dag.pipeline.search import Searched, searches
-from winml_dag.smallfiles import MOST_BYTES_OF_MANY, read_json
+from winml_dag.pipeline.search import Searched, folded, searches
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import UsageError
+from winml_dag.file_reading import read_bytes, read_json
 from winml_dag.recipe.reading import ModuleItem, module_items
-from winml_dag.smallfiles import read_bytes, read_json
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.documents import BuildManifest

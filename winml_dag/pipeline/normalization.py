@@ -1,21 +1,273 @@
 """Whether and how an ONNX file has to be normalized before anything else, decided from its graph alone.
 
-A file that needs nothing has no such stage, so the keys of its builds are not affected.
+A file that needs nothing has no such stage, so its builds have the keys that they would have without it.
+
+The sizes of open dimensions are what was asked for, held against the model. A dimension is known by its name, which has
+one size wherever it stands; one without a name by its input and place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+import json
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError
+from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
 from winml_dag.pipeline.context import ResolveContext
-from winml_dag.pipeline.inputshapes import RequestedShapes, shapes_for
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.recipe.schema import Export, Recipe
+from winml_dag.recipe.document import known_instead
+from winml_dag.recipe.schema import Export, InputTensor, Recipe
 from winml_dag.stages import kinds
+from winml_dag.stages.export.detect import BATCH
 from winml_dag.stages.normalize import FIRST_OPSET, GivenInput, GivenInputs, NormalizeConfig
+
+# Sizes for examples in advice: of a picture's side, and of anything else.
+_PICTURE, _ANYTHING = 224, 128
+
+_Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class RequestedShapes:
+    """What a recipe and options say: of the first dimension, of dimensions by name, and of whole inputs.
+
+    ``tensors_yield``: where they and the others differ, the others hold, which an option said over a recipe.
+    """
+
+    batch_size: int | None = None
+    sizes: Mapping[str, int] | None = None
+    tensors: Sequence[InputTensor] = ()
+    tensors_yield: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        return self.batch_size is None and not self.sizes and not self.tensors
+
+
+@dataclass(frozen=True)
+class ResolvedShapes:
+    """``shapes``: by input, of those that change; ``notice``: what nobody asked for, if anything."""
+
+    shapes: Mapping[str, tuple[int | str, ...]]
+    notice: str = ""
+
+
+def shapes_for(specs: Sequence[TensorSpec], asked: RequestedShapes, fixed_for: str = "") -> ResolvedShapes:
+    """The shapes of the inputs *specs* with the sizes that *asked* gives. *fixed_for*: the provider that takes fixed
+    shapes only, if the model is for one; an open batch is 1 for it unless somebody says otherwise.
+
+    Raises:
+        UsageError: for a size that contradicts the model or another one, a name that is none, and, with *fixed_for*,
+            when a dimension is left open.
+    """
+    sizes = _Sizes(specs)
+    batch_size = sizes.take_names(asked.sizes or {}, asked.batch_size)
+    if batch_size is not None:
+        sizes.take_batch(batch_size)
+    sizes.take_tensors(asked.tensors, batch_size, yielding=asked.tensors_yield)
+    notice = sizes.fix_batch(fixed_for) if fixed_for else ""
+    if fixed_for:
+        sizes.refuse_open(fixed_for)
+    return ResolvedShapes({name: shape for name, shape in sizes.shapes() if shape != sizes.specs[name].shape}, notice)
+
+
+class _Sizes:
+    """The sizes found so far, each with the words for where it comes from."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        # Of an input whose rank the model leaves open, what was asked for.
+        self._whole: dict[str, tuple[int | str, ...]] = {}
+        self._named: dict[str, tuple[int, str]] = {}
+        self._placed: dict[_Place, tuple[int, str]] = {}
+        self._yielding = False
+        # A name that is the size of something else as well is no batch, wherever it comes first, unless it says that it
+        # is one: the states of an LSTM have their batch in the middle.
+        inner = {dim for spec in specs for dim in spec.shape[1:] if isinstance(dim, str)} - {UNKNOWN_DIMENSION}
+        self._inner = {name for name in inner if "batch" not in name.casefold()}
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int | str, ...]]]:
+        for name, spec in self.specs.items():
+            shape = self._whole.get(name, spec.shape)
+            yield name, tuple(self._size(name, axis, dim) for axis, dim in enumerate(shape))
+
+    def take_tensors(self, tensors: Sequence[InputTensor], batch_size: int | None, *, yielding: bool) -> None:
+        self._yielding = yielding
+        for tensor in tensors:
+            where = f"export.input_tensors ({tensor.name})"
+            if tensor.name not in self.specs:
+                hint = known_instead(tensor.name, self.specs)
+                raise UsageError(f"{where}: the model has no input {tensor.name!r}{hint}")
+            spec = self.specs[tensor.name]
+            if tensor.dtype not in (None, spec.dtype):
+                raise UsageError(
+                    f"{where}: the model takes {spec.dtype}, not {tensor.dtype}, and types are as the file has them.",
+                    advice="Leave dtype out.",
+                )
+            if tensor.shape is not None:
+                self._take_shape(spec, self._with_batch(tensor.shape, batch_size), where)
+        self._yielding = False
+
+    def take_names(self, sizes: Mapping[str, int], batch_size: int | None) -> int | None:
+        """Returns the batch, which has a name of ours beside the model's."""
+        known = {dim for spec in self.specs.values() for dim in spec.shape if isinstance(dim, str)}
+        known -= {UNKNOWN_DIMENSION, UNKNOWN_RANK}
+        for name, size in sizes.items():
+            where = f"export.shape_config.{name}"
+            if name in known:
+                self._name(name, size, where)
+            elif name != BATCH:
+                raise UsageError(
+                    f"{where}: no dimension of the model's inputs is called {name!r}{known_instead(name, known)}"
+                    if known
+                    else f"{where}: no dimension of the model's inputs has a name.",
+                    advice="" if known else self._how_to_shape(),
+                )
+            elif batch_size not in (None, size):
+                raise UsageError(f"{where} is {size}, and export.batch_size is {batch_size}.", advice="Keep one.")
+            else:
+                batch_size = size
+        return batch_size
+
+    def take_batch(self, size: int) -> None:
+        first = [spec for spec in self.specs.values() if spec.shape and spec.shape[0] != UNKNOWN_RANK]
+        taken = [spec for spec in first if self._is_batch(spec)]
+        for spec in taken:
+            self._take(spec, 0, size, "export.batch_size")
+        if not taken and all(spec.shape[0] != size for spec in first):
+            stated = "; ".join(f"{spec.name} {_listed(spec.shape)}" for spec in self.specs.values())
+            raise UsageError(
+                f"export.batch_size is {size}, but no input of the model has an open first dimension: {stated}.",
+                advice="Leave it out, or export the model with a dynamic batch.",
+            )
+
+    def fix_batch(self, fixed_for: str) -> str:
+        """Give every batch that is still open the one of the others, else 1, and say so."""
+        batches = [spec for spec in self.specs.values() if self._is_batch(spec)]
+        is_open = [spec for spec in batches if isinstance(self._size(spec.name, 0, spec.shape[0]), str)]
+        sizes = {self._size(spec.name, 0, spec.shape[0]) for spec in batches if spec not in is_open}
+        (size,) = sizes if len(sizes) == 1 else (1,)
+        assert isinstance(size, int)
+        for spec in is_open:
+            self._take(spec, 0, size, "the batch")
+        if not is_open:
+            return ""
+        named = " and ".join(f"{spec.name} {_listed(spec.shape)}" for spec in is_open[:2])
+        more = f" and {len(is_open) - 2} more" if len(is_open) > 2 else ""
+        return (
+            f"{fixed_for} takes fixed shapes only, so the open batch of {named}{more} is {size}. Give --batch-size"
+            " (export.batch_size) for another."
+        )
+
+    def refuse_open(self, fixed_for: str) -> None:
+        """Raise UsageError for the first dimension that is still open, with what to give for it."""
+        left = [(name, axis, dim) for name, shape in self.shapes() for axis, dim in enumerate(shape) if _is_open(dim)]
+        if not left:
+            return
+        name, axis, dim = left[0]
+        spec = self.specs[name]
+        if dim == UNKNOWN_RANK:
+            what = "is no tensor" if spec.dtype == NO_TENSOR else "has no shape, not even a number of dimensions"
+            advice = "" if spec.dtype == NO_TENSOR else self._how_to_shape(name)
+            raise UsageError(f"{fixed_for} takes fixed shapes only, and input {name!r} {what}.", advice=advice)
+        names = list(dict.fromkeys(str(dim) for _, _, dim in left if dim not in (UNKNOWN_DIMENSION, UNKNOWN_RANK)))
+        called = f"{dim!r} of input {name!r}" if dim != UNKNOWN_DIMENSION else f"without a name of input {name!r}"
+        advice = self._how_to_shape(name)
+        if dim != UNKNOWN_DIMENSION:
+            example = json.dumps({each: self._example(each) for each in names})
+            advice = f"Give its size, for example --shape-config '{example}' (export.shape_config in a recipe)."
+        others = len({dim if dim != UNKNOWN_DIMENSION else (name, axis) for name, axis, dim in left}) - 1
+        raise UsageError(
+            f"{fixed_for} takes fixed shapes only, and the dimension {called} (axis {axis} of {_listed(spec.shape)}) is"
+            f" open{f', and {others} more' if others else ''}.",
+            advice=advice,
+        )
+
+    def _with_batch(self, shape: Sequence[int | str], batch_size: int | None) -> tuple[int | str, ...]:
+        """A batch of one is what recipes spell out; as for exports, another ``batch_size`` takes its place."""
+        if batch_size is None or not shape or shape[0] != 1:
+            return tuple(shape)
+        return (batch_size, *shape[1:])
+
+    def _take_shape(self, spec: TensorSpec, shape: tuple[int | str, ...], where: str) -> None:
+        if spec.shape == (UNKNOWN_RANK,):
+            if spec.dtype == NO_TENSOR:
+                raise UsageError(f"{where}: it is no tensor, so it has no shape.", advice="Leave it out.")
+            self._whole[spec.name] = tuple(dim if isinstance(dim, int) else UNKNOWN_DIMENSION for dim in shape)
+            return
+        if len(shape) != len(spec.shape):
+            raise UsageError(
+                f"{where}: the shape {_listed(shape)} has {len(shape)} dimensions, and the model's"
+                f" {_listed(spec.shape)} has {len(spec.shape)}."
+            )
+        for axis, dim in enumerate(shape):
+            # A text is a dimension that stays as it is.
+            if isinstance(dim, int):
+                self._take(spec, axis, dim, where)
+
+    def _take(self, spec: TensorSpec, axis: int, size: int, where: str) -> None:
+        """Note that axis *axis* of the input *spec* has *size*."""
+        dim = spec.shape[axis]
+        if isinstance(dim, int):
+            if dim != size:
+                raise UsageError(
+                    f"{where} says {size} for axis {axis} of {spec.name!r}, which the model fixes at {dim}:"
+                    f" {_listed(spec.shape)}.",
+                    advice="Leave it out, or export the model with this dimension open.",
+                )
+        elif dim != UNKNOWN_DIMENSION:
+            self._name(dim, size, where)
+        else:
+            known, said = self._placed.setdefault((spec.name, axis), (size, where))
+            if known != size and not self._yielding:
+                raise UsageError(f"Axis {axis} of {spec.name!r} is {known} by {said}, and {size} by {where}.")
+
+    def _name(self, name: str, size: int, where: str) -> None:
+        known, said = self._named.setdefault(name, (size, where))
+        if known != size and not self._yielding:
+            raise UsageError(
+                f"The dimension {name!r} is {known} by {said}, and {size} by {where}.",
+                advice="A name is one size wherever it stands.",
+            )
+
+    def _size(self, name: str, axis: int, dim: int | str) -> int | str:
+        if isinstance(dim, int):
+            return dim
+        found = self._placed.get((name, axis)) if dim == UNKNOWN_DIMENSION else self._named.get(dim)
+        return dim if found is None else found[0]
+
+    def _is_batch(self, spec: TensorSpec) -> bool:
+        """Whether the model leaves the first dimension of *spec* open, and no other dimension has its name."""
+        return bool(spec.shape) and _is_open(spec.shape[0]) and spec.shape[0] not in {UNKNOWN_RANK, *self._inner}
+
+    def _how_to_shape(self, name: str = "") -> str:
+        """Advice with the shape of an input spelled out, which reaches dimensions without a name."""
+        spec = self.specs.get(name) or next(iter(self.specs.values()))
+        shape = dict(self.shapes())[spec.name]
+        if UNKNOWN_RANK in shape:
+            shape = (1, 3, _PICTURE, _PICTURE)
+        example = [dim if isinstance(dim, int) else self._of_place(shape, axis) for axis, dim in enumerate(shape)]
+        text = json.dumps({spec.name: {"shape": example}})
+        return f"Give its shape, for example --input-specs '{text}' (export.input_tensors in a recipe)."
+
+    def _example(self, name: str) -> int:
+        places = ((spec.shape, spec.shape.index(name)) for spec in self.specs.values() if name in spec.shape)
+        return next(self._of_place(shape, axis) for shape, axis in places)
+
+    def _of_place(self, shape: Sequence[int | str], axis: int) -> int:
+        if axis == 0:
+            return 1
+        return _PICTURE if len(shape) == 4 and axis >= 2 else _ANYTHING
+
+
+def _is_open(dim: int | str) -> bool:
+    return isinstance(dim, str)
+
+
+def _listed(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 @dataclass(frozen=True)

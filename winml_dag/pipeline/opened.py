@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from winml_dag.pipeline.remoteoptions import RemoteOptions
-from winml_dag.store.location import MARKER, default_cache_dir, store_folder
+from winml_dag.pipeline.request import RemoteOptions
+from winml_dag.store.cache_folder import MARKER, default_cache_dir, store_folder
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.settings import RemoteSettings
@@ -96,7 +96,7 @@ def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
 
 def let_go(store: Store) -> None:
     """Close *store*: add its traffic to the statistics, and give up what is under way."""
-    from winml_dag.store.usage_log import note_traffic
+    from winml_dag.store.cache_folder import note_traffic
 
     note_traffic(store.folder, store.traffic())
     store.close()
@@ -105,7 +105,7 @@ def let_go(store: Store) -> None:
 def _remotes(store: Store, settings: RemoteSettings, warn: Callable[[str], None], watcher: Watcher | None) -> Remotes:
     from winml_dag import TOOL_ID
     from winml_dag.engine.keys import cache_key
-    from winml_dag.pipeline.cirun import ci_run
+    from winml_dag.pipeline.build_info import ci_run
     from winml_dag.store.remote.settings import Mode, open_remote
     from winml_dag.store.remote.tier import Remotes, Tier
     from winml_dag.store.remote.trust import Trust, maker_here

@@ -12,22 +12,30 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from winml_dag.engine.config import config_json
 from winml_dag.engine.graph import Cycle, Graph
-from winml_dag.engine.stage import Node, Source
+from winml_dag.engine.stage import Node, Source, config_json
 from winml_dag.ep.availability import environments_behind
+from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.epplace import configuration
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours, prefixed
 from winml_dag.pipeline.line import OURS, Line, Start, id_of
-from winml_dag.pipeline.userstages.declared import Declared, Ours
-from winml_dag.pipeline.userstages.plan import UserPlan, plan_stages
-from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, Skip, chosen
-from winml_dag.readlog import before_reading
+from winml_dag.pipeline.variant import (
+    LINE,
+    Build,
+    CompositeBuild,
+    Declared,
+    Inputs,
+    OnlyDeclared,
+    Ours,
+    Skip,
+    UserPlan,
+    chosen,
+)
 from winml_dag.recipe.document import Findings
 from winml_dag.stages.export import export_stage
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 
 def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
@@ -117,6 +125,8 @@ def _data(inputs: Inputs) -> Iterator[Source | None]:
 
 
 def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> UserPlan:
+    from winml_dag.pipeline.userstages.plan import plan_stages
+
     ours = {name: Ours(stage, id_of(build, name), _left_out(build, name)) for name, (_, stage) in OURS.items()}
     there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
     taken = {Path(there, name).as_posix(): "a file of the output folder" for name in (*RESERVED, RANGES)}
@@ -133,6 +143,8 @@ def _left_out(build: Build, name: str) -> str | None:
 
 
 def _plan_declared(build: OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
+    from winml_dag.pipeline.userstages.plan import plan_stages
+
     ours = {
         name: Ours(stage, node_id, "the recipe names no model, so none of our stages runs")
         for name, (node_id, stage) in OURS.items()

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.placed import placed_files
+from winml_dag.engine.inplace import placed_files
 from winml_dag.engine.stage import Node, Source, SourceFile, Stage, node_json, node_of, stage_json, stage_of
+from winml_dag.file_reading import PER_PATH
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
-from winml_dag.pipeline.uptodate import PER_PATH, Entry
+from winml_dag.pipeline.uptodate import Entry
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.pipeline.commit import Materialised, change_folder, finish_change, folder_key, is_changing
 from winml_dag.pipeline.layout import (
     BUILD_CONFIG,
@@ -28,16 +29,15 @@ from winml_dag.pipeline.layout import (
     wanted_reports,
 )
 from winml_dag.pipeline.manifest import is_of_winml_cli, make_manifest, manifest_text, read_manifest, with_part
-from winml_dag.pipeline.userstages.folder import KnownFiles, UserFolder
-from winml_dag.smallfiles import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult
     from winml_dag.pipeline.buildgraph import BuildGraph
+    from winml_dag.pipeline.userstages.folder import UserFolder
 
 
 class _Folder:
@@ -199,6 +199,8 @@ class OutputFile(_Folder):
         self._name = name
         self._read = {path.resolve() for path in read}
         self._claim = store.claim
+        from winml_dag.pipeline.userstages.folder import KnownFiles
+
         self._known = KnownFiles(store, store.fingerprints)
         self._overwrite = overwrite
 

@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from winml_dag.pipeline.remoteoptions import TOKEN_HOST_VARIABLE
+from winml_dag.pipeline.request import TOKEN_HOST_VARIABLE
 from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, Remote, RemoteError
 from winml_dag.store.remote.settings import TOKEN, Mode, RemoteSettings, TierSettings, folder_of
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Source
-from winml_dag.engine.toolchain import distribution_version
 from winml_dag.ep.availability import is_at_hand, require_at_hand, resolve_target, what_is_missing
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
@@ -27,11 +27,20 @@ from winml_dag.pipeline.context import Model, ResolveContext, find_model, merged
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.settings import settings_of
+from winml_dag.pipeline.settings import ValidationData, find_validation_data, left_out, settings_of, validate_config
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.userstages.declared import Declared, is_ours
-from winml_dag.pipeline.validation import ValidationData, find_validation_data, left_out, validate_config
-from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, SavePath, Skip, chosen
+from winml_dag.pipeline.variant import (
+    LINE,
+    Build,
+    CompositeBuild,
+    Declared,
+    Inputs,
+    OnlyDeclared,
+    SavePath,
+    Skip,
+    chosen,
+    is_ours,
+)
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe

@@ -15,10 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from winml_dag import TOOL_ID
-from winml_dag.engine import reason
-from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult, Status
+from winml_dag.engine import events
+from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Reason, Silent, StageResult, Status
 from winml_dag.engine.plan import foresee, prefetch, remembered_name
-from winml_dag.engine.reason import Reason
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.errors import StoreError, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -344,8 +343,7 @@ class _Run(Generic[T]):
         """
         # Imported here: code for processes and threads takes 30 ms to import, and most builds have nothing to run.
         from winml_dag.engine.execute import LocalExecutor
-        from winml_dag.engine.run import Runner
-        from winml_dag.engine.runs import LocalRuns
+        from winml_dag.engine.run import LocalRuns, Runner
         from winml_dag.engine.schedule import RunOptions, Scheduler
 
         options, store, timeout = self._options, self._store, self._options.stage_timeout_seconds
@@ -448,7 +446,7 @@ def _as_seen_from(node: Node, result: StageResult, *, made_here: bool) -> StageR
         return replace(result, node=node, elapsed_seconds=0.0)
     if made_here or result.status is not Status.RAN or result.record is None:
         return replace(result, node=node)
-    why = reason.found(result.record)
+    why = events.found(result.record)
     return StageResult(node, Status.REUSED, why, result.cache_key, result.record)
 
 

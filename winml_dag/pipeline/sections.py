@@ -14,17 +14,15 @@ from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
-from winml_dag.recipe.assessment import Validate
+from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import InputDimension
 from winml_dag.recipe.precision import type_bits
-from winml_dag.recipe.schema import Export, Quant, Recipe
-from winml_dag.recipe.spelling import known_instead
+from winml_dag.recipe.schema import Export, Quant, Recipe, Validate
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
-from winml_dag.stages.export.dimensions import BATCH, sized
-from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
-from winml_dag.stages.optimize.selection import select
+from winml_dag.stages.export.detect import BATCH, sized
+from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget, select
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
 from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig
 from winml_dag.stages.validate import ValidateConfig

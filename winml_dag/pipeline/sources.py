@@ -12,11 +12,9 @@ from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline import hub
+from winml_dag.file_reading import before_reading, read_json
 from winml_dag.pipeline.layout import COMPILED, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED
-from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import is_path_like, resolve_path
-from winml_dag.smallfiles import read_json
 from winml_dag.stages import kinds
 from winml_dag.stages.samples import SUFFIXES, kind_of
 
@@ -222,6 +220,8 @@ def find_model_folder(name: str, base: Path, revision: str | None, *, download: 
         raise InputError(f"{path} is neither a model folder nor an .onnx file.")
     if is_path_like(name):
         raise InputError(f"{path} does not exist.", advice="Check the path, or give a hub id such as org/name.")
+    from winml_dag.pipeline import hub
+
     folder = hub.snapshot(name, revision, download=download)
     # A local folder of this name would take precedence over the hub, and the cached reference may move to another
     # commit.

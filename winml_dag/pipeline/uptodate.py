@@ -29,89 +29,120 @@ from typing import Any
 
 import xxhash
 
-from winml_dag.canonical import JsonValue
-from winml_dag.pipeline.environment import Environment, short_hash
-from winml_dag.readlog import Signature
-from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_text
-from winml_dag.store import changetime
-from winml_dag.store.changetime import INODE_MASK, signature_from
-from winml_dag.store.usage_log import note_build
+from winml_dag import file_reading
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.configuration import CONFIGURATION_VARIABLES
+from winml_dag.file_reading import (
+    MOST_BYTES_OF_MANY,
+    PER_PATH,
+    differing,
+    look,
+    parse_json,
+    racy,
+    read_bytes,
+    read_text,
+)
+from winml_dag.store.cache_folder import note_build
 
-# --- Stat signatures of paths. Each build checks thousands, so they are one flat array that is compared as a whole:
-# 9000 paths take 15 ms; an object for each would take as long again.
-
-# Size, modification time, inode, change time: see ``changetime`` for the purpose of the last one.
-PER_PATH = 4
-_ABSENT = (0, 0, 0, 0)
-_CHANGED = 3
-
-
-def look(paths: Iterable[str]) -> array[int]:
-    """Return ``PER_PATH`` numbers for each path: zeros for one that does not exist."""
-    found = array("q")
-    extend, stat, is_windows = found.extend, os.stat, sys.platform == "win32"
-    for path in paths:
-        try:
-            status = stat(path)
-            if is_windows:
-                extend(signature_from(path, status))
-            else:  # the same, without a call for each
-                extend((status.st_size, status.st_mtime_ns, status.st_ino & INODE_MASK, status.st_ctime_ns))
-        except (OSError, ValueError):
-            extend(_ABSENT)
-    return found
+# Where the hub cache is and whether the hub may be asked; where the programs of the user's own stages are; which
+# environments there are for execution providers.
+_VARIABLES = (
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HF_HOME",
+    "XDG_CACHE_HOME",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "PATH",
+    "PATHEXT",
+    *CONFIGURATION_VARIABLES,
+)
 
 
-def differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """Return the indices of the paths whose signatures differ."""
-    if one == other:
-        return []
-    return [
-        start // PER_PATH
-        for start in range(0, len(one), PER_PATH)
-        if one[start : start + PER_PATH] != other[start : start + PER_PATH]
-    ]
+@dataclass(frozen=True)
+class Environment:
+    """One look at the environment. Who compares many entries with it looks once: it takes longer than all else."""
+
+    told: Mapping[str, JsonValue]
+    folders: list[JsonValue]
+
+    @classmethod
+    def now(cls) -> Environment:
+        told: JsonObject = {
+            "code": _code_state(),
+            "python": sys.version,
+            "search_path": list(sys.path),
+            "home": os.path.expanduser("~"),
+            "machine": _machine(),
+            "variables": {name: os.environ.get(name) for name in _VARIABLES},
+        }
+        return cls(told, [_time_of(path or ".") for path in sys.path])
+
+    def is_as(self, fingerprint: Mapping[str, JsonValue]) -> bool:
+        """Whether it is what *fingerprint* was made of."""
+        if any(fingerprint.get(name) != value for name, value in self.told.items()):
+            return False
+        at_ns = fingerprint.get("at_ns")
+        # A folder's time says that no distribution came or went since; one that was just changed may change again
+        # without showing it, and one that did change may have got anything: then their names are read.
+        if self.folders == fingerprint.get("folders") and isinstance(at_ns, int):
+            latest = max((int(folder[0]) for folder in self.folders if isinstance(folder, list)), default=0)
+            if latest <= at_ns - file_reading.SETTLED_NS:
+                return True
+        return fingerprint.get("installed") == _installed()
 
 
-def changed_ns(seen: Sequence[int], place: int) -> int:
-    """Return when the path at *place* last changed; 0 if it does not exist."""
-    return seen[place * PER_PATH + _CHANGED]
+def environment_fingerprint(now_ns: int) -> dict[str, JsonValue]:
+    """What :meth:`Environment.is_as` compares; *now_ns* is the time of day."""
+    now = Environment.now()
+    return {**now.told, "installed": _installed(), "folders": now.folders, "at_ns": now_ns}
 
 
-def racy(seen: Sequence[int], looked_ns: int) -> list[int]:
-    """Return the indices of paths that changed shortly before *looked_ns*: a later write could have the same time."""
-    settled_ns = looked_ns - changetime.SETTLED_NS
-    return [place for place, changed in enumerate(seen[_CHANGED::PER_PATH]) if changed > settled_ns]
-
-
-class FirstLooks:
-    """The signature of each path before planning read it: a log of reads (see ``readlog``).
-
-    A later signature may be that of another file under the same path, and would validate content that was never read.
+def _machine() -> str:
+    """Another one where the machine may be another, because some models are compiled for the one that we run on. What
+    it is takes longer to ask: a cache that is carried to another machine meets another start, or another name.
     """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return os.environ.get("COMPUTERNAME", "") if sys.platform == "win32" else os.uname().nodename
 
-    def __init__(self) -> None:
-        self._first: dict[str, Signature] = {}
-        self._changed: set[str] = set()
 
-    def __call__(self, path: str, signature: Signature | None) -> None:
-        # As ``text_of`` in ``plan_cache``. Nearly all paths are absolute, and making a Path of each is slow.
-        at = path if path.startswith("/") else str(Path(path).absolute())
-        if signature is None:
-            size, modified_ns, inode, changed_ns = look([at])
-            signature = size, modified_ns, inode, changed_ns
-        if self._first.setdefault(at, signature) != signature:
-            self._changed.add(at)
+def _code_state() -> str:
+    """Size and time of each file of this package: a plan does not outlive the code that made it."""
+    state: list[JsonValue] = []
+    folders = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    status = entry.stat()
+                    state.append([entry.path, status.st_size, status.st_mtime_ns])
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    folders.append(entry.path)
+    return short_hash(sorted(state, key=str))
 
-    def of(self, paths: Iterable[str]) -> array[int] | None:
-        """Return the first signatures of *paths*; None if a path was not logged, or changed between two reads."""
-        found = array("q")
-        for path in paths:
-            first = self._first.get(path)
-            if first is None or path in self._changed:
-                return None
-            found.extend(first)
-        return found
+
+def _installed() -> str:
+    # Imported here: it takes 3 ms, and is only asked when a folder of packages has changed.
+    from winml_dag.engine.keys import installed_distributions
+
+    return short_hash(installed_distributions())
+
+
+def _time_of(path: str) -> JsonValue:
+    """Time and inode of a folder that packages are found in."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_mtime_ns, status.st_ino]
+
+
+def short_hash(value: JsonValue) -> str:
+    """32 hex digits over *value*: to notice a change, not to withstand anybody."""
+    return xxhash.xxh3_128_hexdigest(canonical_json(value).encode("utf-8", "surrogatepass"))
 
 
 # --- The content of a path, for when signatures differ.

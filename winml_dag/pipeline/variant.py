@@ -1,21 +1,24 @@
 """A build: one fully resolved variant (one model, one precision, one EP and device) and its one output folder.
 
-It has the complete config of every stage, or the reason why it is skipped; nothing downstream reads a recipe.
+Every stage has its complete config here, or the reason why it is left out; nothing downstream looks at a recipe again.
+
+The stages that a recipe declares itself are here as it says them, with what their planning needs to know of ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from winml_dag.engine.stage import Source
-from winml_dag.ep.qairt import QairtSdk
+from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.ep.registry import Target
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.search import Search
-from winml_dag.pipeline.userstages.declared import Declared
+from winml_dag.recipe.document import Positions
+from winml_dag.recipe.schema import StageEntry
 from winml_dag.stages.analyze import AnalyzeConfig
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
@@ -25,10 +28,14 @@ from winml_dag.stages.normalize import NormalizeConfig
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.sensitivity import SensitivityConfig
-from winml_dag.stages.shared import FinalizeSharedConfig
 from winml_dag.stages.validate import ValidateConfig
 
-# The line of stages that users see.
+if TYPE_CHECKING:
+    from winml_dag.ep.qairt import QairtSdk
+    from winml_dag.stages.shared import FinalizeSharedConfig
+
+
+# The line of stages as people see it.
 LINE = ("export", "normalize", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
 
 T = TypeVar("T")
@@ -138,3 +145,58 @@ class OnlyDeclared:
 def chosen(config: T | Skip) -> T | None:
     """Return the config of a stage that is not skipped, else None."""
     return None if isinstance(config, Skip) else config
+
+
+# Names of stages and of their inputs and outputs: they stand in `stage.output` and in `{inputs.name}`.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The ``stages`` of a recipe. *folder* is the recipe's own, absolute: what their paths are relative to."""
+
+    stages: Mapping[str, StageEntry]
+    folder: Path
+    recipe: Path
+    positions: Callable[[], Positions] = Positions
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One of our stages in this build: the id of its node, or why there is none."""
+
+    stage: Stage
+    id: str
+    left_out: str | None = None
+
+
+@dataclass(frozen=True)
+class UserPlan:
+    """The part of a build that a recipe declares itself.
+
+    Attributes:
+        rewired: artifact by stage of ours and slot: where it reads from instead.
+        looked_at: files and folders that had a say in this plan, besides the sources.
+        absent: where files that commands seem to name, or programs of the same names, are not.
+        programs: files that are programs in use, or are none yet, be they found before those.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    sources: tuple[Source, ...] = ()
+    rewired: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    looked_at: tuple[Path, ...] = ()
+    absent: tuple[Path, ...] = ()
+    programs: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a stage's bytes depend on besides its inputs: values for its key, and files whose digests belong there."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+
+def is_ours(entry: StageEntry) -> bool:
+    """Whether *entry* does no work of its own, but says where one of our stages reads from."""
+    return entry.command is None and entry.run is None and entry.uses is None

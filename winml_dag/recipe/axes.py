@@ -12,11 +12,10 @@ from pathlib import Path
 
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.names import is_safe_part
-from winml_dag.recipe.document import Document, Findings, Location, Position, Positions
+from winml_dag.recipe.document import Document, Findings, Location, Position, Positions, did_you_mean
 from winml_dag.recipe.paths import relocated, resolve_path
 from winml_dag.recipe.reading import read_recipe
 from winml_dag.recipe.schema import Recipe
-from winml_dag.recipe.spelling import did_you_mean
 
 # A recipe merged from pieces of several files, with the position at which each value was written.
 #

@@ -1,13 +1,13 @@
 """A recipe's text before the schema checks it: plain values, the position of each, and errors.
 
-This module imports nothing heavy: JSON, YAML, the schema and the planner share these types.
+Light: JSON, YAML, the schema and the planner share these types, and the words for what somebody may have meant.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -141,3 +141,24 @@ class Findings:
     def are_few(self) -> bool:
         """Whether there are few enough to search for suggestions for each."""
         return len(self._found) < _MOST_TOLD
+
+
+# More than any list of ours has; the labels of an axis may be thousands.
+_MOST_SHOWN = 200
+
+
+def did_you_mean(word: object, choices: Iterable[str]) -> str:
+    """``; did you mean 'samples'?`` for the nearest of *choices*, or nothing when none is near."""
+    # Imported here, since only a mistake needs it.
+    from difflib import get_close_matches
+
+    by_folded = {choice.casefold(): choice for choice in choices}
+    nearest = get_close_matches(str(word).casefold(), by_folded, n=1, cutoff=0.6)
+    return f"; did you mean {by_folded[nearest[0]]!r}?" if nearest else ""
+
+
+def known_instead(word: object, choices: Iterable[str]) -> str:
+    """Like :func:`did_you_mean`, but with all of *choices* when none is near, or the first of very many."""
+    choices = tuple(choices)
+    more = f" and {len(choices) - _MOST_SHOWN} more" if len(choices) > _MOST_SHOWN else ""
+    return did_you_mean(word, choices) or f"; known are {', '.join(choices[:_MOST_SHOWN])}{more}"

@@ -10,22 +10,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    Strict,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.precision import parse_precision
-from winml_dag.recipe.spelling import known_instead
 
 T = TypeVar("T")
 

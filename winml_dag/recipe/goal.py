@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from winml_dag.recipe.document import Location
+from winml_dag.recipe.document import Location, known_instead
 from winml_dag.recipe.fields import Count, ListOf, Section, Text, problem
-from winml_dag.recipe.spelling import known_instead
 from winml_dag.recipe.sweep import clashes, filled, folder_problem, template_problem
 
 if TYPE_CHECKING:

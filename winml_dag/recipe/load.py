@@ -13,11 +13,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.recipe.document import Document, Positions
+from winml_dag.recipe.document import Document, Positions, did_you_mean
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.reading import MATRIX, RecipeFormat, is_sweep, read_recipe, read_text
 from winml_dag.recipe.schema import Recipe
-from winml_dag.recipe.spelling import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError
 from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, TextFile, Value, labels_meant, merged, positions_in
-from winml_dag.recipe.document import Findings, Location, Position
+from winml_dag.recipe.document import Findings, Location, Position, known_instead
 from winml_dag.recipe.fields import ListOf, Section, Text
 from winml_dag.recipe.goal import Goal, Search, goal_problems
 from winml_dag.recipe.load import LoadedRecipe
@@ -26,7 +26,6 @@ from winml_dag.recipe.problems import placed_problems, problem_line, problems
 from winml_dag.recipe.reading import RecipeFormat, read_recipe
 from winml_dag.recipe.schema import Component, Quant, Recipe
 from winml_dag.recipe.selection import Choice, matches
-from winml_dag.recipe.spelling import known_instead
 from winml_dag.recipe.sweep import Cell, Sweep, clashes, filled, folder_problem, standard_template, template_problem
 
 # The keys of a sweep's file other than those of a recipe and the matrix: its name and purpose.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.errors import InputError
-from winml_dag.readlog import before_reading
+from winml_dag.file_reading import before_reading
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from winml_dag.recipe.document import Location, Position, Positions
-from winml_dag.recipe.spelling import did_you_mean, known_instead
+from winml_dag.recipe.document import Location, Position, Positions, did_you_mean, known_instead
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from winml_dag.errors import InputError, RecipeError
-from winml_dag.readlog import before_reading
+from winml_dag.file_reading import before_reading, read_bytes
 from winml_dag.recipe.document import (
     HALF_CHARACTER,
     MAX_DEPTH,
@@ -28,7 +28,6 @@ from winml_dag.recipe.document import (
     unreadable,
     whole_number,
 )
-from winml_dag.smallfiles import read_bytes
 
 # Recipes in JSON: strict, unlike Python's reader, which accepts NaN and uses the last of two equal keys.
 #

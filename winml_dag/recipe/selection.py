@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import UsageError, WinmlDagError
-from winml_dag.recipe.spelling import did_you_mean, known_instead
+from winml_dag.recipe.document import did_you_mean, known_instead
 from winml_dag.recipe.sweep import Cell, Sweep
 
 

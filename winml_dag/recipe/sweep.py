@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from winml_dag.errors import RecipeError
 from winml_dag.names import is_safe_part
+from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.reading import is_sweep, labels_of, module_items, recipe_files
-from winml_dag.recipe.spelling import known_instead
 
 if TYPE_CHECKING:
     from winml_dag.recipe.goal import Goal, Search

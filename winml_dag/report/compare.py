@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.result import CellStatus
-from winml_dag.recipe.spelling import known_instead
+from winml_dag.recipe.document import known_instead
 from winml_dag.report.measures import MEASURES, Measure
 from winml_dag.report.row import Latency, Report, Row
 from winml_dag.store.quantities import counted

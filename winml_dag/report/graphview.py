@@ -19,7 +19,7 @@ from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.rounds import folded
+from winml_dag.pipeline.search import folded
 from winml_dag.store.store import Store
 
 SOURCE = "source"

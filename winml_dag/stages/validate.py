@@ -14,7 +14,7 @@ from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import MeasuredError, StageError
 from winml_dag.stages import kinds
-from winml_dag.stages.bounds import Bounds, scale_tolerance, too_large_or_small
+from winml_dag.stages.quality import Bounds, scale_tolerance, too_large_or_small
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.target import RunTarget
 
@@ -43,9 +43,9 @@ class ValidateFields:
     """What validate reads.
 
     Attributes:
-        min_cosine, min_sqnr_db, max_abs_error, min_top1_agreement: see :class:`~winml_dag.stages.bounds.Bounds`; an
-            output that does not meet one of them fails.
-        samples: how many inputs to run. Of a ``data`` input, the last ones, which calibration does not use, and at most
+        min_cosine, min_sqnr_db, max_abs_error, min_top1_agreement: see :class:`~winml_dag.stages.quality.Bounds`; an
+            output that does not keep one of them fails.
+        samples: how many inputs to run; of a ``data`` input the last ones, which calibration leaves alone, and at most
             half of all. None: all of an ``input_data`` input.
         seed: of random inputs, which are used if neither input exists; None if one does.
         classifies: whether the first output has class scores, whatever its name.

@@ -14,8 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from winml_dag.errors import InputError
-from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES, Hash
-from winml_dag.store.digest import SMALL_BYTES, DigestFunction, copy_and_digest, digest_bytes, digest_file, new_hash
+from winml_dag.store.digest import (
+    BIG_BYTES,
+    CHUNK_BYTES,
+    SMALL_BYTES,
+    DigestFunction,
+    Hash,
+    copy_and_digest,
+    digest_bytes,
+    digest_file,
+    new_hash,
+)
 from winml_dag.store.files import create, in_words, is_executable, make_executable, open_to_read, read_rest, write
 
 # The kernel copies a big file, while a second thread hashes the copied part.

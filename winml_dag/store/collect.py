@@ -22,12 +22,12 @@ from itertools import islice
 from pathlib import Path
 
 from winml_dag.errors import StoreError
-from winml_dag.store.changetime import change_time_ns
+from winml_dag.file_reading import change_time_ns
+from winml_dag.store.cache_folder import note_size
 from winml_dag.store.files import in_words, partial_beside, remove_file
 from winml_dag.store.garbage import STANDING, held_by_standing, leftovers
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
-from winml_dag.store.usage_log import note_size
 
 _LOCK = "collect"
 # Files of records to remove before their rows are removed in one batch.

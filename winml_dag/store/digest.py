@@ -1,25 +1,174 @@
 """Digests of bytes and files, prefixed with the function: ``xxh3-128:<32 hex>`` or ``sha256:<64 hex>``.
 
-xxh3-128 is for data that stays on one machine (so fast that hashing is never the bottleneck), sha256 for data that
-others may write. Also JSON text with a checksum.
+xxh3-128 for what stays on one machine (so fast that hashing is never what one waits for), sha256 for what others may
+write.
+
+A big file is hashed, and copied if wanted, by two threads at once: while one hashes and writes, the other reads.
+Copying out of the page cache costs seven times what hashing does, and writing twice what reading does, so one thread
+alone mostly waits for memory. Memory is bounded by one chunk a thread, whatever the size of the file. Digests of the
+user's files are remembered by their fingerprint, so that an unchanged file costs one stat.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Callable
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, cast
 
 import xxhash
 
 from winml_dag.canonical import JsonValue
-from winml_dag.errors import StoreError
-from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES, Hash, has_spare_processor, hash_in_chunks, write_all
+from winml_dag.errors import InputError, StoreError
+from winml_dag.file_reading import SETTLED_NS, Signature, signature_of, was_read
+from winml_dag.store.artifact import FileEntry
 from winml_dag.store.files import open_to_read, read_rest
+
+if TYPE_CHECKING:
+    from winml_dag.store.index import Index
+
+
+# Below this, starting a thread costs more than it gains (measured: even at 16 MiB for hashing, at 6 MiB for copying).
+BIG_BYTES = 16 << 20
+# Not smaller, or the threads hand over too often; larger ones leave the processor's cache.
+CHUNK_BYTES = 1 << 20
+# What goes to the system in one write. Linux takes memory for its page cache in blocks as large as a write, and blocks
+# as large as a whole chunk are seldom at hand: virtual machines that return free memory to their host fetched them anew
+# every time, and copying took up to eight times as long (512 MiB after a ``cp``: 4.2 s instead of 0.6).
+_WRITE_BYTES = 64 << 10
+# More would only take processors away from stages: the bytes of one file are hashed in their order.
+_THREADS = 2
+
+
+class Hash(Protocol):
+    """What xxhash and hashlib have in common."""
+
+    def update(self, data: memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+def hash_in_chunks(source: BinaryIO, hasher: Hash, target: BinaryIO | None = None) -> None:
+    """Feed the bytes of *source* to *hasher* and copy them to *target*; both are open, unbuffered and at their start.
+
+    Raises:
+        OSError: as reading and writing do; *target* then has any part of the bytes.
+    """
+    passage = _Passage(source, hasher, target)
+    threads = [threading.Thread(target=passage.work, args=(first,), daemon=True) for first in range(1, _THREADS)]
+    for thread in threads:
+        thread.start()
+    passage.work(0)
+    for thread in threads:
+        thread.join()
+    if passage.error is not None:
+        raise passage.error
+
+
+def has_spare_processor() -> bool:
+    """Whether a second thread would find a processor free. With none, two threads mostly wait for each other: copying
+    took a third longer than by one. Where the system does not tell what runs right now, there is one.
+    """
+    try:
+        with open("/proc/loadavg", "rb", buffering=0) as file:
+            running = int(file.read(100).split()[3].partition(b"/")[0])
+    except (OSError, ValueError, IndexError):
+        return True
+    # The thread that asks runs too.
+    return running <= (os.cpu_count() or 1) - 1
+
+
+def write_all(target: BinaryIO, data: memoryview) -> None:
+    """Write *data* to *target*, which is unbuffered."""
+    while len(data):
+        # A raw write may take less than it was given, most often just before the disk is full.
+        data = data[target.write(data[:_WRITE_BYTES]) :]
+
+
+class _SoughtSource:
+    """An open file that any number of threads read: the place is sought first."""
+
+    def __init__(self, opened: BinaryIO) -> None:
+        self._opened = opened
+        self._lock = threading.Lock()
+
+    def fill(self, buffer: memoryview, offset: int) -> int:
+        """Fill *buffer* from *offset*; the number of bytes is smaller only where the file ends."""
+        filled = 0
+        while filled < len(buffer) and (count := self._read(buffer[filled:], offset + filled)):
+            filled += count
+        return filled
+
+    def _read(self, buffer: memoryview, offset: int) -> int:
+        with self._lock:
+            self._opened.seek(offset)
+            return int(self._opened.readinto(buffer))  # type: ignore[attr-defined]  # BinaryIO lacks readinto
+
+
+if sys.platform == "win32":
+    _Source = _SoughtSource
+
+else:
+
+    class _Source(_SoughtSource):
+        """The same without the lock, so that two threads read one file at once."""
+
+        def _read(self, buffer: memoryview, offset: int) -> int:
+            return os.preadv(self._opened.fileno(), [buffer], offset)
+
+
+class _Passage:
+    """Each thread takes every other chunk; hashing and writing have to wait for their turn.
+
+    Writing too: two writers of one file would wait for its lock in the kernel, and leave holes for a while.
+    """
+
+    def __init__(self, source: BinaryIO, hasher: Hash, target: BinaryIO | None) -> None:
+        self._source = _Source(source)
+        self._hasher = hasher
+        self._target = target
+        self._next = 0
+        self._over = False
+        self._changed = threading.Condition()
+        self.error: BaseException | None = None
+
+    def work(self, first: int) -> None:
+        """Take chunk *first* and every one that is a whole round later, until the file or the passage ends."""
+        try:
+            buffer = memoryview(bytearray(CHUNK_BYTES))
+            for number in itertools.count(first, _THREADS):
+                chunk = buffer[: self._source.fill(buffer, number * CHUNK_BYTES)]
+                if not self._take_turn(number, chunk):
+                    return
+        except BaseException as error:
+            # An interrupt too: it hits the main thread only, and the other one must not wait for it for ever.
+            with self._changed:
+                self.error = self.error or error
+                self._over = True
+                self._changed.notify_all()
+
+    def _take_turn(self, number: int, chunk: memoryview) -> bool:
+        """False when there is nothing more to do: the file has ended, or the other thread has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._next == number)
+            if self._over:
+                return False
+        self._hasher.update(chunk)
+        if self._target is not None:
+            write_all(self._target, chunk)
+        with self._changed:
+            self._next += 1
+            # What comes after a short chunk was written while we read: the file had its end here.
+            self._over = self._over or len(chunk) < CHUNK_BYTES
+            self._changed.notify_all()
+            return not self._over
+
 
 DigestFunction: TypeAlias = Literal["xxh3-128", "sha256"]
 
@@ -123,3 +272,92 @@ def checked(name: str, text: str) -> JsonValue:
 def _checksum(name: str, body: str) -> str:
     # "surrogatepass": damaged text must result in a wrong checksum, not in an encoding error.
     return xxhash.xxh3_64_hexdigest(f"{name}\n{body}".encode("utf-8", "surrogatepass"))
+
+
+_ATTEMPTS = 3
+
+
+def _signature(path: Path) -> Signature:
+    found = signature_of(path)
+    if found is None:
+        raise InputError(f"{path} is not a file.")
+    return found
+
+
+def _digest_in(row: JsonValue, found: Signature, function: DigestFunction) -> str | None:
+    """The digest that *row* remembers, if it is about a file just like the one that was *found*."""
+    if isinstance(row, list) and len(row) == 5 and isinstance(row[4], str) and row == [*found, row[4]]:
+        try:
+            return row[4] if split_digest(row[4])[0] == function else None
+        except StoreError:
+            return None
+    return None
+
+
+class Fingerprints:
+    """Digests of files, by *function*, remembered in *rows*: of the index."""
+
+    def __init__(self, rows: Index, function: DigestFunction = "xxh3-128") -> None:
+        self._rows = rows
+        self._function = function
+
+    def digest(self, path: Path, like: str | None = None) -> str:
+        """The digest of the file's bytes; of the function that the digest *like* has, if it is to be compared with it.
+
+        Raises:
+            InputError: when it is missing, unreadable, no file, or does not come to rest.
+        """
+        function = self._function if like is None else split_digest(like)[0]
+        return self._entries([(path, path.name)], function)[0].digest
+
+    def entry(self, path: Path, name: str) -> FileEntry:
+        """The file as a part of an artifact, under *name*. Raises as :meth:`digest` does."""
+        return self.entries([(path, name)])[0]
+
+    def entries(self, files: Sequence[tuple[Path, str]]) -> list[FileEntry]:
+        """Like :meth:`entry` for many, with one look into the index and one write to it."""
+        return self._entries(files, self._function)
+
+    def unchanged(self, path: Path, digest: str) -> bool:
+        """Whether the file still has the bytes of *digest*; one that has gone has not."""
+        try:
+            return self._entries([(path, path.name)], split_digest(digest)[0])[0].digest == digest
+        except InputError:
+            return False
+
+    def _entries(self, files: Sequence[tuple[Path, str]], function: DigestFunction) -> list[FileEntry]:
+        row_names = [f"{function}:{_address(path)}" for path, _ in files]
+        known = self._rows.read("fingerprint", row_names)
+        entries = []
+        fresh: dict[str, JsonValue] = {}
+        for (path, name), row_name in zip(files, row_names, strict=True):
+            try:
+                found = _signature(path)
+                digest = _digest_in(known.get(row_name), found, function)
+                if digest is None:
+                    began_ns = time.time_ns()
+                    found, digest = _measure(path, found, function)
+                    # One that may change again without showing it is measured each time.
+                    if found[3] <= began_ns - SETTLED_NS:
+                        fresh[row_name] = [*found, digest]
+            except OSError as error:
+                raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+            was_read(path, found)
+            entries.append(FileEntry(name, digest, found[0]))
+        self._rows.write("fingerprint", fresh)
+        return entries
+
+
+def _measure(path: Path, before: Signature, function: DigestFunction) -> tuple[Signature, str]:
+    for _ in range(_ATTEMPTS):
+        digest = digest_file(path, function)
+        after = _signature(path)
+        if after == before:
+            return after, digest
+        before = after
+    raise InputError(f"{path} keeps changing while it is being read.", advice="Try again when it has come to rest.")
+
+
+def _address(path: Path) -> str:
+    # A name that is no text in the file system's encoding still needs a row of its own.
+    return os.path.abspath(path).encode("utf-8", "backslashreplace").decode()  # noqa: PTH100  # Path.absolute keeps ".."

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from winml_dag.errors import StoreError
-from winml_dag.smallfiles import open_regular
+from winml_dag.file_reading import open_regular
 
 # Otherwise Windows would change line endings.
 _BINARY = getattr(os, "O_BINARY", 0)

@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.smallfiles import read_text
-from winml_dag.store.changetime import change_time_ns
+from winml_dag.file_reading import change_time_ns, read_text
 from winml_dag.store.files import PARTIAL, bytes_below, files_below, remove_file, remove_tree
 from winml_dag.store.store import Store
 

@@ -1,9 +1,13 @@
 """Records by key: one JSON file each, next to the blobs, and a copy in the index.
 
-The file is authoritative, and its modification time is when the record was last used. It is written first, atomically,
-and costs about 0.15 ms, which is negligible compared with a stage. The index is for reading many records at once, and
-its copies are written in batches. A missing copy (deleted, damaged, or not written because a process was killed) is
-written when the file is next read. Both have a checksum over key and content, so damage is detected in either.
+The file is what counts, and its modification time is when the record was last used. It is written first, in one step,
+and costs about 0.15 ms, nothing against a stage. The index is there for who wants many at once, and its copies are
+written many at once. A copy that it lacks, because it was deleted or damaged or a process was killed, is written when
+the file is next read. Both carry a checksum over key and content, so neither can pass on what was damaged.
+
+A record holds the inputs of its key (so that a later miss can say what differs), the digests of what came out, what was
+measured, how long it took and who made it. Reading one checks every field, because it may come from a cache folder that
+somebody else wrote.
 """
 
 from __future__ import annotations
@@ -14,18 +18,164 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json, json_hash
 from winml_dag.errors import StoreError
-from winml_dag.smallfiles import read_bytes
+from winml_dag.file_reading import read_bytes
+from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import checked, with_checksum
 from winml_dag.store.files import PARTIAL, files_below, write_whole
-from winml_dag.store.record import Record
 
 if TYPE_CHECKING:
     from winml_dag.store.index import Index
+
+
+RECORD_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class KeyInputs:
+    """All that a cache key is made from.
+
+    ``config`` holds the resolved recipe fields that the stage reads, by section; ``inputs`` the digest of each input
+    slot; ``toolchain`` the versions and fingerprints of whatever shapes the bytes, by name.
+    """
+
+    stage: str
+    version: int
+    config: JsonObject
+    inputs: Mapping[str, str]
+    toolchain: Mapping[str, str]
+
+    @cached_property
+    def config_hash(self) -> str:
+        """Of ``config``: asked for when a key is made and when a record is."""
+        return json_hash(self.config)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished, successful run. ``elapsed_seconds`` is the run itself, without waiting.
+
+    ``input_files`` lists the files of each input slot, so that a later miss can name the one that differs. It is in no
+    key, may be missing, and is checked by who asks for it: it can be long, and only reasons need it.
+
+    ``origin`` is what the remote that the record came from told of it (``Trust.open``); empty for runs of this store.
+    """
+
+    cache_key: str
+    config_hash: str
+    key_inputs: KeyInputs
+    outputs: Mapping[str, Artifact]
+    metrics: JsonObject = field(default_factory=dict)
+    elapsed_seconds: float = 0.0
+    log: FileEntry | None = None
+    made_at: str = ""
+    made_by: str = ""
+    input_files: JsonObject = field(default_factory=dict)
+    origin: JsonObject = field(default_factory=dict)
+
+    def input_artifact(self, slot: str) -> Artifact | None:
+        """What was read from *slot*, file by file; None when that was not noted, or not soundly."""
+        try:
+            artifact = Artifact.from_json(self.input_files.get(slot))
+        except StoreError:
+            return None
+        return artifact if artifact.digest == self.key_inputs.inputs.get(slot) else None
+
+    def files(self) -> tuple[FileEntry, ...]:
+        """Every file that a hit on this record needs: the outputs, not the log."""
+        return tuple(file for artifact in self.outputs.values() for file in artifact.files)
+
+    def to_json(self) -> JsonObject:
+        made = self.key_inputs
+        return {
+            "format": RECORD_FORMAT,
+            "cache_key": self.cache_key,
+            "config_hash": self.config_hash,
+            "stage": made.stage,
+            "version": made.version,
+            "config": made.config,
+            "inputs": made.inputs,
+            "input_files": self.input_files,
+            "toolchain": made.toolchain,
+            "outputs": {slot: artifact.to_json() for slot, artifact in self.outputs.items()},
+            "metrics": self.metrics,
+            "elapsed_seconds": self.elapsed_seconds,
+            "log": None if self.log is None else self.log.to_json(),
+            "made_at": self.made_at,
+            "made_by": self.made_by,
+            **({"origin": self.origin} if self.origin else {}),
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Record:
+        """Rebuild from :meth:`to_json`.
+
+        Raises:
+            StoreError: when a field is missing, of another type, or names a file outside its artifact.
+        """
+        if not isinstance(value, Mapping) or value.get("format") != RECORD_FORMAT:
+            raise StoreError("A record in the cache is malformed or of another format.")
+        key_inputs = KeyInputs(
+            stage=_text(value, "stage"),
+            version=_whole(value, "version"),
+            config=_object(value, "config"),
+            inputs=_texts(value, "inputs"),
+            toolchain=_texts(value, "toolchain"),
+        )
+        log = value.get("log")
+        return cls(
+            cache_key=_text(value, "cache_key"),
+            config_hash=_text(value, "config_hash"),
+            key_inputs=key_inputs,
+            outputs={slot: Artifact.from_json(files) for slot, files in _object(value, "outputs").items()},
+            metrics=_object(value, "metrics"),
+            elapsed_seconds=_number(value, "elapsed_seconds"),
+            log=None if log is None else Artifact.from_json([log]).files[0],
+            made_at=_text(value, "made_at"),
+            made_by=_text(value, "made_by"),
+            input_files=_object(value, "input_files") if "input_files" in value else {},
+            origin=_object(value, "origin") if "origin" in value else {},
+        )
+
+
+def _text(value: JsonObject, name: str) -> str:
+    found = value.get(name)
+    if not isinstance(found, str):
+        raise StoreError(f"A record in the cache has no text in {name!r}.")
+    return found
+
+
+def _number(value: JsonObject, name: str) -> float:
+    found = value.get(name)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise StoreError(f"A record in the cache has no number in {name!r}.")
+    return found
+
+
+def _whole(value: JsonObject, name: str) -> int:
+    found = _number(value, name)
+    if not isinstance(found, int):
+        raise StoreError(f"A record in the cache has no whole number in {name!r}.")
+    return found
+
+
+def _object(value: JsonObject, name: str) -> JsonObject:
+    found = value.get(name)
+    if not isinstance(found, Mapping):
+        raise StoreError(f"A record in the cache has no object in {name!r}.")
+    return found
+
+
+def _texts(value: JsonObject, name: str) -> dict[str, str]:
+    found = _object(value, name)
+    return {key: _text(found, key) for key in found}
+
 
 _LOGGER = logging.getLogger(__name__)
 _SUFFIX = ".json"

@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
-from winml_dag.smallfiles import read_text
+from winml_dag.file_reading import read_text
 from winml_dag.store.artifact import Artifact, FileEntry, check_name, output_files
 from winml_dag.store.blobs import BlobDamaged as BlobDamaged
 from winml_dag.store.blobs import Blobs
-from winml_dag.store.digest import DigestFunction
+from winml_dag.store.cache_folder import FORMAT, MARKER, function_of
+from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.files import PARTIAL, in_words, partial_beside
-from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.location import FORMAT, MARKER, function_of
-from winml_dag.store.locks import Locks, never
-from winml_dag.store.record import Record
-from winml_dag.store.records import Records, check_key
-from winml_dag.store.scratch import Scratch
+from winml_dag.store.locks import Locks, Scratch, never
+from winml_dag.store.records import Record, Records, check_key
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.protocol import Traffic

@@ -10,12 +10,12 @@ from pathlib import Path
 from winml_dag.errors import Interrupted, StoreError, UsageError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, Blob
+from winml_dag.store.cache_folder import note_size
 from winml_dag.store.digest import digest_bytes, split_digest
 from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
 from winml_dag.store.garbage import STANDING, abandoned, held_by_standing
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
-from winml_dag.store.usage_log import note_size
 
 
 @dataclass(frozen=True)

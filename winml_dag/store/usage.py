@@ -1,7 +1,7 @@
 """What builds on a cache have saved, its approximate size, and its configured size limit.
 
 The limit is set once in the cache folder, or by the environment. The statistics are sums over the lines of
-``usage_log``:
+``cache_folder``:
 
     build <time> <reused> <ran> <ms saved> <bytes stored>
     size <time> <bytes>                                             as measured; bytes stored later are added to it
@@ -20,16 +20,19 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError, WinmlDagError
-from winml_dag.smallfiles import read_bytes
-from winml_dag.store.collect import Collected, Limits, collect
+from winml_dag.file_reading import read_bytes
+from winml_dag.store.cache_folder import FILE
 from winml_dag.store.files import in_words, write_whole
 from winml_dag.store.locks import Locks
 from winml_dag.store.quantities import parse_size
 from winml_dag.store.remote.protocol import Traffic
 from winml_dag.store.store import Store
-from winml_dag.store.usage_log import FILE
+
+if TYPE_CHECKING:
+    from winml_dag.store.collect import Collected
 
 # About 500 builds, which take some 3 ms to sum up.
 _LONG_BYTES = 16 * 1024
@@ -205,6 +208,8 @@ def keep_to_limit(store: Store) -> Collected | None:
     estimate = read_statistics(store.folder, store.locks).estimated_bytes
     if estimate is not None and estimate <= limit:
         return None
+    from winml_dag.store.collect import Limits, collect  # here, since it is seldom needed
+
     collected = collect(store, Limits(max_bytes=int(limit * _SHARE), above_bytes=limit), wait=False)
     return collected if collected is not None and collected.records + collected.blobs else None
 

@@ -15,7 +15,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.planning import plan_each
+from winml_dag.pipeline.plan_cache import plan_each
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.recipe.matrix import load_sweep

@@ -21,7 +21,7 @@ from winml_dag.engine.resources import Admission, Capacity
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 
 _FINAL = "finalize"
 

@@ -17,14 +17,14 @@ from recorded import Ran
 from virtualstore import VirtualStore
 from world import VirtualClock, VirtualRemote
 
-from winml_dag.engine import reason
+from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
-from winml_dag.engine.runs import Ended
+from winml_dag.engine.run import Ended
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 
 MADE_AT = "2026-01-01T00:00:00+00:00"
 
@@ -116,7 +116,7 @@ class VirtualRuns:
         if (made := self._store.shelf.records.get(decision.key)) is not None:
             # As a runner finds out after claiming the key.
             self.found += 1
-            self._found.append(Ended(node, decision, Reuse(made, reason.found(made))))
+            self._found.append(Ended(node, decision, Reuse(made, events.found(made))))
             return
         seconds = self._ran(node).seconds * self._stretch * self._chance.uniform(1 - self._jitter, 1 + self._jitter)
         underway = _Underway(node, decision, inputs, self._free.popleft(), self._clock.seconds, seconds)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from world import VirtualClock, VirtualRemote
 
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 
 
 @dataclass

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from winml_dag.cli import run
 from winml_dag.cli.cache import command
-from winml_dag.cli.main import run
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.cache_folder import note_build
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
-from winml_dag.store.usage_log import note_build
 
 FIXTURES = Path(__file__).parents[3] / "cache_fixtures"
 KEYS = {name: digit * 64 for name, digit in (("export", "a"), ("optimize", "b"), ("quantize", "c"))}

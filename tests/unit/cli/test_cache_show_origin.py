@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.engine.keys import cache_key
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.remote.settings import SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store

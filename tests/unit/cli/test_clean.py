@@ -16,12 +16,12 @@ from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.clean import clean
 from winml_dag.pipeline.layout import STAGE_FILE
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.below import Below

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import click
 import pytest
 
 from winml_dag.api.sweeps import _HOW, SweepArguments, _command
-from winml_dag.cli import build
-from winml_dag.cli.main import run
+from winml_dag.cli import build, run
 from winml_dag.cli.options import given_words
 
 LINES = (
@@ -73,7 +72,7 @@ def test_an_option_that_does_not_fit_is_refused_whether_the_build_is_up_to_date_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("winml_dag.store.changetime.SETTLED_NS", 0)
+    monkeypatch.setattr("winml_dag.file_reading.SETTLED_NS", 0)
     recipe = {"stages": {"one": {"command": ["python3", "-c", ""]}}}
     Path("recipe.json").write_text(json.dumps(recipe))
     told = []

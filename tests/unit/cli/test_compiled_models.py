@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.providers.vitisai import VITISAI
 from winml_dag.ep.registry import QNN

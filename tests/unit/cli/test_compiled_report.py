@@ -20,7 +20,7 @@ from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.manifest import read_manifest
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.store import Store

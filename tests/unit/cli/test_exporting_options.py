@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.cli.settings import taken_inputs
 from winml_dag.pipeline.context import ResolveContext, with_settings
 from winml_dag.pipeline.request import Overrides

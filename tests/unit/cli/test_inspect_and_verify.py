@@ -20,8 +20,8 @@ from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli import run
 from winml_dag.cli.described import Inspected, described_json, described_lines
-from winml_dag.cli.main import run
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.onnxmodel.description import describe_model
@@ -30,7 +30,7 @@ from winml_dag.pipeline.assess.provenance import provenance_of
 from winml_dag.pipeline.assess.verification import verify
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.layout import STAGE_FILE
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.digest import digest_file
@@ -409,7 +409,7 @@ def test_sizes_beyond_every_machine_are_damage(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("out")
 def test_neither_command_imports_anything_heavy() -> None:
     code = (
-        "import sys\nfrom winml_dag.cli.main import run\n"
+        "import sys\nfrom winml_dag.cli import run\n"
         "assert run(['inspect', 'out']) == 0 and run(['verify', 'out']) == 0\n"
         "heavy = ('onnx', 'numpy', 'onnxruntime', 'torch', 'networkx', 'rich', 'diskcache',\n"
         "         'cyclonedx', 'in_toto_attestation', 'google.protobuf')\n"

@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from winml_dag.cli import run
+from winml_dag.cli.build import CLUSTER_OPTIONS
 from winml_dag.cli.build import command as build_command
-from winml_dag.cli.cluster import CLUSTER_OPTIONS
-from winml_dag.cli.main import run
 from winml_dag.cli.options import request_from
 from winml_dag.pipeline.request import Request
 

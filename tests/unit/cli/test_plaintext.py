@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.cli.main import COMMANDS, run
-from winml_dag.cli.plaintext import plain
+from winml_dag.cli import COMMANDS, plain, run
 
 
 @given(st.text(st.characters(max_codepoint=0x206F), max_size=40))

@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from winml_dag.cli.progress import Lines, LiveTable, counted, under_way
-from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.events import Reason, StageResult, Status
 from winml_dag.engine.progress import Progress
-from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node, Stage
 
 CALIBRATE = Node("calibrate", Stage("calibrate", 1, "", "", {}, {"ranges": "ranges"}), {}, {})

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.cli.quantize import command, request_of
 from winml_dag.pipeline.request import Request
 from winml_dag.recipe.schema import Quant

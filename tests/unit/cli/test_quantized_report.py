@@ -19,7 +19,7 @@ from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline.build import build, plan
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.layout import STAGE_FILE
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from servers.faulty import Fault, FaultyServer
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.cli.remotes import Transfers
 from winml_dag.store.remote import http, transfer
 

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.cli.sweepplan import clock
 
 SWEEP = """
@@ -198,7 +198,7 @@ def test_time_is_told_as_on_a_clock(seconds: float, text: str) -> None:
 @pytest.mark.usefixtures("says")
 def test_a_plan_of_a_sweep_imports_nothing_heavy(tmp_path: Path) -> None:
     code = (
-        "import sys; from winml_dag.cli.main import run\n"
+        "import sys; from winml_dag.cli import run\n"
         "run(['plan', '-c', 'sweep.yaml', '--filter', 'model=one'])\n"
         "print([name for name in ('torch', 'transformers', 'onnxruntime', 'networkx') if name in sys.modules])"
     )

@@ -14,7 +14,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.ep.providers.migraphx import MIGRAPHX
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN
@@ -50,7 +50,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 def told() -> dict[str, Any]:
     """Return ``sys --format json`` from a separate process, which must not import what its children load."""
     code = (
-        "import sys\nfrom winml_dag.cli.main import run\n"
+        "import sys\nfrom winml_dag.cli import run\n"
         "code = run(['sys', '--format', 'json'])\n"
         "heavy = [name for name in ('onnxruntime', 'onnx', 'torch', 'numpy', 'pydantic') if name in sys.modules]\n"
         "assert not heavy, heavy\nsys.exit(code)"

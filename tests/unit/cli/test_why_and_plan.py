@@ -21,13 +21,13 @@ from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject, canonical_json
-from winml_dag.cli.main import run
-from winml_dag.engine import toolchain
+from winml_dag.cli import run
+from winml_dag.engine import keys
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.layout import STAGE_FILE
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.digest import digest_bytes, with_checksum
@@ -195,8 +195,8 @@ def test_data_that_is_new_or_gone_is_said_to_be(built: Project) -> None:
 
 
 def test_a_package_is_named_with_both_versions(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = dict(toolchain.installed_distributions())
-    monkeypatch.setattr(toolchain, "_listed_here", lambda _path: {**real, "onnxruntime": "99.1"})
+    real = dict(keys.installed_distributions())
+    monkeypatch.setattr(keys, "_listed_here", lambda _path: {**real, "onnxruntime": "99.1"})
     assert f"onnxruntime {real['onnxruntime']} -> 99.1" in built.why("optimize.0")
 
 
@@ -256,7 +256,7 @@ def test_a_record_of_before_files_were_noted_is_still_compared(built: Project) -
 def test_explaining_imports_nothing_heavy(built: Project) -> None:
     built.edit(quant={**RECIPE["quant"], "samples": 20})  # type: ignore[dict-item]
     script = (
-        "import sys\nfrom winml_dag.cli.main import run\n"
+        "import sys\nfrom winml_dag.cli import run\n"
         "run(['why', '-c', 'recipe.yaml', '-o', 'other', '--cache-dir', 'cache'])\n"
         "print(*sorted(m.partition('.')[0] for m in sys.modules), file=sys.stderr)"
     )

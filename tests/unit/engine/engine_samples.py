@@ -12,13 +12,11 @@ from memory_executor import MemoryExecutor, Work
 from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.events import Reason, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import plan_graph, source_artifact
 from winml_dag.engine.progress import Progress
-from winml_dag.engine.reason import Reason
-from winml_dag.engine.run import Runner
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import FileEntry

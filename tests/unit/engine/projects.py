@@ -11,11 +11,9 @@ from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.inputfolder import list_folder
+from winml_dag.engine.inplace import InPlace, list_folder
 from winml_dag.engine.plan import source_artifact
-from winml_dag.engine.run import Runner
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, SourceFile, Stage

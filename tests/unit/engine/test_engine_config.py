@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.canonical import canonical_json
-from winml_dag.engine.config import config_json, read_config
+from winml_dag.engine.stage import config_json, read_config
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ComponentsConfig, ExportConfig

@@ -12,7 +12,7 @@ from memory_store import NotedStore
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.plan import Reuse, Run, decide
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 
 MADE = KeyInputs(
     stage="quantize",

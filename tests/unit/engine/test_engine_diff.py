@@ -27,7 +27,7 @@ from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 

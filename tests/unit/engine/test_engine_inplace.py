@@ -13,7 +13,7 @@ from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 KILLED = 9

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.keys import cache_key, config_hash, key_inputs_of
-from winml_dag.store.record import KeyInputs
+from winml_dag.store.records import KeyInputs
 
 names = st.text(max_size=4)
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

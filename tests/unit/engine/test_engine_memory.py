@@ -21,12 +21,11 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.memory import container_limits, memory_for_runs, physical_memory_bytes
 from winml_dag.engine.plan import source_artifact
 from winml_dag.engine.resources import Capacity
-from winml_dag.engine.run import Runner
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 
 MB = 10**6
 BUDGET = 300 * MB

@@ -17,8 +17,7 @@ from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import remembered_name, source_artifact
-from winml_dag.engine.run import Runner
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node, Source
 

@@ -12,7 +12,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.resources import Admission, Capacity, ReadyQueue, ResourceRequest
 from winml_dag.engine.stage import Node
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 
 # Two cells sharing one export, and one that shares nothing.
 SWEEP = (

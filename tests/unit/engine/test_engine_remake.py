@@ -17,7 +17,7 @@ from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 
 PATIENCE = 60.0
 

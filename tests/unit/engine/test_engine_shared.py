@@ -15,7 +15,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.merge import Part, merge
 from winml_dag.engine.plan import prefetch, source_artifact
 from winml_dag.engine.stage import Node, Source, Workspace
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
 from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust

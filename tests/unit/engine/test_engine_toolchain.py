@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.engine.toolchain import ABSENT, distribution_version, versions
+from winml_dag.engine.keys import ABSENT, distribution_version, versions
 
 
 @pytest.mark.parametrize("name", ["pytest", "onnxruntime", "PyYAML", "diskcache", "typing_extensions"])

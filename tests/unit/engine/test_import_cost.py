@@ -16,13 +16,13 @@ HEAVY |= {"cyclonedx", "packageurl", "jsonschema", "in_toto_attestation", "googl
 @pytest.mark.parametrize(
     "statements",
     [
-        "import winml_dag.cli.main",
-        "from winml_dag.cli.main import run; run(['--help'])",
-        "from winml_dag.cli.main import run; run(['build', '--help'])",
-        "from winml_dag.cli.main import COMMANDS, run; [run([name, '--help']) for name in COMMANDS]",
+        "import winml_dag.cli",
+        "from winml_dag.cli import run; run(['--help'])",
+        "from winml_dag.cli import run; run(['build', '--help'])",
+        "from winml_dag.cli import COMMANDS, run; [run([name, '--help']) for name in COMMANDS]",
         "import winml_dag.pipeline.build, winml_dag.pipeline.plan, winml_dag.api",
         "import winml_dag.engine.schedule, winml_dag.engine.run, winml_dag.engine.execute",
-        "import winml_dag.engine.worker, winml_dag.engine.config",
+        "import winml_dag.engine.worker, winml_dag.engine.stage",
         "import winml_dag.store.store; winml_dag.store.store.Store",
         "from winml_dag.stages import calibrate, compile, export, finalize, optimize, quantize, validate",
     ],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.options import compile_options, complete_options
+from winml_dag.ep.provider import compile_options, complete_options
 from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.ep.registry import QNN, find_ep
 from winml_dag.errors import UsageError

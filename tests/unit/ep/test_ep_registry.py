@@ -181,10 +181,10 @@ def test_a_provider_is_found_by_its_package_and_its_libraries_by_name_order(monk
 def test_asking_for_targets_imports_no_runtime():
     code = (
         "import sys\n"
-        "from winml_dag.ep import availability, fingerprint, options\n"
+        "from winml_dag.ep import availability, fingerprint, provider\n"
         "import winml_dag.stages.compile, winml_dag.stages.validate\n"
         "target = availability.resolve_target('qnn', None)\n"
-        "options.complete_options(target, {})\n"
+        "provider.complete_options(target, {})\n"
         "availability.installed(target.ep)\n"
         "fingerprint.libraries_of(target.ep, availability.environment_of(target.ep))\n"
         "heavy = {'onnxruntime', 'onnxruntime_qnn', 'onnx', 'numpy', 'importlib.metadata', 'tomllib', 'platformdirs'}\n"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from winml_dag.canonical import canonical_json
 from winml_dag.ep.registry import CPU, QNN, Target
+from winml_dag.ep.support import table_files, table_name
 from winml_dag.ep.support.case import Case, Level, Operand, Outcome, Quantized, case_json, case_of_json
 from winml_dag.ep.support.features import features
 from winml_dag.ep.support.table import (
@@ -27,8 +28,6 @@ from winml_dag.ep.support.table import (
     evidence_of,
     read_table,
     table_bytes,
-    table_files,
-    table_name,
 )
 from winml_dag.errors import InputError, UsageError
 
@@ -272,7 +271,8 @@ def test_asking_a_table_imports_nothing_heavy() -> None:
         "import sys\n"
         "from winml_dag.ep.registry import QNN, Target\n"
         "from winml_dag.ep.support.case import Case, Operand\n"
-        "from winml_dag.ep.support.table import Support, table_files, read_table\n"
+        "from winml_dag.ep.support import table_files\n"
+        "from winml_dag.ep.support.table import Support, read_table\n"
         "table = read_table(table_files(Target(QNN, 'npu'))[0])\n"
         "print(table.verdict(Case('Relu', '', 17, (Operand('float32', (1, 2)),), ())).level)\n"
         "print(sorted({'onnx', 'onnxruntime', 'numpy', 'pyarrow', 'pydantic'} & set(sys.modules)))\n"

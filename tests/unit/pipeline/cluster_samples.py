@@ -14,7 +14,7 @@ from distributed import Scheduler, SpecCluster
 from memory_executor import MemoryExecutor
 
 from winml_dag import __version__
-from winml_dag.engine import reason
+from winml_dag.engine import events
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import key_inputs_of
@@ -101,7 +101,7 @@ class SampleWorkplace(Workplace):
                 rebuild=order.rebuild,
             )
             key_inputs = key_inputs_of(order.node, {slot: each.digest for slot, each in order.inputs.items()})
-            outcome = runner.run(order.node, Run(order.key, key_inputs, reason.FIRST_BUILD, None), order.inputs)
+            outcome = runner.run(order.node, Run(order.key, key_inputs, events.FIRST_BUILD, None), order.inputs)
         if isinstance(outcome, Reuse):
             return Answer(ending="found", record=outcome.record)
         assert isinstance(outcome, StageResult)

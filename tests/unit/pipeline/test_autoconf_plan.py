@@ -9,17 +9,17 @@ import pytest
 import yaml
 from onnx import TensorProto, helper, save
 
+from winml_dag import file_reading
 from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.stage import Node
 from winml_dag.ep.registry import CPU
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.stages.analyze import ASKED_ABOUT
 from winml_dag.stages.analyze.fusions import FUSIONS
-from winml_dag.store import changetime
 from winml_dag.store.store import Store
 
 RANDOM = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": {"hidden_size": 32}}}
@@ -184,8 +184,8 @@ def test_a_target_that_nothing_is_known_of_is_told(store: Store) -> None:
 
 
 def test_a_table_of_the_users_own_counts_and_comes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if it is added after a plan was made."""
-    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    """Also when it comes after a plan was made."""
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, "ep": "migraphx"}), encoding="utf-8")
     request = Request(Path("recipe.yaml"), Overrides(), Path("out"))
     assert "operator support" not in plan_request(request, store, download=False).sources
@@ -201,7 +201,7 @@ def test_a_table_of_the_users_own_counts_and_comes_first(store: Store, monkeypat
 
 
 def test_tables_of_winml_cli_that_come_later_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     Path("rules").mkdir()
     monkeypatch.setenv("WINMLCLI_RULES_DIR", str(Path.cwd() / "rules"))
     Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, "ep": "migraphx"}), encoding="utf-8")

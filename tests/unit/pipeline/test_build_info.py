@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.engine.toolchain import distribution_version
-from winml_dag.pipeline.build_info import asked_for, record_digest, told_of_source, wheel_records
-from winml_dag.pipeline.cirun import CiRun, ci_run
+from winml_dag.pipeline.build_info import CiRun, asked_for, ci_run, record_digest, told_of_source, wheel_records
 from winml_dag.pipeline.request import Overrides
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import kinds

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from winml_dag.engine.events import Status
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.build import Outcome, build_all, census
-from winml_dag.pipeline.planning import Planned, plan_request
+from winml_dag.pipeline.plan_cache import Planned, plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.store.blobs import STAMP_NS

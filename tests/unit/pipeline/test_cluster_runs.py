@@ -25,9 +25,9 @@ from winml_dag.pipeline.cluster.inputs import Inputs
 from winml_dag.pipeline.cluster.order import Answer, Order
 from winml_dag.pipeline.cluster.report import Installed, Report, Requirement, Worker
 from winml_dag.pipeline.cluster.runs import ClusterAdmission
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 from engine_samples import TEXT, node, properties  # isort: skip - cluster_samples adds its path

@@ -19,11 +19,10 @@ from distributed import Reschedule
 
 import winml_dag.pipeline.cluster
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.keys import cache_key, key_inputs_of
+from winml_dag.engine.keys import cache_key, key_inputs_of, versions
 from winml_dag.engine.stage import Node
-from winml_dag.engine.toolchain import versions
 from winml_dag.ep.availability import installed
-from winml_dag.ep.elsewhere import environment_elsewhere, knowing
+from winml_dag.ep.environments import environment_elsewhere, knowing
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.cluster import require_shared
@@ -35,7 +34,7 @@ from winml_dag.pipeline.cluster.workplace import Workplace
 from winml_dag.pipeline.epplace import HERE, ep_place
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.stages.devices import DEVICES
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
 from winml_dag.store.store import Store
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.compilation import (

@@ -13,9 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.events import FIRST_BUILD, StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.reason import FIRST_BUILD
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.assess.modelfile import component_file, model_file
@@ -29,7 +28,7 @@ from winml_dag.stages import kinds
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.digest import digest_file
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 MARIAN: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
+from winml_dag.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.providers.nvtensorrtrtx import NV_TENSORRT_RTX
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.pipeline.epplace import ep_place

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.eval import EvaluationPlan, EvaluationRequest, eval_section, plan_evaluation
-from winml_dag.recipe.assessment import Eval
+from winml_dag.recipe.schema import Eval
 from winml_dag.store.store import Store
 
 TASK = {"task": "image-classification"}

@@ -11,7 +11,7 @@ import pytest
 
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import TensorSpec
-from winml_dag.pipeline.inputshapes import RequestedShapes, shapes_for
+from winml_dag.pipeline.normalization import RequestedShapes, shapes_for
 from winml_dag.recipe.schema import InputTensor
 
 QNN = "QNNExecutionProvider"

@@ -14,7 +14,7 @@ from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.publish import OutputFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, BlobDamaged
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"model", "model.onnx.data": b"weights"}

@@ -11,7 +11,7 @@ import pytest
 
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.opened import let_go, open_store
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote import http, transfer
 from winml_dag.store.store import Store
 from winml_dag.store.usage import read_statistics
@@ -33,7 +33,7 @@ def test_without_a_remote_it_is_the_store_of_this_machine_and_nothing_else_is_im
 import sys
 from pathlib import Path
 from winml_dag.pipeline.opened import open_store
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 open_store(Path("cache"), RemoteOptions())
 heavy = {"urllib3", "obstore", "pydantic", "tomllib", "winml_dag.store.remote"} & set(sys.modules)
 assert not heavy, heavy

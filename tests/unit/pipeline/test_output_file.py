@@ -17,7 +17,7 @@ from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.publish import OutputFile
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 NAME = "small.onnx"

@@ -16,7 +16,7 @@ from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.publish import OutputFolder, prepare_folder, refuse_file
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 
 FIRST = {"export.onnx": b"exported", "model.onnx": b"model", "model.onnx.data": b"weights"}
 SECOND = {"model.onnx": b"better model", "quantized.onnx": b"quantized"}

@@ -19,7 +19,7 @@ from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.host import Host, this_host
 from winml_dag.pipeline.assess.measurement import Measurement, carry_out
 from winml_dag.pipeline.assess.perf import PerfPlan, PerfRequest, plan_perf
-from winml_dag.recipe.assessment import Perf
+from winml_dag.recipe.schema import Perf
 from winml_dag.store.store import Store
 
 HOST = Host("linux x86_64", "A Processor", logical_cores=8, usable_cores=8, memory_gib=16, accelerators=("a GPU 1.0",))

@@ -12,17 +12,17 @@ import pytest
 import xxhash
 from onnx import TensorProto, helper
 
-from winml_dag.engine import toolchain
-from winml_dag.pipeline import environment
+from winml_dag import file_reading
+from winml_dag.engine import keys
+from winml_dag.pipeline import uptodate
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.plan_text import plan_text, text_of
 from winml_dag.pipeline.plan_text import recall as recalled
-from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.pipeline.uptodate import check, file_of
-from winml_dag.store import changetime
 from winml_dag.store.store import Store
 
 RECIPE = """
@@ -38,7 +38,7 @@ quant: {calibration_data: data}
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store next to a project: a model folder, data, a recipe. Recently written files count as settled."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
@@ -167,16 +167,16 @@ def test_a_package_that_is_installed_or_changed_ends_it(
     plan_request(REQUEST, store, download=False)
     assert recall(REQUEST, store) is not None
     (packages / "onnxruntime-99.0.dist-info").mkdir()
-    toolchain._listed_here.cache_clear()
+    keys._listed_here.cache_clear()
     assert recall(REQUEST, store) is None
     quantize = next(node for node in plan_request(REQUEST, store, download=False).graph.nodes if node.id == "quantize")
     assert quantize.toolchain["onnxruntime"] == "99.0"
-    toolchain._listed_here.cache_clear()
+    keys._listed_here.cache_clear()
 
 
 def test_this_programs_own_code_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_request(REQUEST, store, download=False)
-    monkeypatch.setattr(environment, "_code_state", lambda: "edited")
+    monkeypatch.setattr(uptodate, "_code_state", lambda: "edited")
     assert recall(REQUEST, store) is None
 
 
@@ -268,8 +268,8 @@ def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
 
 
 def test_what_has_not_come_to_rest_is_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file written within a tick of a coarse clock could have changed unnoticed during planning."""
-    monkeypatch.setattr(changetime, "SETTLED_NS", 2 * 10**9)
+    """A file written within the step of a coarse clock could have changed unseen while the plan was made."""
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 2 * 10**9)
     plan_request(REQUEST, store, download=False)
     assert recall(REQUEST, store) is None
 

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from winml_dag import file_reading
 from winml_dag.api import build_onnx_model
 from winml_dag.pipeline import uptodate as module
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.uptodate import CurrentPlan, check
-from winml_dag.store import changetime
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +117,8 @@ def test_what_is_touched_is_read_once_and_still_up_to_date(project: Path) -> Non
 
 @pytest.mark.usefixtures("project")
 def test_a_young_file_is_read_whatever_its_times_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write within one tick of the file system's clock does not show in its times."""
-    monkeypatch.setattr(changetime, "SETTLED_NS", 10**12)
+    """A write within one step of the file system's clock shows in no time at all."""
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 10**12)
     os.utime("out/model.onnx")
     assert is_up_to_date()  # and records that this file is young
     current_plan = stands()

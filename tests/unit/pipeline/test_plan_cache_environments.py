@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper, save
 
+from winml_dag import file_reading
+from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.availability import installed
-from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
 from winml_dag.ep.registry import QNN
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.uptodate import check
-from winml_dag.store import changetime
 from winml_dag.store.store import Store
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     monkeypatch.delenv(ENVIRONMENTS_VARIABLE, raising=False)
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config.toml"))
     value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from winml_dag.cli.main import run
-from winml_dag.engine import toolchain
+from winml_dag import file_reading
+from winml_dag.cli import run
+from winml_dag.engine import keys
 from winml_dag.pipeline import build as pipeline_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.uptodate import CurrentPlan, check
-from winml_dag.store import changetime
 
 MANIFEST = Path(".winml-dag/recipe.yaml/build_manifest.json")
 SPLIT = "import sys; from pathlib import Path; out = Path(sys.argv[2]); out.mkdir(exist_ok=True); " + (
@@ -31,7 +31,7 @@ def _built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two independent stages, built; recently written files count as settled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     Path("words.txt").write_text("one two")
     Path("other.txt").write_text("other")
     stages = {
@@ -91,8 +91,8 @@ def test_a_folder_with_other_files_in_it_is_up_to_date_after_two_builds(words: s
 
 
 def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another write within one tick of the file system's clock would not show in its times."""
-    monkeypatch.setattr(changetime, "SETTLED_NS", 10**12)
+    """Another write within one step of the file system's clock would not show in its times."""
+    monkeypatch.setattr(file_reading, "SETTLED_NS", 10**12)
     os.utime("other.txt")
     Path("words.txt").write_text("two one")
     build()
@@ -143,7 +143,7 @@ def remove_output() -> None:
 
 def install_package() -> None:
     Path("packages/some_package-1.0.dist-info").mkdir()
-    toolchain._listed_here.cache_clear()
+    keys._listed_here.cache_clear()
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["planned anew", "recalled"])

@@ -18,14 +18,14 @@ import pytest
 import yaml
 from onnx import TensorProto, helper
 
-from winml_dag.cli.main import run
+from winml_dag import file_reading
+from winml_dag.cli import run
 from winml_dag.pipeline import build as pipeline_build
 from winml_dag.pipeline import plan as pipeline_plan
 from winml_dag.pipeline import plan_cache
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.uptodate import check
-from winml_dag.store import changetime
 from winml_dag.store.store import Store
 
 COPY = "import sys; from pathlib import Path; there = Path(sys.argv[1]); " + (
@@ -42,7 +42,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(file_reading, "SETTLED_NS", -(10**18))
     for version in ("one", "two"):
         made = Path(version)
         (made / "sub").mkdir(parents=True)

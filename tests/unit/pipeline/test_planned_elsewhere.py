@@ -13,7 +13,7 @@ import pytest
 from winml_dag.ep.availability import installed
 from winml_dag.ep.providers.vitisai import VITISAI
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.store import Store
 

@@ -10,7 +10,7 @@ import pytest
 
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.remoteconfig import named_by, remote_settings
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote.settings import Mode, TierSettings
 from winml_dag.store.store import Store
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.engine import reason
+from winml_dag.engine import events
 from winml_dag.engine.events import Silent, StageResult, Status
 from winml_dag.engine.stage import Node, Stage
-from winml_dag.pipeline.rounds import WithoutRounds, folded
+from winml_dag.pipeline.search import WithoutRounds, folded
 
 
 def result(
-    node_id: str, key: str | None, status: Status = Status.REUSED, why: reason.Reason = reason.UP_TO_DATE
+    node_id: str, key: str | None, status: Status = Status.REUSED, why: events.Reason = events.UP_TO_DATE
 ) -> StageResult:
     name = node_id.removeprefix("encoder.").partition(".")[0]
     return StageResult(Node(node_id, Stage(name, 1, "", "", {}, {}), {}, {}), status, why, key)
@@ -69,8 +69,8 @@ def test_a_failure_is_told_of_whatever_it_is_like() -> None:
 
 
 def test_reasons_name_stages_that_are_told_of() -> None:
-    waiting = result("quantize", None, Status.RAN, reason.waits(["optimize.1", "calibrate"]))
-    stopped = result("compile", None, Status.SKIPPED, reason.blocked(["optimize.1", "optimize.0"]))
+    waiting = result("quantize", None, Status.RAN, events.waits(["optimize.1", "calibrate"]))
+    stopped = result("compile", None, Status.SKIPPED, events.blocked(["optimize.1", "optimize.0"]))
     *_, first, second = folded([*line(("o", None), (None, None)), waiting, stopped]).told
     assert str(first.reason) == "depends on what optimize.0, calibrate will give"
     assert str(second.reason) == "needs optimize.0, which did not finish"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine import reason
+from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
@@ -16,7 +16,7 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.search import completed, refuse_unsupported, searches
 from winml_dag.stages.analyze import ANALYZE
 from winml_dag.stages.compile import COMPILE
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 
 CONFIG: JsonObject = {"target": {"execution_provider": "QNNExecutionProvider", "device": "npu"}}
 ERF: JsonObject = {"operator": "OP/ai.onnx/Erf", "count": 3, "reason": "not taken", "nodes": ["a", "b"]}
@@ -25,7 +25,7 @@ ERF: JsonObject = {"operator": "OP/ai.onnx/Erf", "count": 3, "reason": "not take
 def analyzed(node_id: str, key: str, *discovered: str, **metrics: Any) -> StageResult:
     told = {"nodes": {"supported": 5}, **metrics, "discovered": list(discovered)}
     record = Record(key, "", KeyInputs("analyze", 1, CONFIG, {}, {}), {}, told)
-    return StageResult(Node(node_id, ANALYZE, CONFIG, {}), Status.RAN, reason.FIRST_BUILD, key, record)
+    return StageResult(Node(node_id, ANALYZE, CONFIG, {}), Status.RAN, events.FIRST_BUILD, key, record)
 
 
 def summary(**settings: Any) -> BuildSummary:
@@ -68,7 +68,7 @@ def test_each_component_has_its_own() -> None:
 @pytest.mark.parametrize("compiles", [False, True])
 def test_what_is_left_to_the_cpu_is_told_unless_compile_knows_better(compiles: bool) -> None:
     left = analyzed("analyze.0", "a", nodes={"supported": 5, "partial": 3}, partial=[ERF])
-    compiled = StageResult(Node("compile", COMPILE, {}, {}), Status.RAN, reason.FIRST_BUILD)
+    compiled = StageResult(Node("compile", COMPILE, {}, {}), Status.RAN, events.FIRST_BUILD)
     told = completed(summary(), (left, compiled) if compiles else (left,))
     expected = () if compiles else ("QNNExecutionProvider (npu) leaves 3 nodes to the CPU: Erf (3).",)
     assert told.notices == expected

@@ -13,7 +13,7 @@ from winml_dag.engine.events import Silent, StageResult
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.store.store import Store

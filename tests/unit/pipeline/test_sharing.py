@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.store import Store
 

@@ -13,9 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from winml_dag.cli import sweep
-from winml_dag.cli.main import run
-from winml_dag.store import changetime
+from winml_dag import file_reading
+from winml_dag.cli import run, sweep
 
 AT_A_GLANCE = "2 cells in 0.0 s: 2 up to date."
 
@@ -55,8 +54,8 @@ class Recipes:
 def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Recipes:
     """After two builds, of which the second found everything up to date."""
     monkeypatch.chdir(tmp_path)
-    # Recently written files would count as unsettled.
-    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    # What was written a moment ago would be doubted.
+    monkeypatch.setattr(file_reading, "SETTLED_NS", -(10**18))
     recipes = Recipes(tmp_path, capsys)
     assert recipes.build().startswith("2 cells in 0.0 s: 2 built; 2 stages run")
     assert recipes.build() == AT_A_GLANCE
@@ -130,7 +129,7 @@ def test_an_edit_of_what_cells_are_measured_on_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(file_reading, "SETTLED_NS", -(10**18))
     save_model("model.onnx")
     sweep = {
         "optim": None,
@@ -164,7 +163,7 @@ def test_a_sweep_that_is_another_one_by_its_end_is_seen(
 ) -> None:
     """However old the file is that replaced the one that was read."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(file_reading, "SETTLED_NS", -(10**18))
     save_model("one.onnx")
     save_model("two.onnx")
     for name, models in (("sweep.json", ["one.onnx"]), ("other.json", ["one.onnx", "two.onnx"])):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from winml_dag.cli.main import run
-from winml_dag.store import changetime
+from winml_dag import file_reading
+from winml_dag.cli import run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="programs are shell scripts")
 
@@ -23,7 +23,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two folders on PATH, ``late`` after ``early``. Everything counts as old, so that only differences are read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(file_reading, "SETTLED_NS", -(10**18))
     for name in ("early", "late"):
         Path(name).mkdir()
     search = [str(tmp_path / "early"), str(tmp_path / "late"), os.environ["PATH"]]

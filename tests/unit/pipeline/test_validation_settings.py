@@ -19,7 +19,7 @@ from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.variant import Build, Skip
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
-from winml_dag.stages.bounds import MINIMUM_COSINE, MINIMUM_SQNR_DB, Bounds
+from winml_dag.stages.quality import MINIMUM_COSINE, MINIMUM_SQNR_DB, Bounds
 from winml_dag.stages.validate import ValidateConfig
 from winml_dag.store.store import Store
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from report_folders import cell, failed, manifest, perf, put_build, put_sweep, sweep
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.report.files import read_report
 
 _NAMES = ("bert/fp32/npu", "bert/w8a8/npu")
@@ -173,7 +173,7 @@ def test_the_folder_of_a_single_build_stays_as_it_is(tmp_path: Path, capsys: pyt
 
 def test_no_report_imports_what_builds_need(out: Path) -> None:
     script = (
-        "import sys\nfrom winml_dag.cli.main import run\n"
+        "import sys\nfrom winml_dag.cli import run\n"
         f"assert run(['report', {str(out)!r}, '--against', {str(out)!r}]) == 0\n"
         "heavy = {'onnx', 'onnxruntime', 'torch', 'numpy', 'rich', 'networkx', 'yaml'} & set(sys.modules)\n"
         "assert not heavy, heavy"

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.ep.availability import installed, resolve_target
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import QNN
 
 requires_qnn = pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed")
@@ -25,7 +25,7 @@ requires_qnn = pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is
 _DRIVER = """
 import json, sys
 from pathlib import Path
-from winml_dag.engine.config import read_config
+from winml_dag.engine.stage import read_config
 from winml_dag.engine.stage import Workspace
 from winml_dag.engine.worker import load
 from winml_dag.errors import WinmlDagError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 
 from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.session import create_session
 from winml_dag.stages.averages import count_padding
 from winml_dag.stages.compile import COMPILE

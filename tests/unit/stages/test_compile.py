@@ -9,7 +9,7 @@ import pytest
 from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage, small_network
 
 from winml_dag.ep.availability import installed, resolve_target
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import QNN, find_ep
 from winml_dag.ep.session import create_session

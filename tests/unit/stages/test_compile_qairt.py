@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.qairt import find_sdk, host_name, library
 from winml_dag.stages.compile import COMPILE
 

@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 
 from winml_dag.errors import StageError
 from winml_dag.recipe.capabilities import CATALOG
-from winml_dag.stages import discovered
-from winml_dag.stages.discovered import Discovered
+from winml_dag.stages import optimize
+from winml_dag.stages.optimize import Discovered
 
 FORMED = next(name for name, capability in CATALOG.items() if capability.form_depends_on_domain)
 FORMLESS = next(name for name, capability in CATALOG.items() if not capability.form_depends_on_domain)
 
 
 def test_what_a_search_begins_with_is_what_it_writes_when_nothing_is_discovered(tmp_path: Path) -> None:
-    Discovered.of((), standard_domain_only=True).write(tmp_path / discovered.FILE)
-    assert (tmp_path / discovered.FILE).read_bytes() == discovered.NOTHING.read_bytes()
-    assert Discovered.read(discovered.NOTHING) == Discovered()
+    Discovered.of((), standard_domain_only=True).write(tmp_path / optimize.FILE)
+    assert (tmp_path / optimize.FILE).read_bytes() == optimize.NOTHING.read_bytes()
+    assert Discovered.read(optimize.NOTHING) == Discovered()
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.sets(st.sampled_from(sorted(CATALOG))), st.booleans())
 def test_reading_gives_what_was_written(tmp_path_factory: pytest.TempPathFactory, names: set[str], only: bool) -> None:
-    path = tmp_path_factory.mktemp("discovered") / discovered.FILE
+    path = tmp_path_factory.mktemp("discovered") / optimize.FILE
     found = Discovered.of(names, standard_domain_only=only)
     found.write(path)
     assert Discovered.read(path) == found
@@ -40,6 +40,6 @@ def test_the_form_counts_only_where_a_capability_has_several() -> None:
 
 @pytest.mark.parametrize("text", ["[]", '{"gelu_fusion": false}', '{"gelu_fusion": 1}'])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / discovered.FILE).write_text(text)
+    (tmp_path / optimize.FILE).write_text(text)
     with pytest.raises(StageError, match="capabilities that are true"):
-        Discovered.read(tmp_path / discovered.FILE)
+        Discovered.read(tmp_path / optimize.FILE)

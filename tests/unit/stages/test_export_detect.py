@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from winml_dag.canonical import JsonValue
-from winml_dag.stages.export.detect import _BY_TYPE, _GENERATES, _TASK_BY_HEAD, model_type_of, task_of
-from winml_dag.stages.export.tasks import TASKS, Task
+from winml_dag.stages.export.detect import _BY_TYPE, _GENERATES, _TASK_BY_HEAD, TASKS, Task, model_type_of, task_of
 
 
 @pytest.mark.parametrize(
@@ -98,6 +97,6 @@ def test_the_model_type_is_read() -> None:
 
 def test_planning_needs_no_heavy_import() -> None:
     heavy = "{'torch', 'transformers', 'onnx', 'onnxruntime', 'numpy'}"
-    modules = "winml_dag.stages.export, winml_dag.stages.export.detect, winml_dag.stages.export.tasks"
+    modules = "winml_dag.stages.export, winml_dag.stages.export.detect, winml_dag.stages.export.detect"
     code = f"import sys, {modules}; sys.exit(str({heavy} & set(sys.modules)) if {heavy} & set(sys.modules) else 0)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.stages.export.dimensions import sized
+from winml_dag.stages.export.detect import sized
 
 SIZES = st.integers(1, 5000)
 

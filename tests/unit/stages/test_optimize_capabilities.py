@@ -14,8 +14,8 @@ from optimize_samples import assert_same_results, graph, optimize, outputs
 from winml_dag.errors import RecipeError
 from winml_dag.onnxmodel.graph import merged_axes
 from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.stages.optimize import WHOLE, select
 from winml_dag.stages.optimize.rewriting import rewrite_named
-from winml_dag.stages.optimize.selection import WHOLE, select
 
 # The whole level, and what it always does.
 _NOTHING_OF_ITS_OWN = {WHOLE, "deduplicate_opset_imports"}

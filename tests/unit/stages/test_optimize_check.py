@@ -10,7 +10,7 @@ import pytest
 from capability_samples import SAMPLES
 from optimize_samples import graph
 
-from winml_dag.cli.main import run
+from winml_dag.cli import run
 from winml_dag.errors import StageError
 from winml_dag.stages.optimize import OptimizeTarget
 from winml_dag.stages.optimize.check import Change, NodeName, changes, what_may_be_asked

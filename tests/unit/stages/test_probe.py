@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.ep.registry import CPU, Target
+from winml_dag.ep.support import table_files
 from winml_dag.ep.support.case import Case, Level, Operand, Outcome, Quantized
-from winml_dag.ep.support.table import read_table, table_files
+from winml_dag.ep.support.table import read_table
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.pipeline.assess.analysis import probe

@@ -8,8 +8,7 @@ from typing import Any, get_args
 from winml_dag.recipe.fields import IntegerType, WeightType
 from winml_dag.recipe.precision import PRECISIONS, precision_name
 from winml_dag.recipe.schema import Quant
-from winml_dag.stages.bounds import MINIMUM_COSINE
-from winml_dag.stages.quality import USUAL_COSINE, what_to_try
+from winml_dag.stages.quality import MINIMUM_COSINE, USUAL_COSINE, what_to_try
 
 STATIC: list[dict[str, Any]] = [
     {"weight_type": weight, "activation_type": activation}

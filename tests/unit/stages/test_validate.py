@@ -10,8 +10,8 @@ from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.onnxmodel.feeds import model_inputs
-from winml_dag.stages.bounds import MINIMUM_COSINE
 from winml_dag.stages.compile import COMPILE
+from winml_dag.stages.quality import MINIMUM_COSINE
 from winml_dag.stages.samples.samples import random_samples
 from winml_dag.stages.validate import VALIDATE
 

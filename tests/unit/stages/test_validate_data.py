@@ -16,8 +16,8 @@ from winml_dag.cli.stage_lines import broken_lines
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import MeasuredError, StageError
 from winml_dag.onnxmodel.compare import Agreement, OutputComparison
-from winml_dag.stages.bounds import AS_IT_IS, MINIMUM_COSINE, Bounds, minimum_cosine
 from winml_dag.stages.figures import OutputFigures
+from winml_dag.stages.quality import AS_IT_IS, MINIMUM_COSINE, Bounds, minimum_cosine
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import ValidateConfig, ValidateFields, run
 

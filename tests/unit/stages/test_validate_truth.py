@@ -16,10 +16,9 @@ from quantization_samples import model_of, weights
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import InputError, MeasuredError, StageError
-from winml_dag.stages.bounds import AS_IT_IS, MINIMUM_COSINE, Bounds, rounding, scale_tolerance
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.calibrate.observe import run as run_calibrate
-from winml_dag.stages.quality import USUAL_COSINE, Quality
+from winml_dag.stages.quality import AS_IT_IS, MINIMUM_COSINE, USUAL_COSINE, Bounds, Quality, rounding, scale_tolerance
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import ValidateConfig, ValidateFields
 from winml_dag.stages.validate import run as run_validate

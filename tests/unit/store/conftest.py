@@ -12,7 +12,7 @@ from collect_samples import DAY
 from collect_samples import key as key_of
 from store_samples import KEY
 
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 Publish = Callable[..., Record]

@@ -17,17 +17,17 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from winml_dag.store import chunks
-from winml_dag.store.chunks import Hash, hash_in_chunks
+from winml_dag.store import digest
+from winml_dag.store.digest import Hash, hash_in_chunks
 
 
 @pytest.fixture(params=["positioned", "sought"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to read at an offset: that of POSIX, and the fallback for Windows."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 8)
-    monkeypatch.setattr(chunks, "_WRITE_BYTES", 5)
+    """Both ways of reading at a place: that of POSIX, and the one that Windows is left with."""
+    monkeypatch.setattr(digest, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(digest, "_WRITE_BYTES", 5)
     if request.param == "sought":
-        monkeypatch.setattr(chunks, "_Source", chunks._SoughtSource)
+        monkeypatch.setattr(digest, "_Source", digest._SoughtSource)
 
 
 class Recorder:
@@ -103,17 +103,17 @@ def test_a_write_that_the_system_cuts_short_goes_on_until_the_system_refuses(tmp
     """The limit is in the middle of a chunk: its write is short, and the next one fails."""
     code = """
         import resource, xxhash
-        from winml_dag.store.chunks import CHUNK_BYTES, hash_in_chunks
+        from winml_dag.store.digest import CHUNK_BYTES, hash_in_chunks
         resource.setrlimit(resource.RLIMIT_FSIZE, (3 * CHUNK_BYTES // 2,) * 2)
         with open("source", "rb", buffering=0) as source, open("target", "wb", buffering=0) as target:
             hash_in_chunks(source, xxhash.xxh3_128(), target)
     """
-    (tmp_path / "source").write_bytes(bytes(3 * chunks.CHUNK_BYTES))
+    (tmp_path / "source").write_bytes(bytes(3 * digest.CHUNK_BYTES))
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert "File too large" in result.stderr
-    assert (tmp_path / "target").stat().st_size == 3 * chunks.CHUNK_BYTES // 2
+    assert (tmp_path / "target").stat().st_size == 3 * digest.CHUNK_BYTES // 2
 
 
 def test_a_hash_of_xxhash_is_one(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_no_processor_is_spare_while_others_use_them_all() -> None:
         for process in busy:
             assert process.stdout is not None
             process.stdout.readline()
-        assert not chunks.has_spare_processor()
+        assert not digest.has_spare_processor()
     finally:
         for process in busy:
             process.kill()

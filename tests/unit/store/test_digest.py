@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from winml_dag.errors import StoreError
 from winml_dag.store import digest as module
-from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES
-from winml_dag.store.digest import copy_and_digest, digest_bytes, digest_file, split_digest
+from winml_dag.store.digest import BIG_BYTES, CHUNK_BYTES, copy_and_digest, digest_bytes, digest_file, split_digest
 
 SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 5, BIG_BYTES, BIG_BYTES + 7]
 

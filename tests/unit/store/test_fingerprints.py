@@ -7,10 +7,9 @@ import pytest
 from memory_store import MemoryRows
 
 from winml_dag.errors import InputError
-from winml_dag.store import fingerprints as module
+from winml_dag.store import digest as module
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.digest import digest_bytes
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints, digest_bytes
 
 
 @pytest.fixture

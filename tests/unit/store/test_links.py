@@ -15,7 +15,7 @@ from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, BlobDamaged, Blobs
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 DATA = b"weights" * 100

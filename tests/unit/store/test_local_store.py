@@ -10,8 +10,8 @@ import pytest
 from store_samples import KEY, contents
 
 from winml_dag.errors import StoreError, UsageError
+from winml_dag.store.cache_folder import default_cache_dir, store_folder
 from winml_dag.store.files import in_words
-from winml_dag.store.location import default_cache_dir, store_folder
 from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"graph"}
@@ -141,7 +141,7 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
 
 def test_only_what_is_used_is_imported() -> None:
     code = (
-        "import sys, winml_dag.store.store, winml_dag.store.fingerprints;"
+        "import sys, winml_dag.store.store, winml_dag.store.digest;"
         "heavy = {'diskcache', 'sqlite3', 'filelock', 'platformdirs', 'numpy', 'onnx', 'pydantic'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from store_samples import KEY, OTHER_KEY
 
 from winml_dag.errors import StoreError
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"graph"}
@@ -96,7 +96,7 @@ def test_a_record_with_any_nonsense_in_a_field_is_read_or_refused_in_words(new_r
 
 @pytest.fixture(scope="module")
 def new_record_json():
-    from winml_dag.store.record import KeyInputs
+    from winml_dag.store.records import KeyInputs
 
     return Record(KEY, "c" * 64, KeyInputs("export", 1, {}, {}, {}), {}).to_json()
 

@@ -12,7 +12,7 @@ from servers.memory import MemoryRemote
 from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
 from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust

@@ -20,7 +20,7 @@ from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.errors import StoreError
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 
@@ -29,7 +29,7 @@ PUBLISHER = """
     import sys
     from pathlib import Path
     from winml_dag.store.store import Store
-    from winml_dag.store.record import KeyInputs, Record
+    from winml_dag.store.records import KeyInputs, Record
 
     def publish(store, root, number):
         folder = root / str(number)
@@ -237,8 +237,8 @@ FILES = {"model.onnx": b"graph", "model.onnx.data": bytes(range(256)) * 40}
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory) -> tuple[Path, Record]:
-    """A store with two records and a fingerprint, whose database is not yet merged with its write-ahead log."""
-    from winml_dag.store.record import KeyInputs
+    """A store with two records and a fingerprint, its database not yet merged with its write-ahead log."""
+    from winml_dag.store.records import KeyInputs
 
     base = tmp_path_factory.mktemp("sound")
     store = Store(base / "cache")

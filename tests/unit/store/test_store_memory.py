@@ -19,7 +19,7 @@ STORE_AND_RESTORE = """
     from pathlib import Path
     from winml_dag.store.clone import clone_file
     from winml_dag.store.store import Store
-    from winml_dag.store.record import KeyInputs, Record
+    from winml_dag.store.records import KeyInputs, Record
 
     def peak():
         lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())

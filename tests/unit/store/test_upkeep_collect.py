@@ -12,13 +12,12 @@ from store_samples import contents
 
 from winml_dag.store import collect as module
 from winml_dag.store.blobs import STAMP_NS
+from winml_dag.store.cache_folder import note_build
 from winml_dag.store.collect import Collected, Limits
-from winml_dag.store.record import KeyInputs, Record
-from winml_dag.store.records import Records
+from winml_dag.store.records import KeyInputs, Record, Records
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 from winml_dag.store.usage import read_statistics
-from winml_dag.store.usage_log import note_build
 
 NOW = 1_700_000_000
 

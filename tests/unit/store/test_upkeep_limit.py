@@ -8,10 +8,10 @@ import pytest
 from store_samples import contents
 
 from winml_dag.errors import UsageError
-from winml_dag.store import usage as module
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store import collect as module
+from winml_dag.store.cache_folder import FILE, note_build, note_size
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.usage import VARIABLE, configured_limit, keep_to_limit, limit_text, set_limit
-from winml_dag.store.usage_log import FILE, note_build, note_size
 
 
 @pytest.fixture(autouse=True)

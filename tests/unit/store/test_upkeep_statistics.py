@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.store import usage as module
+from winml_dag.store.cache_folder import FILE, note_build, note_size, note_traffic
 from winml_dag.store.remote.protocol import Traffic
 from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
-from winml_dag.store.usage_log import FILE, note_build, note_size, note_traffic
 
 
 def found(store: Store) -> Statistics:
@@ -122,7 +122,7 @@ def test_a_file_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
 
 def test_many_processes_may_note_at_once(store) -> None:
     script = (
-        "import sys; from winml_dag.store.usage_log import note_build\n"
+        "import sys; from winml_dag.store.cache_folder import note_build\n"
         "for _ in range(300): note_build(sys.argv[1], reused=1, ran=0, seconds_saved=0.1)"
     )
     crowd = [subprocess.Popen([sys.executable, "-c", script, str(store.folder)]) for _ in range(4)]
@@ -138,10 +138,11 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / FILE]
 
 
-def test_noting_a_build_imports_nothing_but_its_own_module() -> None:
+def test_noting_a_build_imports_nothing_of_the_store_but_its_own_module() -> None:
     script = (
-        "import sys, os, time, winml_dag.store; before = set(sys.modules)\n"
-        "import winml_dag.store.usage_log; print(*set(sys.modules) - before)"
+        "import sys, winml_dag.errors, winml_dag.store; before = set(sys.modules)\n"
+        "import winml_dag.store.cache_folder\n"
+        "print(*(name for name in set(sys.modules) - before if name.startswith('winml_dag')))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["winml_dag.store.usage_log"]
+    assert done.stdout.split() == ["winml_dag.store.cache_folder"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli.parameters import FILE
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli import echo
+from winml_dag.cli.options import FILE
 from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ cache_dir_option = click.option("--cache-dir", type=FILE, help="The cache folder
 
 
 def opened(cache_dir: Path | None) -> Store:
-    """The store that a build started here would use."""
-    from winml_dag.pipeline.remoteoptions import RemoteOptions
+    """The store that a build begun here would use."""
+    from winml_dag.pipeline.request import RemoteOptions
     from winml_dag.store.store import Store
 
     remote = RemoteOptions()

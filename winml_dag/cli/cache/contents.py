@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from winml_dag.cli import echo
 from winml_dag.cli.cache.common import cache_dir_option, opened, print_object, time_of
 from winml_dag.cli.options import format_option
-from winml_dag.cli.plaintext import echo
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject, JsonValue
@@ -32,7 +32,7 @@ _LOG_LINES = 20
 def info(cache_dir: Path | None, format_: str) -> int:
     """Say where the cache is, what is in it, and what it has saved."""
     from winml_dag.store import upkeep
-    from winml_dag.store.location import stores_beside
+    from winml_dag.store.cache_folder import stores_beside
     from winml_dag.store.quantities import size_text
     from winml_dag.store.upkeep import entries
     from winml_dag.store.usage import configured_limit, limit_text, read_statistics

@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli import echo
 from winml_dag.cli.cache.common import errors_as_object, print_object
-from winml_dag.cli.options import cache_option, format_option, remote_option
-from winml_dag.cli.parameters import FILE, RECIPE
-from winml_dag.cli.plaintext import echo
-from winml_dag.cli.remotes import opened, remote_options, traffic_json, traffic_lines
+from winml_dag.cli.options import FILE, RECIPE, cache_option, format_option, remote_option, remote_options
+from winml_dag.cli.remotes import opened, traffic_json, traffic_lines
 from winml_dag.errors import UsageError
-from winml_dag.store.location import default_cache_dir
+from winml_dag.store.cache_folder import default_cache_dir
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
     from winml_dag.pipeline.remotecheck import Finding
-    from winml_dag.pipeline.remoteoptions import RemoteOptions
-    from winml_dag.pipeline.request import Request
-    from winml_dag.store.record import Record
+    from winml_dag.pipeline.request import RemoteOptions, Request
+    from winml_dag.store.records import Record
     from winml_dag.store.remote.protocol import Traffic
     from winml_dag.store.remote.settings import RemoteSettings, TierSettings
     from winml_dag.store.store import Store
@@ -131,7 +129,7 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
     """Return the records that a build of *recipes* would reuse, and the number of stages it would run."""
     from winml_dag.engine.events import Status
     from winml_dag.engine.resources import Capacity
-    from winml_dag.pipeline.planning import plan_each, refuse_if_all_the_same
+    from winml_dag.pipeline.plan_cache import plan_each, refuse_if_all_the_same
     from winml_dag.pipeline.sweep.foreseen import look_ahead
 
     planned = plan_each(_requests(recipes, remote), store, download=False, needs_folder=False)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from winml_dag.cli import echo
 from winml_dag.cli.cache.common import cache_dir_option, opened, print_object
 from winml_dag.cli.options import format_option
-from winml_dag.cli.plaintext import echo
 
 if TYPE_CHECKING:
     from winml_dag.store.collect import Collected

@@ -1,1 +1,79 @@
-"""Measured operator support of execution providers: cases, verdicts, and their tables."""
+"""What execution providers take, as was measured: cases, verdicts, and the tables that have them. Here is where the
+tables are.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from winml_dag.configuration import RULES_VARIABLE, SUPPORT_VARIABLE, config_file, expanded
+from winml_dag.ep.registry import Target
+from winml_dag.errors import UsageError
+
+SUFFIX = ".support"
+# Of tables of winml-cli.
+RULES_SUFFIX = ".parquet"
+_FOLDER = "support"  # beside the user's configuration file
+_SHIPPED = Path(__file__).parent / "shipped"
+
+
+def table_name(target: Target) -> str:
+    """The name of the file that has the table of *target*, such as ``qnn_npu.support``."""
+    return f"{target.ep.alias}_{target.device}{SUFFIX}"
+
+
+def patterns_name(target: Target) -> str:
+    """The name of the file with the patterns that *target* takes as a whole, such as ``qnn_npu_patterns.support``."""
+    return f"{target.ep.alias}_{target.device}_patterns{SUFFIX}"
+
+
+def table_files(target: Target) -> tuple[Path, ...]:
+    """The tables of *target* that there are, the user's own first. Raises as :func:`table_places` does."""
+    return tuple(path for path in table_places(target) if path.is_file())
+
+
+def table_places(target: Target) -> tuple[Path, ...]:
+    """Where tables of *target* are looked for, the user's own first, those of winml-cli last.
+
+    Raises:
+        UsageError: when WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR names no folder.
+    """
+    names = (table_name(target), patterns_name(target))
+    own = tuple(folder / name for name in names for folder in (_own_folder(), _SHIPPED))
+    return (*own, *rule_files(target))
+
+
+def rule_files(target: Target) -> tuple[Path, ...]:
+    """The files for *target* in the folder that WINMLCLI_RULES_DIR names; none without that variable. Raises as
+    :func:`rule_folder` does.
+    """
+    folder = rule_folder(target)
+    return () if folder is None else tuple(sorted(folder.glob(f"*{RULES_SUFFIX}")))
+
+
+def rule_folder(target: Target) -> Path | None:
+    """Where the files for *target* are, or would be, in the folder that WINMLCLI_RULES_DIR names.
+
+    Raises:
+        UsageError: when it names no folder.
+    """
+    named = os.environ.get(RULES_VARIABLE)
+    if not named:
+        return None
+    folder = expanded(named)
+    if not folder.is_dir():
+        raise UsageError(f"{RULES_VARIABLE} names {folder}, which is no folder.", advice="Correct the variable.")
+    return folder / f"{target.ep.name}_{target.device.upper()}"
+
+
+def _own_folder() -> Path:
+    named = os.environ.get(SUPPORT_VARIABLE)
+    if not named:
+        return config_file().parent / _FOLDER
+    folder = expanded(named)
+    if not folder.is_dir():
+        raise UsageError(
+            f"{SUPPORT_VARIABLE} names {folder}, which is no folder.", advice="Make it, or correct the variable."
+        )
+    return folder

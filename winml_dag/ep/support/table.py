@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,14 +16,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.ep.configuration import SUPPORT_VARIABLE, config_file, expanded
-from winml_dag.ep.registry import Target
+from winml_dag.ep.support import RULES_SUFFIX, SUFFIX
 from winml_dag.ep.support.case import AttributeValue, Case, Level, Outcome, Verdict
 from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, features, is_binding, of_types
 from winml_dag.ep.support.questions import Leaf, Question, Tree, grow, walk
-from winml_dag.ep.support.winmlcli import SUFFIX as RULES_SUFFIX
-from winml_dag.ep.support.winmlcli import WinmlCliRules, rule_files
-from winml_dag.errors import InputError, UsageError
+from winml_dag.ep.support.winmlcli import WinmlCliRules
+from winml_dag.errors import InputError
 
 FORMAT = 1
 _MADE_AGAIN = "Make it again, or take the one that is part of this package."
@@ -275,12 +272,7 @@ def _reason(case: Case, name: str, counts: Counter[str], path: tuple[str, ...]) 
     return f"{case} {like}: {share} {_SAID[name]}" if path else f"{case}: {share} measured {_SAID[name]}"
 
 
-_SHIPPED = Path(__file__).parent / "shipped"
-_SUFFIX = ".support"
-_FOLDER = "support"  # next to the user's configuration file
-
-
-# The domain of patterns of several operators.
+# The domain of what is no operator but a pattern of several.
 PATTERN = "SUBGRAPH"
 
 
@@ -307,50 +299,12 @@ class Support:
         return first or Verdict(Level.UNKNOWN, "there is no table of support for this execution provider and device")
 
 
-def table_name(target: Target) -> str:
-    """Return the file name of the table of *target*, such as ``qnn_npu.support``."""
-    return f"{target.ep.alias}_{target.device}{_SUFFIX}"
-
-
-def patterns_name(target: Target) -> str:
-    """Return the file name of the patterns that *target* takes as a whole, such as ``qnn_npu_patterns.support``."""
-    return f"{target.ep.alias}_{target.device}_patterns{_SUFFIX}"
-
-
-def table_files(target: Target) -> tuple[Path, ...]:
-    """Return the existing tables of *target*, the user's own first. Raises as :func:`table_places` does."""
-    return tuple(path for path in table_places(target) if path.is_file())
-
-
-def table_places(target: Target) -> tuple[Path, ...]:
-    """Return the possible paths of tables of *target*, the user's own first, those of winml-cli last.
-
-    Raises:
-        UsageError: WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR does not name a folder.
-    """
-    names = (table_name(target), patterns_name(target))
-    own = tuple(folder / name for name in names for folder in (_own_folder(), _SHIPPED))
-    return (*own, *rule_files(target))
-
-
 def read_support(folder: Path) -> tuple[list[SupportTable], Support]:
     """Return the tables in *folder*, sorted by name, and their combination with winml-cli's.
 
     Raises:
         InputError: a table is damaged or of another format.
     """
-    tables = [read_table(path) for path in sorted(folder.rglob(f"*{_SUFFIX}"))]
+    tables = [read_table(path) for path in sorted(folder.rglob(f"*{SUFFIX}"))]
     files = list(folder.rglob(f"*{RULES_SUFFIX}"))
     return tables, Support([*tables, *([WinmlCliRules(files)] if files else [])])
-
-
-def _own_folder() -> Path:
-    named = os.environ.get(SUPPORT_VARIABLE)
-    if not named:
-        return config_file().parent / _FOLDER
-    folder = expanded(named)
-    if not folder.is_dir():
-        raise UsageError(
-            f"{SUPPORT_VARIABLE} names {folder}, which is no folder.", advice="Make it, or correct the variable."
-        )
-    return folder

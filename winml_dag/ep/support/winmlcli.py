@@ -7,19 +7,16 @@ rows that match all others agree, they count; otherwise the result is unknown.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml_dag.ep.configuration import RULES_VARIABLE, expanded
-from winml_dag.ep.registry import Target
+from winml_dag.configuration import RULES_VARIABLE
 from winml_dag.ep.support.case import AttributeValue, Case, Level, Operand, Outcome, Verdict
-from winml_dag.errors import StageError, UsageError
+from winml_dag.errors import StageError
 
-SUFFIX = ".parquet"
 _STANDARD = "ai.onnx"
 # A copy among the inputs of a stage has its index as a prefix.
 _NAME = re.compile(r"(?:\d+_)?(\w+?)_\w+Provider_[A-Z]+_([\w.]*?)_opset(\d+)(_qdq)?")
@@ -30,30 +27,6 @@ _NO_CONDITIONS = frozenset({_RESULT, "compile_reason", "run_reason", "rule_row_c
 # ONNX's names for types in these files.
 _TYPES = {"float32": "FLOAT", "float64": "DOUBLE"}
 _NOT_KNOWN = object()
-
-
-def rule_files(target: Target) -> tuple[Path, ...]:
-    """Return the files for *target* in the folder of WINMLCLI_RULES_DIR; none without that variable.
-
-    Raises as :func:`rule_folder` does.
-    """
-    folder = rule_folder(target)
-    return () if folder is None else tuple(sorted(folder.glob(f"*{SUFFIX}")))
-
-
-def rule_folder(target: Target) -> Path | None:
-    """Return the folder of the files for *target*, whether it exists or not, in the one of WINMLCLI_RULES_DIR.
-
-    Raises:
-        UsageError: the variable does not name a folder.
-    """
-    named = os.environ.get(RULES_VARIABLE)
-    if not named:
-        return None
-    folder = expanded(named)
-    if not folder.is_dir():
-        raise UsageError(f"{RULES_VARIABLE} names {folder}, which is no folder.", advice="Correct the variable.")
-    return folder / f"{target.ep.name}_{target.device.upper()}"
 
 
 class WinmlCliRules:

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, canonical_json
-from winml_dag.engine.config import config_json
 from winml_dag.engine.events import Observer, StageResult, Status
-from winml_dag.engine.stage import Node, Stage
-from winml_dag.engine.toolchain import versions
+from winml_dag.engine.keys import versions
+from winml_dag.engine.stage import Node, Stage, config_json
 from winml_dag.ep.availability import require_installed, resolve_target
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep
+from winml_dag.ep.support import table_files
 from winml_dag.ep.support.case import Case, Level, Verdict, case_json, case_of_json
-from winml_dag.ep.support.table import table_files
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.assess.builtmodel import BuiltModel
 from winml_dag.pipeline.assess.measurement import (
@@ -31,9 +30,8 @@ from winml_dag.pipeline.assess.measurement import (
     plan_measurement,
 )
 from winml_dag.pipeline.autoconf import support_of
-from winml_dag.pipeline.inputshapes import RequestedShapes
 from winml_dag.pipeline.layout import NORMALIZED
-from winml_dag.pipeline.normalization import Normalization, normalization_for
+from winml_dag.pipeline.normalization import Normalization, RequestedShapes, normalization_for
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.sections import operators_by_default
 from winml_dag.recipe.schema import Quant
@@ -41,7 +39,7 @@ from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, Anal
 from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.stages.probe import PROBE, ProbeConfig, ProbeFields
 from winml_dag.stages.target import RunTarget
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 ALL = "all"

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulated
 from winml_dag.errors import InputError, UsageError
+from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.sidecar import shares_binary
 from winml_dag.pipeline.assess.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.buildgraph import BuildSummary
@@ -23,9 +24,8 @@ from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, NORMALIZED, OPTIMI
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
+from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.load import load_recipe
-from winml_dag.recipe.spelling import known_instead
-from winml_dag.smallfiles import read_json
 from winml_dag.stages import kinds
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.store import Store

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.config import config_json
-from winml_dag.engine.stage import Source
+from winml_dag.engine.stage import Source, config_json
 from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import Target, is_emulated
 from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.file_reading import read_json
 from winml_dag.pipeline.assess.builtmodel import (
     BuiltModel,
     StoredModel,
@@ -27,9 +27,8 @@ from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph,
 from winml_dag.pipeline.calibration import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
-from winml_dag.recipe.assessment import Dataset, Eval
 from winml_dag.recipe.paths import is_path_like, resolve_path
-from winml_dag.smallfiles import read_json
+from winml_dag.recipe.schema import Dataset, Eval
 from winml_dag.stages.evaluate import (
     EVALUATE,
     EVALUATED_AS,

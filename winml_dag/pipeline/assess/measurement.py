@@ -18,14 +18,14 @@ from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.ep.registry import Target
+from winml_dag.pipeline.buildresult import record_stats
 from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.epplace import ep_place
 from winml_dag.pipeline.publish import OutputFile, prepare_folder, refuse_file
-from winml_dag.pipeline.record_stats import record_stats
 from winml_dag.pipeline.run import BuildOptions, Driver, GraphJob
 from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.config import config_json
-from winml_dag.engine.stage import Node, Source, SourceFile
-from winml_dag.engine.toolchain import distribution_version, versions
+from winml_dag.engine.keys import distribution_version, versions
+from winml_dag.engine.stage import Node, Source, SourceFile, config_json
 from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import Target
 from winml_dag.errors import InputError, UsageError
@@ -20,7 +19,7 @@ from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, option
 from winml_dag.pipeline.assess.host import Host
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.recipe.assessment import Perf
+from winml_dag.recipe.schema import Perf
 from winml_dag.stages import kinds
 from winml_dag.stages.perf import (
     HISTOGRAM,
@@ -32,7 +31,7 @@ from winml_dag.stages.perf import (
     PerfFields,
 )
 from winml_dag.stages.target import RunTarget
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 _ITERATIONS = 100
 

@@ -29,7 +29,7 @@ from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import result_of, views_named
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 # Describe where two artifacts that should be equal first differ, file by file.

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.engine.config import config_json
-from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.engine.stage import Source, SourceFile, config_json
 from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import UsageError
@@ -29,12 +28,11 @@ from winml_dag.pipeline.assess.measurement import MeasurementGraph, measuring_no
 from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
 from winml_dag.pipeline.layout import RANGES, prefixed
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
-from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.precision import parse_precision
-from winml_dag.recipe.schema import Quant
+from winml_dag.recipe.schema import Quant, Validate
 from winml_dag.stages import kinds
-from winml_dag.stages.bounds import AS_IT_IS, Bounds, rounding
+from winml_dag.stages.quality import AS_IT_IS, Bounds, rounding
 from winml_dag.stages.samples import TABLES, Columns, kind_of
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields

@@ -15,18 +15,18 @@ from enum import StrEnum
 from pathlib import Path
 
 from winml_dag.canonical import JsonValue
+from winml_dag.engine.inplace import KEPT
 from winml_dag.engine.keys import cache_key, config_hash
-from winml_dag.engine.placed import KEPT
 from winml_dag.errors import InputError, StoreError
+from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.documents import BuildManifest, Input, Output, Stage
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
 from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, read_manifest
-from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
-from winml_dag.store.record import KeyInputs
+from winml_dag.store.records import KeyInputs
 
 # The prefix of files that builds keep for themselves in a folder.
 HIDDEN = ".winml-dag"

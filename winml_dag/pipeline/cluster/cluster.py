@@ -25,7 +25,7 @@ from winml_dag.engine.process import ProcessGroup
 from winml_dag.engine.resources import UNLIMITED, Capacity
 from winml_dag.engine.run import Runner
 from winml_dag.ep.availability import installed
-from winml_dag.ep.elsewhere import knowing
+from winml_dag.ep.environments import knowing
 from winml_dag.ep.registry import find_ep
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.inputs import Inputs
@@ -33,7 +33,7 @@ from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environ
 from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns
 from winml_dag.pipeline.cluster.workers import Workers, connect, silence
 from winml_dag.pipeline.opened import settled_remotes
-from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote.settings import Mode, RemoteSettings
 from winml_dag.store.store import Store
 

@@ -17,7 +17,7 @@ from winml_dag.engine.inputs import place_source
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
 _STAGE = "source"

@@ -18,7 +18,7 @@ from winml_dag.engine.stage import Node, node_json, node_of, stage_json, stage_o
 from winml_dag.errors import StageError, StoreError
 from winml_dag.explanation import explanation
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.settings import Mode, TierSettings, shown
 
 # Increased when the messages change: a worker with another number gets no orders.

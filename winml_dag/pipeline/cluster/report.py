@@ -19,17 +19,16 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from winml_dag import __version__
+from winml_dag.engine.keys import forget_installed
 from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.stage import Node
-from winml_dag.engine.toolchain import forget_installed
 from winml_dag.ep.availability import installed
-from winml_dag.ep.elsewhere import Environment
+from winml_dag.ep.environments import RemoteEnvironment
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, runtime_builds
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.cluster.order import Text
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
-from winml_dag.store.digest import DigestFunction
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.store import Store
 
 _RUNTIME = "onnxruntime"
@@ -100,15 +99,15 @@ class Report(Text):
         stages = "1 stage" if self.places == 1 else f"{self.places} stages"
         return f"{stages} at a time{', with ' if providers else ''}{', '.join(providers)}"
 
-    def environment(self, name: str, function: DigestFunction) -> Environment | None:
-        """The environment *name*; None if it does not exist. *function*: for the digests of libraries."""
+    def environment(self, name: str, function: DigestFunction) -> RemoteEnvironment | None:
+        """None for one that it does not have. *function*: that digests of libraries are made with."""
         found = self.environments.get(name)
         if found is None:
             return None
         distributions = found.distributions
         if distributions is None:
             distributions = self.environments[""].distributions or {}
-        return Environment(distributions, found.tools[function], found.pools)
+        return RemoteEnvironment(distributions, found.tools[function], found.pools)
 
 
 # For a worker whose own report has another version.
@@ -184,7 +183,7 @@ class Worker:
     refusal: str = ""
 
     @property
-    def providers(self) -> Mapping[str, Environment]:
+    def providers(self) -> Mapping[str, RemoteEnvironment]:
         """The environments for execution providers, by name."""
         found = {name: self.report.environment(name, self.function) for name in self.report.environments if name}
         return {name: environment for name, environment in found.items() if environment is not None}
@@ -229,12 +228,11 @@ def _packages(toolchain: Mapping[str, str], tools: Collection[str]) -> list[str]
     return [*named, _RUNTIME] if has_runtime and _RUNTIME not in named else named
 
 
-def environments_of(workers: Collection[Worker]) -> Mapping[str, Environment]:
-    """The environment to plan with, by name.
-
-    If workers differ, it is the one with the most slots; ties are broken by its content.
+def environments_of(workers: Collection[Worker]) -> Mapping[str, RemoteEnvironment]:
+    """For each environment of theirs the one to plan with, where they differ: that of most places, and of those the
+    first by what it is.
     """
-    found: dict[str, dict[str, tuple[int, Environment]]] = {}
+    found: dict[str, dict[str, tuple[int, RemoteEnvironment]]] = {}
     for worker in workers:
         for name, environment in worker.providers.items():
             text = repr((sorted(environment.distributions.items()), sorted(environment.tools.items())))

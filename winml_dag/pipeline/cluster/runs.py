@@ -16,14 +16,13 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
-from winml_dag.engine import reason
+from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.resources import UNLIMITED, Admission, Allocation, Capacity, ResourceRequest, rounded
-from winml_dag.engine.run import Damaged, Runner, RunOutcome
-from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.run import Damaged, LocalRuns, Runner, RunOutcome
 from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, StageError, WinmlDagError
 from winml_dag.pipeline.cluster.inputs import Inputs
@@ -31,7 +30,7 @@ from winml_dag.pipeline.cluster.order import Answer, Order, is_ours
 from winml_dag.pipeline.cluster.report import Requirement, Worker, folder_identity
 from winml_dag.pipeline.cluster.workers import Workers
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.settings import TierSettings
 from winml_dag.store.store import Store
 
@@ -282,7 +281,7 @@ class ClusterRuns(LocalRuns):
         else:
             self._store.offer(record)
         if answer.ending == "found":
-            return Reuse(record, reason.found(record))
+            return Reuse(record, events.found(record))
         return StageResult(
             node, Status.RAN, decision.reason, decision.key, record, record.elapsed_seconds, progress=answer.progress
         )

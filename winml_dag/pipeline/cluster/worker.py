@@ -18,8 +18,7 @@ from distributed import Worker, get_worker
 from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from winml_dag.engine.signals import ENDING
-from winml_dag.errors import StageError, UsageError
+from winml_dag.errors import ENDING_SIGNALS, StageError, UsageError
 from winml_dag.pipeline.cluster.report import Report
 from winml_dag.pipeline.cluster.workplace import Workplace
 
@@ -94,7 +93,7 @@ def serve(
 async def _serve(address: str, workplace: Workplace, name: str | None, began: Callable[[str, Report], None]) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    for number in ENDING:
+    for number in ENDING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(task.cancel))
     report = workplace.report()

@@ -17,7 +17,7 @@ from distributed import Reschedule, Semaphore
 
 from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject
-from winml_dag.engine import reason
+from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, LocalExecutor
 from winml_dag.engine.graph import Graph
@@ -32,7 +32,7 @@ from winml_dag.pipeline.cluster.order import Answer, Order
 from winml_dag.pipeline.cluster.report import Report, difference, folder_identity, toolchain_here
 from winml_dag.pipeline.opened import store_with
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
-from winml_dag.store.location import store_folder
+from winml_dag.store.cache_folder import store_folder
 from winml_dag.store.store import Store
 
 # A display refreshes four times a second.
@@ -139,7 +139,7 @@ class Workplace:
         key_inputs = key_inputs_of(node, {slot: artifact.digest for slot, artifact in order.inputs.items()})
         if cache_key(key_inputs) != order.key:
             raise StageError("Its worker makes another key of it.", advice="Install one winml_dag everywhere.")
-        decision = Run(order.key, key_inputs, reason.FIRST_BUILD, None)
+        decision = Run(order.key, key_inputs, events.FIRST_BUILD, None)
         watch = Watch()
         with store.scratch.open() as scratch, ExitStack() as closing:
             runner = self._runner(node, store, scratch, order)

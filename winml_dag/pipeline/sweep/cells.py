@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from winml_dag.engine.eta import CriticalPath
     from winml_dag.pipeline.build import Outcome
     from winml_dag.pipeline.buildresult import StageView
-    from winml_dag.pipeline.planning import Planned
+    from winml_dag.pipeline.plan_cache import Planned
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.recipe.sweep import Cell

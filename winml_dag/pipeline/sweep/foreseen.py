@@ -15,7 +15,7 @@ from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.build import Census, census_of, first_rounds, merged, plan
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, StageView
-from winml_dag.pipeline.planning import Planned
+from winml_dag.pipeline.plan_cache import Planned
 from winml_dag.store.store import Store
 
 

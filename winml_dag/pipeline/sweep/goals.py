@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.file_reading import read_json
 from winml_dag.pipeline.layout import BUILD_CONFIG
 from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.choosing import Evaluation, evaluate, is_pending, nearest, winner
@@ -18,7 +19,6 @@ from winml_dag.pipeline.sweep.facts import Facts, facts_of
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.search import PrecisionSearch, rank_cells, search_together
 from winml_dag.recipe.goal import Goal, group_axes, groups, winner_folder
-from winml_dag.smallfiles import read_json
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request

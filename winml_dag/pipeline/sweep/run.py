@@ -17,25 +17,24 @@ from typing import TYPE_CHECKING, Protocol
 from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.build import Outcome, build, build_all, plan
-from winml_dag.pipeline.environment import Environment
 from winml_dag.pipeline.modules import modules_of, write_summary
-from winml_dag.pipeline.planning import plan_each, plan_request
-from winml_dag.pipeline.rounds import WithoutRounds
+from winml_dag.pipeline.plan_cache import plan_each, plan_request
 from winml_dag.pipeline.run import BuildOptions, Driver
+from winml_dag.pipeline.search import WithoutRounds
 from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
 from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
 from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 from winml_dag.pipeline.sweep.selection import Selection, folder_of, refuse_overruled, selected
-from winml_dag.pipeline.uptodate import CurrentPlan, check, note_use
+from winml_dag.pipeline.uptodate import CurrentPlan, Environment, check, note_use
 from winml_dag.pipeline.uptodate import keys_of as keys_of_note
 from winml_dag.recipe.sweep import sweep_of_files
 
 if TYPE_CHECKING:
     from winml_dag.engine.eta import Eta
+    from winml_dag.engine.events import Reason
     from winml_dag.engine.execute import Executor
-    from winml_dag.engine.reason import Reason
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.reading import ModuleItem

@@ -14,23 +14,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml_dag import file_reading
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.pipeline.environment import Environment
+from winml_dag.file_reading import FirstLooks, look, racy
 from winml_dag.pipeline.uptodate import (
     MALFORMED,
     Entry,
-    FirstLooks,
+    Environment,
     Groups,
     Header,
     check,
     content_of,
     keys_of,
-    look,
     note_use,
     places_of,
-    racy,
 )
-from winml_dag.store import changetime
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
@@ -106,8 +104,8 @@ def keep_sweep_stamp(
     """
     folder = str(cache_dir.absolute())
     paths = list(dict.fromkeys(str(path.absolute()) for path in files))
-    if not all(changetime.has_settled(Path(path), began_ns) for path in paths):
-        return  # an edit during the read would not be noticed
+    if not all(file_reading.has_settled(Path(path), began_ns) for path in paths):
+        return  # nothing would tell what was edited while it was read
     there = [str(Path(found.folder).absolute() / name) for name in results]
     put = look(there)
     digests = [content_of(path) for path in (*paths, *there)]

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.errors import InputError, StoreError
+from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes
 from winml_dag.pipeline.sweep.codec import DecodeError, decode, encode
 from winml_dag.pipeline.sweep.result import FORMAT, SWEEP, SweepResult
-from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes
 
 
 def read_sweep(folder: Path) -> SweepResult | None:

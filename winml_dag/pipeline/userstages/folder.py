@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from winml_dag.engine.events import StageResult
-from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.placed import placed_files
+from winml_dag.engine.inplace import InPlace, placed_files
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import Materialised
@@ -23,7 +22,7 @@ from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 

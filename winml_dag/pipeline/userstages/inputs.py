@@ -11,15 +11,14 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from winml_dag.engine.inputfolder import list_folder
+from winml_dag.engine.inplace import list_folder
 from winml_dag.engine.stage import Source, SourceFile, Stage
 from winml_dag.errors import InputError
 from winml_dag.names import is_safe_part
-from winml_dag.pipeline.userstages.declared import NAME, Declared, Ours, is_ours
 from winml_dag.pipeline.userstages.paths import OutputPaths, inside
-from winml_dag.recipe.document import Findings, Location
+from winml_dag.pipeline.variant import NAME, Declared, Ours, is_ours
+from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
-from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.stages import kinds
 
 KIND = "file"

@@ -7,9 +7,9 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from winml_dag.engine.placed import KEPT
+from winml_dag.engine.inplace import KEPT
 from winml_dag.names import is_safe_part, parents
-from winml_dag.pipeline.userstages.declared import NAME, Declared, is_ours
+from winml_dag.pipeline.variant import NAME, Declared, is_ours
 from winml_dag.recipe.document import Findings, Location
 
 

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.command import PLACEHOLDER, config_texts, fill
 from winml_dag.engine.function import CALL
-from winml_dag.engine.stage import Command, InputSlot, Node, Source, Stage
-from winml_dag.engine.toolchain import versions
-from winml_dag.pipeline.userstages.declared import NAME, Declared, Ours, Tools, is_ours
+from winml_dag.engine.keys import versions
+from winml_dag.engine.stage import Command, InputSlot, Node, Stage
 from winml_dag.pipeline.userstages.inputs import KIND, Links, UserFiles, taken_files
 from winml_dag.pipeline.userstages.paths import OutputPaths
 from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
 from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs
-from winml_dag.recipe.document import Findings, Location
+from winml_dag.pipeline.variant import NAME, Declared, Ours, Tools, UserPlan, is_ours
+from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
-from winml_dag.recipe.spelling import did_you_mean, known_instead
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.digest import Fingerprints
 
 # Texts of a command: the values of its placeholders, and project files that it names otherwise.
 #
@@ -62,25 +61,6 @@ def _words(argument: str) -> tuple[str, ...]:
 _ANY = InputSlot(None)
 _COMMAND = Stage("command", 1, "", "", {}, {}, works_in_place=True)
 _FUNCTION = Stage("function", 1, CALL, "", {}, {}, works_in_place=True)
-
-
-@dataclass(frozen=True)
-class UserPlan:
-    """The part of a build that a recipe declares.
-
-    Attributes:
-        rewired: the artifact that a built-in stage reads instead, by stage and slot.
-        looked_at: files and folders other than the sources that influenced this plan.
-        absent: missing files that commands seem to name, and missing programs of the same names.
-        programs: files that are used as programs, or non-executable files that precede them in the search.
-    """
-
-    nodes: tuple[Node, ...] = ()
-    sources: tuple[Source, ...] = ()
-    rewired: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    looked_at: tuple[Path, ...] = ()
-    absent: tuple[Path, ...] = ()
-    programs: tuple[Path, ...] = ()
 
 
 def plan_stages(

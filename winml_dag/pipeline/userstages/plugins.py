@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.config import config_json, read_config
-from winml_dag.engine.stage import Stage
+from winml_dag.engine.stage import Stage, config_json, read_config
 from winml_dag.entrypoints import EntryPoint, entry_points, load_object
 from winml_dag.errors import UsageError
-from winml_dag.recipe.spelling import known_instead
+from winml_dag.recipe.document import known_instead
 
 GROUP = "winml_dag.stages"
 

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from winml_dag.engine.toolchain import distribution_version
-from winml_dag.pipeline.userstages.declared import Tools
-from winml_dag.readlog import before_reading
-from winml_dag.recipe.spelling import did_you_mean
+from winml_dag.engine.keys import distribution_version
+from winml_dag.file_reading import before_reading
+from winml_dag.pipeline.variant import Tools
+from winml_dag.recipe.document import did_you_mean
 
 _TARGET = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 

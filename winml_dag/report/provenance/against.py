@@ -14,11 +14,11 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError
+from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_text
 from winml_dag.pipeline.assess.verification import HIDDEN, FileCheck, Found, check_file, recipe_folder
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.report.provenance.document import CYCLONEDX, SLSA, require
-from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_text
 from winml_dag.store.artifact import FileEntry, check_name
 from winml_dag.store.files import files_below, name_below
 

@@ -15,7 +15,7 @@ from winml_dag.ep.support.table import Support, read_support
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graph import Model
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.stages import discovered
+from winml_dag.stages import optimize
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig, Learned
 from winml_dag.stages.analyze.fusions import Situation
 from winml_dag.stages.analyze.judging import (
@@ -32,7 +32,7 @@ from winml_dag.stages.analyze.judging import (
 from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, name_of
 from winml_dag.stages.analyze.patterns import PATTERNS, find_all
 from winml_dag.stages.analyze.proposals import Adviser, as_wholes, proposed
-from winml_dag.stages.discovered import Discovered
+from winml_dag.stages.optimize import Discovered
 
 _MOST_NAMES = 5
 
@@ -81,7 +81,7 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     after = Discovered.of(
         {*before.capabilities, *new}, standard_domain_only=config.target.standard_domain_only
     ) if new else before  # fmt: skip
-    after.write(workspace.outputs["flags"] / discovered.FILE)
+    after.write(workspace.outputs["flags"] / optimize.FILE)
     nodes = Counter(each.verdict for each in judged)
     classes = classification(judged)
     return {

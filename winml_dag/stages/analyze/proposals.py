@@ -18,7 +18,7 @@ from winml_dag.stages.analyze.fusions import FUSIONS, Fusion, Situation
 from winml_dag.stages.analyze.judging import Judge, Judged, identifier, worst
 from winml_dag.stages.analyze.lint import name_of
 from winml_dag.stages.analyze.patterns import PATTERNS, Match
-from winml_dag.stages.discovered import Discovered
+from winml_dag.stages.optimize import Discovered
 from winml_dag.stages.probe.cases import turned_attributes
 from winml_dag.store.quantities import counted
 

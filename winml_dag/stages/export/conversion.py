@@ -33,6 +33,7 @@ from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_
 from winml_dag.stages.export.axes import RUNS, Sizes, check_tensors, output_shape, set_shape, shape_at, sizes_by_run
 from winml_dag.stages.export.component_modules import DecoderModule
 from winml_dag.stages.export.components import chosen_components
+from winml_dag.stages.export.detect import task_named
 from winml_dag.stages.export.exporter import ExportOptions, check_export, export_onnx
 from winml_dag.stages.export.fitting import fitted
 from winml_dag.stages.export.hierarchy import (
@@ -50,7 +51,6 @@ from winml_dag.stages.export.makers import ModelInput, model_inputs
 from winml_dag.stages.export.module import module_subject, parent_loader
 from winml_dag.stages.export.outputs import OutputChoice, call_model, choose_outputs
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
-from winml_dag.stages.export.tasks import task_named
 
 # Compares the exported model with the PyTorch model on seeded random inputs.
 

@@ -1,10 +1,16 @@
-"""What a model folder's ``config.json`` says about the model, read without transformers, because planning needs it."""
+"""What a model folder's ``config.json`` says about the model, read without transformers, because planning needs it.
+
+Also here: the tasks that a model can be exported for, and what the axes of input tensors are called, so that
+``export.shape_config`` and ``export.batch_size`` reach them. The names of axes are winml-cli's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from winml_dag.canonical import JsonValue
+from winml_dag.errors import StageError
 from winml_dag.stages.export.components import same_spelling
 
 # Suffixes of transformers' class names, with the task that models of such a class are trained for.
@@ -106,3 +112,166 @@ def _features_task(name: str, kind: str, config_json: Mapping[str, JsonValue]) -
     if "Vision" in name or ("Text" not in name and any(key in config_json for key in _IMAGE_KEYS)):
         return "image-feature-extraction"
     return "feature-extraction"
+
+
+@dataclass(frozen=True)
+class Task:
+    """``auto_classes``: the first that knows the architecture makes the model. ``outputs`` are looked for in this order
+    and those that the model has are exported; a recipe may name others. ``also``: other names of the task.
+    """
+
+    name: str
+    auto_classes: tuple[str, ...]
+    outputs: tuple[str, ...]
+    also: tuple[str, ...] = ()
+
+
+# The pooled output is left out on purpose: many checkpoints carry no weights for it, and what it means differs from one
+# architecture to the next. A projection (CLIP) is what its model is for, so it comes first.
+_FEATURES = ("text_embeds", "image_embeds", "audio_embeds", "last_hidden_state", "encoder_hidden_states")
+_LOGITS = ("logits",)
+_BOXES = ("logits", "pred_boxes")
+_SPAN = ("start_logits", "end_logits")
+_MASKS = ("logits", "pred_boxes", "pred_masks", "class_queries_logits", "masks_queries_logits")
+_DECODED = ("logits", "encoder_hidden_states")
+
+_TEXT_TO_TEXT = ("AutoModelForSeq2SeqLM",)
+_IMAGE_TO_TEXT = ("AutoModelForImageTextToText",)
+_SEGMENTATION = (
+    "AutoModelForSemanticSegmentation",
+    "AutoModelForImageSegmentation",
+    "AutoModelForUniversalSegmentation",
+    "AutoModelForInstanceSegmentation",
+)
+
+TASKS = {
+    task.name: task
+    for task in (
+        # Text.
+        Task("feature-extraction", ("AutoModel",), _FEATURES, ("default",)),
+        Task("fill-mask", ("AutoModelForMaskedLM",), _LOGITS, ("masked-lm",)),
+        Task("multiple-choice", ("AutoModelForMultipleChoice",), _LOGITS),
+        Task("next-sentence-prediction", ("AutoModelForNextSentencePrediction",), _LOGITS),
+        Task(
+            "question-answering",
+            ("AutoModelForQuestionAnswering", "AutoModelForDocumentQuestionAnswering"),
+            _SPAN,
+        ),
+        Task("sentence-similarity", ("AutoModel",), _FEATURES),
+        Task("summarization", _TEXT_TO_TEXT, _DECODED),
+        Task("table-question-answering", ("AutoModelForTableQuestionAnswering", *_TEXT_TO_TEXT), _LOGITS),
+        Task(
+            "text-classification",
+            ("AutoModelForSequenceClassification",),
+            _LOGITS,
+            ("sequence-classification", "sentiment-analysis", "text-ranking"),
+        ),
+        Task("text-generation", ("AutoModelForCausalLM",), _LOGITS, ("causal-lm",)),
+        Task("text2text-generation", _TEXT_TO_TEXT, _DECODED, ("seq2seq-lm",)),
+        Task("token-classification", ("AutoModelForTokenClassification",), _LOGITS, ("ner",)),
+        Task("translation", _TEXT_TO_TEXT, _DECODED),
+        # Entailment of "this text is about <label>": the model is an ordinary classifier of pairs of sentences.
+        Task("zero-shot-classification", ("AutoModelForSequenceClassification",), _LOGITS),
+        # Images and videos.
+        Task("depth-estimation", ("AutoModelForDepthEstimation",), ("predicted_depth", "field_of_view")),
+        Task("image-classification", ("AutoModelForImageClassification",), _LOGITS),
+        Task("image-feature-extraction", ("AutoModel", "AutoBackbone"), _FEATURES),
+        Task("image-segmentation", _SEGMENTATION, _MASKS),
+        Task("image-to-image", ("AutoModelForImageToImage",), ("reconstruction",)),
+        Task("instance-segmentation", tuple(reversed(_SEGMENTATION)), _MASKS),
+        Task(
+            "keypoint-detection",
+            ("AutoModelForKeypointDetection", "AutoModelForPoseEstimation"),
+            ("heatmaps", "keypoints", "scores", "descriptors", "mask"),
+            ("pose-estimation",),
+        ),
+        Task("mask-generation", ("AutoModelForMaskGeneration",), ("iou_scores", "pred_masks")),
+        Task(
+            "masked-im", ("AutoModelForMaskedImageModeling",), ("reconstruction", "logits"), ("masked-image-modeling",)
+        ),
+        Task("object-detection", ("AutoModelForObjectDetection",), _BOXES),
+        Task("semantic-segmentation", _SEGMENTATION, _MASKS),
+        Task("universal-segmentation", tuple(reversed(_SEGMENTATION)), _MASKS),
+        Task("video-classification", ("AutoModelForVideoClassification",), _LOGITS),
+        # Images and texts.
+        Task("document-question-answering", ("AutoModelForDocumentQuestionAnswering",), (*_SPAN, "logits")),
+        Task("image-text-to-text", _IMAGE_TO_TEXT, _DECODED),
+        Task("image-to-text", _IMAGE_TO_TEXT, _DECODED, ("image-captioning",)),
+        Task("visual-question-answering", ("AutoModelForVisualQuestionAnswering", *_IMAGE_TO_TEXT), _LOGITS, ("vqa",)),
+        Task(
+            "zero-shot-image-classification",
+            ("AutoModelForZeroShotImageClassification",),
+            ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+        ),
+        Task(
+            "zero-shot-object-detection",
+            ("AutoModelForZeroShotObjectDetection",),
+            (*_BOXES, "text_embeds", "image_embeds"),
+        ),
+        # Sound.
+        Task("audio-classification", ("AutoModelForAudioClassification",), ("hidden_states", "logits")),
+        Task("audio-feature-extraction", ("AutoModel",), _FEATURES),
+        Task("audio-frame-classification", ("AutoModelForAudioFrameClassification",), _LOGITS),
+        Task("audio-xvector", ("AutoModelForAudioXVector",), ("logits", "embeddings")),
+        Task("automatic-speech-recognition", ("AutoModelForCTC", "AutoModelForSpeechSeq2Seq"), _DECODED, ("asr",)),
+        Task(
+            "zero-shot-audio-classification",
+            ("AutoModel",),
+            ("logits_per_audio", "logits_per_text", "text_embeds", "audio_embeds"),
+        ),
+    )
+}
+_BY_ANY_NAME = {name: task for task in TASKS.values() for name in (task.name, *task.also)}
+
+
+def task_named(name: str) -> Task:
+    """
+    Raises:
+        StageError: when there is no such task.
+    """
+    try:
+        return _BY_ANY_NAME[name]
+    except KeyError:
+        raise StageError(
+            f"loader.task is {name!r}, which cannot be exported.",
+            advice=f"Use one of: {', '.join(TASKS)}; or export the model yourself and build from the ONNX file.",
+        ) from None
+
+
+BATCH = "batch_size"
+
+_TEXT = (BATCH, "sequence_length")
+_CHOICES = (BATCH, "num_choices", "sequence_length")
+_POINTS = (BATCH, "point_batch_size", "nb_points_per_image")
+
+# By tensor, for every rank that it comes in; "" is an axis whose size follows from what the tensor is.
+_AXES: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "input_ids": (_TEXT, _CHOICES),
+    "attention_mask": (_TEXT, _CHOICES),
+    "token_type_ids": (_TEXT, _CHOICES),
+    "position_ids": (_TEXT,),
+    "encoder_hidden_states": ((*_TEXT, ""),),
+    "bbox": ((*_TEXT, ""),),
+    "pixel_values": (
+        (BATCH, "num_channels", "height", "width"),
+        (BATCH, "num_frames", "num_channels", "height", "width"),
+    ),
+    "pixel_mask": ((BATCH, "height", "width"),),
+    "input_values": ((BATCH, "audio_sequence_length"), (BATCH, "nb_max_frames", "feature_size")),
+    "input_features": ((BATCH, "feature_size", "nb_max_frames"),),
+    "input_points": ((*_POINTS, ""),),
+    "input_labels": (_POINTS,),
+}
+
+
+def sized(
+    tensor: str, shape: tuple[int | str, ...], sizes: Mapping[str, int], batch_size: int
+) -> tuple[int | str, ...]:
+    """*shape* of *tensor* with the *sizes* of its dimensions; an axis that varies goes on doing so. A batch of one is
+    what recipes spell out, so it becomes *batch_size* wherever it stands first.
+    """
+    named = next((axes for axes in _AXES.get(tensor, ()) if len(axes) == len(shape)), ("",) * len(shape))
+    found = [size if isinstance(size, str) else sizes.get(name, size) for name, size in zip(named, shape, strict=True)]
+    if found and named[0] == BATCH and found[0] == 1:
+        found[0] = batch_size
+    return tuple(found)

@@ -13,7 +13,7 @@ from winml_dag.errors import StageError
 from winml_dag.stages.export import LoaderFields
 from winml_dag.stages.export.architectures import EMOTION, did_you_mean, named_class
 from winml_dag.stages.export.components import chosen_components, composite_of, same_spelling
-from winml_dag.stages.export.tasks import TASKS, Task, task_named
+from winml_dag.stages.export.detect import TASKS, Task, task_named
 
 
 def model_class_of(loader: LoaderFields, config: PreTrainedConfig, made: Any) -> tuple[Any, bool]:

@@ -1,14 +1,27 @@
 """optimize: the graph becomes smaller without leaving what every execution provider understands.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.optimize.apply`.
+This is the declaration; the work is in :mod:`winml_dag.stages.optimize.apply`. Also here: what a choice of
+capabilities comes to, aliases resolved, needed ones added, contradictions reported; two recipes that come to the
+same selection have the same key. Plans use it too, so it imports nothing heavy.
+
+What analyze has discovered to help is a file that the next optimize reads. A search begins with :data:`NOTHING`, and
+as long as nothing is discovered the file says that, byte for byte; so the optimize that reads it has the key of the
+one before. What else decides on the result, the form of an operator, is in the file and not in the config of
+optimize: that would differ between targets also where nothing is discovered, and builds for them could not share one
+optimize.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import InputSlot, Memory, Stage
+from winml_dag.errors import RecipeError, StageError
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages import kinds
 
 
@@ -41,3 +54,153 @@ OPTIMIZE = Stage(
     packages=("onnxruntime", "onnx", "onnxscript", "onnx-ir", "numpy"),
     memory=Memory(150 << 20, 3.5),
 )
+
+
+WHOLE = "ort_graph_optimization"
+# Transformers of the portable level that have no capability of their own; onnxruntime ignores names that it does not
+# know. ConstantFolding has a capability, which is separate from the level as a whole.
+_NAMELESS = frozenset(
+    {
+        "CastChainElimination",
+        "CastElimination",
+        "CommonSubexpressionElimination",
+        "ConstantSharing",
+        "DivMulFusion",
+        "DoubleQDQPairsRemover",
+        "EliminateDropout",
+        "EliminateIdentity",
+        "FuseReluClip",
+        "LabelEncoderFusion",
+        "NoopElimination",
+        "PreShapeNodeElimination",
+        "QDQPropagationTransformer",
+        "ReshapeFusion",
+        "SliceConcatToSpaceToDepthFusion",
+    }
+)
+
+# All transformers of the portable level.
+PORTABLE = _NAMELESS.union(*(each.portable for each in CATALOG.values()))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """``on`` and ``off``: the capabilities that are switched, aliases resolved, in the order of the catalog; ``on``
+    includes those that others need.
+    """
+
+    on: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+
+    @property
+    def without(self) -> frozenset[str]:
+        """Transformers of the portable level that are not to run."""
+        taken = {name for each in self.off for name in CATALOG[each].portable}
+        if WHOLE in self.off:
+            kept = {name for each in self.on for name in CATALOG[each].portable} | set(
+                CATALOG["constant_folding"].portable
+            )
+            taken |= PORTABLE - kept
+        return frozenset(taken)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Transformers of the portable level that come after the capabilities."""
+        return frozenset(name for each in self.on for name in CATALOG[each].waits)
+
+    @property
+    def form_depends_on_domain(self) -> bool:
+        return any(CATALOG[name].form_depends_on_domain for name in self.on)
+
+    def essential(self) -> dict[str, bool]:
+        """The switches that make a difference: the same for all choices with the same effect."""
+        switched_off = WHOLE in self.off
+        on = {name: True for name in self.on if switched_off or not CATALOG[name].default}
+        return {**on, **{name: False for name in self.off if name == WHOLE or CATALOG[name].portable}}
+
+
+def select(wanted: Mapping[str, bool]) -> Selection:
+    """What *wanted*, capabilities by name, comes to.
+
+    Raises:
+        RecipeError: for a name that is none, or for capabilities that contradict each other.
+    """
+    problems = [*_unknown(wanted), *_named_twice(wanted)]
+    if not problems:
+        named = {CATALOG[name].same_as or name: on for name, on in wanted.items()}
+        chosen = Selection(
+            on=tuple(name for name in CATALOG if name in _closure(named)),
+            off=tuple(name for name in CATALOG if named.get(name) is False),
+        )
+        problems = list(_contradictions(chosen))
+    if problems:
+        raise RecipeError("optim cannot be done:", problems=tuple(problems))
+    return chosen
+
+
+def _closure(named: Mapping[str, bool]) -> set[str]:
+    found: set[str] = set()
+    queue = [name for name, on in named.items() if on]
+    while queue:
+        name = queue.pop()
+        if name not in found:
+            found.add(name)
+            queue.extend(CATALOG[name].needs)
+    return found
+
+
+def _unknown(wanted: Mapping[str, bool]) -> Iterator[str]:
+    for name in wanted:
+        if name not in CATALOG:
+            yield f"optim.{name}: unknown capability."
+
+
+def _named_twice(wanted: Mapping[str, bool]) -> Iterator[str]:
+    for name, on in wanted.items():
+        first = CATALOG[name].same_as if name in CATALOG else ""
+        if first and wanted.get(first, on) is not on:
+            yield f"optim.{name}: it is another name of {first}, which is switched the other way."
+
+
+def _contradictions(chosen: Selection) -> Iterator[str]:
+    for name in chosen.on:
+        for needed in CATALOG[name].needs:
+            if needed in chosen.off:
+                yield f"optim.{name}: it needs {needed}, which is switched off."
+        for other in CATALOG[name].excludes:
+            if other in chosen.on:
+                yield f"optim.{name}: it cannot be on together with {other}. Keep one of the two."
+
+
+FILE = "optimizations.json"
+NOTHING = Path(__file__).with_name(FILE)
+
+# Beside the names of capabilities.
+_STANDARD = "standard_domain_only"
+
+
+@dataclass(frozen=True)
+class Discovered:
+    """Capabilities to switch on. ``standard_domain_only``: what they make is of the ONNX standard."""
+
+    capabilities: frozenset[str] = frozenset()
+    standard_domain_only: bool = False
+
+    @classmethod
+    def of(cls, capabilities: Iterable[str], *, standard_domain_only: bool) -> Discovered:
+        """*standard_domain_only* counts where the form of one of *capabilities* depends on it."""
+        found = frozenset(capabilities)
+        matters = any(CATALOG[name].form_depends_on_domain for name in found)
+        return cls(found, standard_domain_only and matters)
+
+    @classmethod
+    def read(cls, path: Path) -> Discovered:
+        """Raises StageError when the file at *path* is none of ours."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not all(value is True for value in found.values()):
+            raise StageError(f"{path.name} is no object of capabilities that are true.")
+        return cls(frozenset(found) - {_STANDARD}, _STANDARD in found)
+
+    def write(self, path: Path) -> None:
+        names = [*self.capabilities, *([_STANDARD] if self.standard_domain_only else [])]
+        path.write_text(canonical_json(dict.fromkeys(names, True)), encoding="utf-8", newline="\n")

@@ -20,10 +20,8 @@ from winml_dag.onnxmodel.hierarchy import carry_tags, tag_of
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 from winml_dag.onnxmodel.metadata import canonicalise, carry_metadata
 from winml_dag.recipe.capabilities import CATALOG
-from winml_dag.stages.discovered import Discovered
-from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
+from winml_dag.stages.optimize import WHOLE, Discovered, OptimizeConfig, OptimizeTarget, Selection, select
 from winml_dag.stages.optimize.levels import IN_HALF_PRECISION, HalfPrecisionError, run_alone, to_portable_level
-from winml_dag.stages.optimize.selection import WHOLE, Selection, select
 
 OPTIMIZED_FILE = "optimized.onnx"
 

@@ -18,10 +18,9 @@ from onnx import NodeProto
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.recipe.capabilities import CATALOG
-from winml_dag.stages.optimize import OptimizeTarget
+from winml_dag.stages.optimize import OptimizeTarget, Selection, select
 from winml_dag.stages.optimize.apply import apply_capabilities, refuse_unfit
 from winml_dag.stages.optimize.levels import run_alone, to_portable_level
-from winml_dag.stages.optimize.selection import Selection, select
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.files import use_short_domain
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside, rename_values
-from winml_dag.stages.optimize.selection import PORTABLE
+from winml_dag.stages.optimize import PORTABLE
 
 _PORTABLE_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
 _NEXT_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from winml_dag.engine.toolchain import installed_distributions, normalised
+from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.ep.availability import package_of, require_installed
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated
 from winml_dag.ep.session import session_options
+from winml_dag.ep.support import table_name
 from winml_dag.ep.support.case import AttributeValue, Case, Outcome
-from winml_dag.ep.support.table import ANY_OPERATOR, About, evidence_by_types, evidence_of, table_bytes, table_name
+from winml_dag.ep.support.table import ANY_OPERATOR, About, evidence_by_types, evidence_of, table_bytes
 from winml_dag.errors import WinmlDagError
 from winml_dag.stages.probe.measure import Measurements, measure, read_rows
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from winml_dag.canonical import canonical_json
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.support.case import Case, Outcome, case_json, case_of_json
 from winml_dag.ep.support.table import read_table

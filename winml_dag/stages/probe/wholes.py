@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import onnx
 
-from winml_dag.ep.options import complete_options
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.session import register
+from winml_dag.ep.support import patterns_name
 from winml_dag.ep.support.case import Case, Operand, Outcome, Quantized
-from winml_dag.ep.support.table import PATTERN, patterns_name
+from winml_dag.ep.support.table import PATTERN
 from winml_dag.stages.probe.attempt import attempt
 from winml_dag.stages.probe.cases import turned_attributes
 from winml_dag.stages.probe.generate import about_target, table_of

@@ -18,7 +18,7 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.locks import Locks
 from winml_dag.store.quantities import counted
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.download import Downloader
 from winml_dag.store.remote.protocol import (
     ATTEMPT_SECONDS,

@@ -28,7 +28,7 @@ from typing import NoReturn, TypeAlias, cast
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError
 from winml_dag.names import is_safe_part
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings
 

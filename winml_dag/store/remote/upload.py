@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
-from winml_dag.store.record import Record
+from winml_dag.store.records import Record
 from winml_dag.store.remote.protocol import PART_SECONDS
 from winml_dag.store.remote.transfer import POLL_SECONDS, RemoteUnavailable, ThreadPool, Transfer
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from servers.memory import MemoryRemote
 
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.remote.protocol import Remote, RemoteError
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
 from winml_dag.store.remote.tier import Remotes, Tier
