@@ -1,11 +1,11 @@
-"""``winml-dag``: lists its commands without importing them, runs one, and ends with the exit code of what happened.
+"""``winml-dag``: lists the commands without importing them, runs one and sets the exit code.
 
-Exit codes: 0 done, 1 a stage failed or the cache or output folder cannot be used, 2 usage or recipe error, 3 an input
-is missing or unreadable, 130 interrupted.
+Exit codes: 0 success; 1 a stage failed, or the cache or output folder cannot be used; 2 usage or recipe error; 3 an
+input is missing or unreadable; 130 interrupted.
 
-All commands print with :func:`echo`. Logs, file names, recipes, manifests and models come from others. An escape
-sequence in one of them could clear the screen, overwrite earlier output, or set the clipboard. So control characters
-are printed as JSON writes them.
+All commands print with :func:`echo`. Logs, file names, recipes, manifests and models come from untrusted sources. An
+escape sequence in them could clear the screen, overwrite earlier output, or set the clipboard. So control characters
+are printed as JSON escapes.
 """
 
 from __future__ import annotations
@@ -30,37 +30,38 @@ if TYPE_CHECKING:
     from winml_dag.canonical import JsonValue
 
 
-# All but tabs and ends of lines; with them the characters that turn the direction of text around.
+# All control characters except tabs and line ends, and the characters that change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 
 
 def plain(text: str) -> str:
-    """*text* with ``\\u001b`` and the like in place of what a terminal would obey."""
+    """Replace characters in *text* that a terminal would interpret with ``\\u001b`` and the like."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print *text*, plain, to stdout or stderr."""
+    """Print *text* to stdout or stderr, with control characters escaped."""
     click.echo(plain(str(text)), err=err, nl=nl)
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """The first of *names* as one text, which thousands do not flood: ``a, b and 3 more``."""
+    """Join the first *most* of *names*: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 
 
 def print_object(value: Mapping[str, object]) -> None:
-    """Print *value* to stdout as JSON, in one line."""
-    import json  # here, since the list of commands needs none
+    """Print *value* to stdout as JSON, on one line."""
+    import json  # lazy: the list of commands does not need it
 
     echo(json.dumps(value, ensure_ascii=False))
 
 
 @contextmanager
 def errors_as_object(as_json: bool, **fields: JsonValue) -> Iterator[None]:
-    """With the format json, an error is printed as the one object on stdout, after *fields*, and raised again: its
-    sentence still goes to stderr.
+    """With *as_json*, print an error as the single object on stdout, after *fields*, and raise it again.
+
+    The message still goes to stderr.
     """
     try:
         yield
@@ -70,7 +71,7 @@ def errors_as_object(as_json: bool, **fields: JsonValue) -> Iterator[None]:
         raise
 
 
-# name -> (module, the line in the list of commands); a command's module is imported only to run it or to show its help.
+# name -> (module, line in the list of commands). A command's module is imported only to run it or to show its help.
 COMMANDS = {
     "build": ("winml_dag.cli.build", "Bring a model's output folder up to date."),
     "export": ("winml_dag.cli.export", "Export a PyTorch model into one ONNX file."),
@@ -100,7 +101,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are needed."""
+    """A group that imports its commands on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -138,17 +139,17 @@ def cli() -> None: ...
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line and exit the process with its exit code."""
     code = run(arguments)
-    # What is left to do is the interpreter's own.
+    # From here on only the interpreter's own shutdown runs.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code. Errors go to stderr as sentences, never as tracebacks."""
-    # Looking for pydantic plug-ins costs 20 ms at every start, and recipes need none.
+    """Run the command line and return the exit code. Errors go to stderr as sentences, never as tracebacks."""
+    # The search for pydantic plug-ins costs 20 ms per start. Recipes need none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         _hear_signals()
@@ -166,15 +167,16 @@ def run(arguments: list[str] | None = None) -> int:
     except WinmlDagError as error:
         echo(f"error: {error}", err=True)
         return error.exit_code
-    except OSError as error:  # such as a full disk where stdout goes: what we read and write has its own sentences
+    except OSError as error:  # e.g. stdout on a full disk; the tool's own file accesses raise errors of their own
         what = error.strerror or str(error)
         echo(f"error: {what}{f' ({error.filename})' if error.filename else ''}.", err=True)
         return WinmlDagError.exit_code
 
 
 def _print_refused(arguments: list[str], sentence: str) -> None:
-    """With the format json, what is refused before a command begins is the one object on stdout, as what it refuses
-    itself: `build`, `plan` and `why` have their own.
+    """With ``--format json``, print a usage error as the single object on stdout.
+
+    Errors raised inside a command print their own object. `build`, `plan`, `why` and `reproduce` have their own format.
     """
     if not any(
         name in ("--format=json", "-fjson") or (name in ("-f", "--format") and value == "json")
@@ -190,10 +192,10 @@ def _print_refused(arguments: list[str], sentence: str) -> None:
 
 
 def _hear_signals() -> None:
-    """Have whatever asks this process to end do what Ctrl-C does: children are ended, and scratch is removed.
+    """Make every termination signal act like Ctrl-C, so that children end and scratch is removed.
 
-    A CI system ends its jobs with SIGTERM, a terminal that is closed with SIGHUP, Windows with SIGBREAK. A signal that
-    whoever started us has switched off, as nohup does, stays so.
+    CI systems end jobs with SIGTERM, a closed terminal sends SIGHUP, Windows SIGBREAK. A signal that the parent process
+    ignores, as nohup does, stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""``winml-dag build``: bring an output folder up to date."""
+"""``winml-dag build``: bring an output folder up to date, on this machine or on a cluster that options describe."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The names of the options, none of which belongs to what is built.
+# Names of the options. None of them affects what is built.
 CLUSTER_OPTIONS = ("executor", "scheduler", "workers", "worker_tags")
 
 _OPTIONS = (
@@ -64,14 +64,14 @@ _OPTIONS = (
 
 
 def cluster_options(function: F) -> F:
-    """Add the options; the command gets them under ``CLUSTER_OPTIONS``."""
+    """Add the options. The command receives them under the names in ``CLUSTER_OPTIONS``."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
 def refuse_misfits(options: Mapping[str, Any]) -> None:
-    """Raise UsageError for options that do not fit together."""
+    """Raise UsageError for options that contradict each other."""
     if options["executor"] != "dask":
         if given := [name for name in CLUSTER_OPTIONS[1:] if options[name]]:
             name = {"worker_tags": "worker-tag"}.get(given[0], given[0])
@@ -87,17 +87,17 @@ def refuse_misfits(options: Mapping[str, Any]) -> None:
 def with_cluster(
     how: BuildOptions, options: Mapping[str, Any], cache_dir: Path, remote: RemoteOptions, *, quiet: bool
 ) -> Iterator[BuildOptions]:
-    """*how*, for the block with the cluster that *options* mean, if they mean one.
+    """Yield *how*, with the cluster that *options* describe, if any, open for the block.
 
     Raises:
-        UsageError: for options that do not fit together, and when there is no such cluster.
+        UsageError: for options that contradict each other, and when the cluster does not exist.
     """
     refuse_misfits(options)
     scheduler, workers = options["scheduler"], options["workers"]
     if options["executor"] != "dask":
         yield how
         return
-    # Imported here: none of it is needed by a build on this machine.
+    # Lazy import: local builds do not need it.
     from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
 
     meant = ClusterOptions(scheduler, workers or 2, options["worker_tags"], how.jobs, how.memory_bytes)
@@ -261,8 +261,8 @@ def say_sweep_up_to_date(
     cache_dir: Path,
     started: float,
 ) -> bool:
-    """Whether there is nothing to do for the sweep that *recipes* are; then that is said."""
-    # Imported here: it would be a fifth of all that an up-to-date build of one model imports.
+    """Return whether the sweep of *recipes* has nothing to do. If so, print that."""
+    # Lazy import: it would be a fifth of all imports of an up-to-date single build.
     from winml_dag.pipeline.sweep.stamp import load_sweep_stamp, words_of
     from winml_dag.store.quantities import counted
 

@@ -1,4 +1,4 @@
-"""The options of every command about a build, the types of option values, and the request that they form."""
+"""The options of build commands, the types of their values, the request they form, and the way back to arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CATALOG = "catalog:"
 
 
 class _NotEmpty(click.ParamType[Any]):
-    """What is empty is a variable that a script has not set: it means neither a default nor the current folder."""
+    """Rejects empty values, which come from unset script variables and mean no default and no current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -40,15 +40,15 @@ class _Path(_NotEmpty, click.Path):
 
 
 class Address(_Text):
-    """The URL of a remote, which may have a password in it."""
+    """The URL of a remote, possibly with a password."""
 
 
 class Recipe(_Path):
-    """A recipe's file, or the name of one that comes with us."""
+    """A recipe file, or the name of a bundled recipe."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and value.startswith(CATALOG):
-            # Imported here: reading recipes costs more than all else that a build with nothing to do needs.
+            # Lazy import: loading the recipe modules costs more than everything else in a build with nothing to do.
             from winml_dag.errors import UsageError
             from winml_dag.recipe.load import shipped_path
 
@@ -67,7 +67,7 @@ class _Json(_Path):
 
 
 class _Memory(click.ParamType[Any]):
-    """Bytes for all that runs at the same time; ``none`` is no limit."""
+    """Bytes for everything that runs at the same time; ``none`` means no limit."""
 
     name = "memory"
 
@@ -286,7 +286,7 @@ def request_from(
 
 
 def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
-    """What the *options* of a call, by their names, say of remotes; *recipe*: what is built, if that is in a file."""
+    """The remotes in the *options* of a command, by their names; *recipe*: what is built, if that is a file."""
     folder = None
     if isinstance(recipe, Path):
         folder = recipe if recipe.is_dir() else recipe.parent

@@ -108,7 +108,7 @@ def _value(result: BuildResult, request: Request) -> JsonObject:
 
 
 def sensitivity_json(output: Path) -> JsonObject:
-    """The report beside *output*, and where it and the picture lie."""
+    """Return the report next to *output*, and the paths of the report and the picture."""
     from winml_dag.file_reading import read_json
     from winml_dag.pipeline.layout import REPORTS, beside_output
 

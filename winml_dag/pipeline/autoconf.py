@@ -25,9 +25,9 @@ from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, 
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 
-# Named as it is because reasons name sources.
+# The name appears in reasons.
 BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(optimize.FILE, optimize.NOTHING),))
-# Each is two nodes of the graph, whether it adds something or not.
+# Each round adds two nodes to the graph, even if it discovers nothing.
 MOST_ROUNDS = 20
 
 

@@ -35,10 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CiRun:
-    """Attributes:
-    builder: the address of what carries out such runs: a workflow, a pipeline, a runner.
-    run: the address of this run.
-    repository: the address of what is built; ``revision``: its commit. Both are empty where the system does not say.
+    """A run of a CI system, according to its environment variables.
+
+    It has only URLs and a commit, no secrets: credentials before the ``@`` of a URL are removed.
+
+    Attributes:
+        builder: the URL of what executes the run: a workflow, a pipeline, a runner.
+        run: the URL of this run.
+        repository: the URL of the repository; ``revision``: its commit. Both are empty if the system does not report
+            them.
     """
 
     builder: str
@@ -48,7 +53,7 @@ class CiRun:
 
 
 def ci_run(environment: Mapping[str, str] | None = None) -> CiRun | None:
-    """The run of GitHub Actions (and those that are like it), Azure Pipelines or GitLab; None outside of these."""
+    """Return the run of GitHub Actions (and compatible systems), Azure Pipelines or GitLab; None outside of these."""
     told = os.environ if environment is None else environment
     for find in (_github, _azure, _gitlab):
         if (found := find(told)) is not None:
@@ -96,18 +101,18 @@ def _gitlab(told: Mapping[str, str]) -> CiRun | None:
 
 
 def _below(address: str, path: str) -> str:
-    """*path* below *address*; empty unless both are there."""
+    """Return *path* below *address*; empty if either is empty."""
     return f"{_without_user(address).rstrip('/')}/{quote(path, safe='/@')}" if address and path else ""
 
 
 def _without_user(address: str) -> str:
-    """*address* without a name and a password."""
+    """Return *address* without credentials."""
     parts = urlsplit(address)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-# What is installed of a distribution, as one digest: over those lines of its wheel's RECORD that are the same wherever
-# this wheel is installed.
+# The installed content of a distribution as one digest: over those lines of the wheel's RECORD that are the same
+# wherever the wheel is installed.
 #
 # After installation the digest of the wheel itself is unknown. Its RECORD remains, with the SHA-256 of every file in
 # the wheel. Lines that the installer adds are skipped: byte code, scripts outside of the folder, and its own metadata.

@@ -1,6 +1,6 @@
 """The result of a build: its line of stages, and the files written to its folder.
 
-Also here: what a finished build adds to the statistics of the cache, and enforcing the cache limit after it.
+Also here: recording a finished build in the cache's statistics, and then trimming the cache to its limit.
 """
 
 from __future__ import annotations
@@ -137,12 +137,12 @@ def views_named(result: BuildResult, name: str) -> list[StageView]:
 
 
 def record_stats(planned: BuildGraph | None, results: Iterable[StageResult], store: Store) -> str:
-    """Note what was reused and what ran; when anything was stored, remove what the cache has no room for by its limit.
-    *planned*: of a build, which may have left out stages that were up to date.
+    """Record what was reused and what ran; if anything was stored, remove what exceeds the cache's limit.
 
-    Returns a sentence if anything was removed, or should have been and could not: no reason for a build to fail.
+    *planned*: the graph of a build, which may omit stages that were up to date. Returns a sentence if anything was
+    removed, or could not be, which does not fail the build.
     """
-    # By key: one record may be the result of several stages, as of rounds of optimize and analyze that add nothing.
+    # By key: several stages may share one record, such as rounds of optimize and analyze that add nothing.
     found: dict[str, Record] = {}
     made: dict[str, Record] = {}
     for result in results:
@@ -165,7 +165,7 @@ def _seconds(records: Iterable[Record]) -> float:
 
 
 def _seconds_of_others(planned: BuildGraph | None, records: Iterable[Record]) -> float:
-    """How long the stages took that this part of a build leaves out: all of them took so long when that was noted."""
+    """Return the seconds of stages that this part of a build omits: the recorded total minus those of *records*."""
     if planned is None or not planned.others or planned.current_plan is None:
         return 0.0
     return max(0.0, planned.current_plan.entry.header.seconds - _seconds(records))
@@ -176,7 +176,7 @@ def _size(record: Record) -> int:
 
 
 def _kept_to_limit(store: Store) -> str:
-    # Imported here: nothing of it is needed by a build that runs nothing.
+    # Imported here: a build that runs nothing does not need it.
     from winml_dag.store.quantities import counted, size_text
     from winml_dag.store.usage import keep_to_limit, limit_text
 

@@ -72,7 +72,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     """
     if target.ep == CPU:
         return HERE
-    # Imported here: work on the CPU needs none of it.
+    # Imported here: the CPU does not need it.
     from winml_dag.ep.environments import environment_elsewhere, environment_name
     from winml_dag.ep.fingerprint import libraries_of
 
@@ -109,7 +109,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
 
 
 def _machine(target: Target) -> dict[str, str]:
-    """What decides for what a model is compiled: the processor, and for other devices those with their drivers."""
+    """Return the hardware that a model is compiled for: the processor, and other devices with their drivers."""
     from winml_dag.pipeline.assess.host import this_host
 
     host = this_host()

@@ -1,9 +1,9 @@
 """Whether and how an ONNX file has to be normalized before anything else, decided from its graph alone.
 
-A file that needs nothing has no such stage, so its builds have the keys that they would have without it.
+A file that needs nothing has no such stage, so the keys of its builds are not affected.
 
-The sizes of open dimensions are what was asked for, held against the model. A dimension is known by its name, which has
-one size wherever it stands; one without a name by its input and place.
+The sizes of open dimensions are the requested ones, checked against the model. A named dimension has the same size
+wherever the name occurs; one without a name is identified by its input and axis.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from winml_dag.stages import kinds
 from winml_dag.stages.export.detect import BATCH
 from winml_dag.stages.normalize import FIRST_OPSET, GivenInput, GivenInputs, NormalizeConfig
 
-# Sizes for examples in advice: of a picture's side, and of anything else.
+# Example sizes in advice: for a picture's side, and for anything else.
 _PICTURE, _ANYTHING = 224, 128
 
 _Place = tuple[str, int]
@@ -31,9 +31,9 @@ _Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class RequestedShapes:
-    """What a recipe and options say: of the first dimension, of dimensions by name, and of whole inputs.
+    """The sizes in a recipe and options: of the first dimension, of dimensions by name, and of whole inputs.
 
-    ``tensors_yield``: where they and the others differ, the others hold, which an option said over a recipe.
+    ``tensors_yield``: on a conflict the other two take precedence, because an option overrode the recipe.
     """
 
     batch_size: int | None = None
@@ -48,19 +48,20 @@ class RequestedShapes:
 
 @dataclass(frozen=True)
 class ResolvedShapes:
-    """``shapes``: by input, of those that change; ``notice``: what nobody asked for, if anything."""
+    """``shapes``: those that change, by input; ``notice``: a size that was chosen without a request, if any."""
 
     shapes: Mapping[str, tuple[int | str, ...]]
     notice: str = ""
 
 
 def shapes_for(specs: Sequence[TensorSpec], asked: RequestedShapes, fixed_for: str = "") -> ResolvedShapes:
-    """The shapes of the inputs *specs* with the sizes that *asked* gives. *fixed_for*: the provider that takes fixed
-    shapes only, if the model is for one; an open batch is 1 for it unless somebody says otherwise.
+    """Return the shapes of the inputs *specs* with the sizes that *asked* gives.
+
+    *fixed_for*: the provider, if it takes fixed shapes only; an open batch is then 1 unless requested otherwise.
 
     Raises:
-        UsageError: for a size that contradicts the model or another one, a name that is none, and, with *fixed_for*,
-            when a dimension is left open.
+        UsageError: for a size that contradicts the model or another size, an unknown name, and, with *fixed_for*, when
+            a dimension is left open.
     """
     sizes = _Sizes(specs)
     batch_size = sizes.take_names(asked.sizes or {}, asked.batch_size)
@@ -74,17 +75,17 @@ def shapes_for(specs: Sequence[TensorSpec], asked: RequestedShapes, fixed_for: s
 
 
 class _Sizes:
-    """The sizes found so far, each with the words for where it comes from."""
+    """The sizes found so far, each with a description of its origin."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self.specs = {spec.name: spec for spec in specs}
-        # Of an input whose rank the model leaves open, what was asked for.
+        # Requested shapes of inputs whose rank the model leaves open.
         self._whole: dict[str, tuple[int | str, ...]] = {}
         self._named: dict[str, tuple[int, str]] = {}
         self._placed: dict[_Place, tuple[int, str]] = {}
         self._yielding = False
-        # A name that is the size of something else as well is no batch, wherever it comes first, unless it says that it
-        # is one: the states of an LSTM have their batch in the middle.
+        # A name that also occurs after the first axis is not a batch, unless its name says so: the states of an LSTM
+        # have their batch in the middle.
         inner = {dim for spec in specs for dim in spec.shape[1:] if isinstance(dim, str)} - {UNKNOWN_DIMENSION}
         self._inner = {name for name in inner if "batch" not in name.casefold()}
 
@@ -111,7 +112,7 @@ class _Sizes:
         self._yielding = False
 
     def take_names(self, sizes: Mapping[str, int], batch_size: int | None) -> int | None:
-        """Returns the batch, which has a name of ours beside the model's."""
+        """Take sizes of dimensions by name; returns the batch size, which can also be given under a built-in name."""
         known = {dim for spec in self.specs.values() for dim in spec.shape if isinstance(dim, str)}
         known -= {UNKNOWN_DIMENSION, UNKNOWN_RANK}
         for name, size in sizes.items():
@@ -144,7 +145,7 @@ class _Sizes:
             )
 
     def fix_batch(self, fixed_for: str) -> str:
-        """Give every batch that is still open the one of the others, else 1, and say so."""
+        """Give every open batch the size of the other batches, else 1; returns a notice about it."""
         batches = [spec for spec in self.specs.values() if self._is_batch(spec)]
         is_open = [spec for spec in batches if isinstance(self._size(spec.name, 0, spec.shape[0]), str)]
         sizes = {self._size(spec.name, 0, spec.shape[0]) for spec in batches if spec not in is_open}
@@ -162,7 +163,7 @@ class _Sizes:
         )
 
     def refuse_open(self, fixed_for: str) -> None:
-        """Raise UsageError for the first dimension that is still open, with what to give for it."""
+        """Raise UsageError for the first dimension that is still open, with advice on what to give."""
         left = [(name, axis, dim) for name, shape in self.shapes() for axis, dim in enumerate(shape) if _is_open(dim)]
         if not left:
             return
@@ -186,7 +187,7 @@ class _Sizes:
         )
 
     def _with_batch(self, shape: Sequence[int | str], batch_size: int | None) -> tuple[int | str, ...]:
-        """A batch of one is what recipes spell out; as for exports, another ``batch_size`` takes its place."""
+        """Recipes write a batch of one; as for exports, another ``batch_size`` replaces it."""
         if batch_size is None or not shape or shape[0] != 1:
             return tuple(shape)
         return (batch_size, *shape[1:])
@@ -203,12 +204,12 @@ class _Sizes:
                 f" {_listed(spec.shape)} has {len(spec.shape)}."
             )
         for axis, dim in enumerate(shape):
-            # A text is a dimension that stays as it is.
+            # A string leaves the dimension as it is.
             if isinstance(dim, int):
                 self._take(spec, axis, dim, where)
 
     def _take(self, spec: TensorSpec, axis: int, size: int, where: str) -> None:
-        """Note that axis *axis* of the input *spec* has *size*."""
+        """Record that axis *axis* of the input *spec* has *size*."""
         dim = spec.shape[axis]
         if isinstance(dim, int):
             if dim != size:
@@ -243,7 +244,7 @@ class _Sizes:
         return bool(spec.shape) and _is_open(spec.shape[0]) and spec.shape[0] not in {UNKNOWN_RANK, *self._inner}
 
     def _how_to_shape(self, name: str = "") -> str:
-        """Advice with the shape of an input spelled out, which reaches dimensions without a name."""
+        """Return advice with the full shape of an input, which also covers dimensions without a name."""
         spec = self.specs.get(name) or next(iter(self.specs.values()))
         shape = dict(self.shapes())[spec.name]
         if UNKNOWN_RANK in shape:

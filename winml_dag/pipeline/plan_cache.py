@@ -1,10 +1,10 @@
 """Save a plan, and later the build made from it, in the plan cache, so that the next build can reuse it quickly.
 
-What vouches for a plan is what was seen of each path before planning read it. Content that is digested only when the
-entry is kept counts if the path is then still what it was at first. No clock decides that; a file that had changed
-shortly before it was read, so that a further write need not show in its times, is read again the next time.
+A plan is validated by the stat signatures that each path had before planning read it. Content that is only digested
+when the entry is saved counts if the path still has its first signature. No clock is involved. A file that changed
+shortly before it was read is racy, since a further write need not change its times; it is read again the next time.
 
-A request is planned here: recalled where what is known of it stands, planned anew where not.
+:func:`plan_request` turns a request into a graph: loaded from the plan cache if current, else planned.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from winml_dag.store.store import Store
 
 
-# Kinds of sources that say nothing about what is to be built: another content changes keys, and no plan.
+# Types of sources that do not influence the plan: new content changes keys only.
 _DATA_KINDS = frozenset({"file"})
 
 
@@ -252,7 +252,7 @@ def plan_request(
     part: bool = False,
     around: Mapping[str, JsonValue] | None = None,
 ) -> BuildGraph:
-    """The graph of the build that *request* means; *download* allows fetching a model from the hub.
+    """Return the graph of the build that *request* describes; *download* allows fetching a model from the hub.
 
     Without *needs_folder* a request that names no output folder is planned for one in the cache. *current_plan*: the
     cached plan, if it was looked up already. With *part* only the nodes that may have to run are returned, where these
@@ -268,7 +268,7 @@ def plan_request(
     if current_plan is not None:
         from winml_dag.pipeline.plan_text import recall
 
-        # A source that is gone is missed, or done without, when it is looked for anew.
+        # If a source is gone, planning again either reports it or finds that it is not needed.
         with suppress(*MALFORMED, InputError):
             return recall(current_plan, store, part=part)
     from winml_dag.file_reading import FirstLooks
@@ -276,7 +276,7 @@ def plan_request(
 
     began_ns = time.time_ns()
     around = around or environment_fingerprint(began_ns)
-    # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
+    # Imported here: a current plan needs neither recipe nor declarations, which take 0.1 s to import.
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
     from winml_dag.pipeline.variant import OnlyDeclared
@@ -293,16 +293,16 @@ def plan_request(
     if words is None or not (needs_folder or request.output_dir or request.command or request.use_cache):
         return planned
     if not isinstance(build, OnlyDeclared) and build.lacks:
-        return planned  # nothing would tell that it has come, and who builds must hear of it
+        return planned  # nothing would invalidate the entry when it appears, and the user must be notified
     if any(environment_elsewhere(node.environment) for node in planned.graph.nodes):
-        return planned  # nothing here would tell what comes or goes on another machine
+        return planned  # nothing on this machine would invalidate the entry when another machine's environment changes
     recipe = request.recipe if isinstance(request.recipe, Path) else None
     return replace(planned, current_plan=note(planned, store, Planning(words, recipe, began_ns, around, looks)))
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A build among others: how it is called, and its graph, or why there is none."""
+    """A build among others: its label, and its graph or the error why it has none."""
 
     label: str
     graph: BuildGraph | WinmlDagError
@@ -311,10 +311,10 @@ class Planned:
 def plan_each(
     asked: Iterable[tuple[str, Request]], store: Store, *, download: bool = True, needs_folder: bool = True
 ) -> tuple[Planned, ...]:
-    """Plan each request, by its label; one that cannot be planned has an error in place of a graph."""
+    """Plan each request, by its label; one that cannot be planned has an error instead of a graph."""
     from winml_dag.pipeline.uptodate import environment_fingerprint
 
-    # Read once for all: it is the same for each, and takes a third of the time of planning one.
+    # Take it once for all requests: it is the same for each, and takes a third of the time to plan one.
     environment = environment_fingerprint(time.time_ns())
     found = []
     for label, request in asked:
@@ -329,7 +329,7 @@ def plan_each(
 
 
 def refuse_if_all_the_same(planned: Sequence[Planned]) -> None:
-    """Raise the error of all of them where it is the same for each, so that it is printed once."""
+    """Raise the error of all requests if each has the same one, so that it is printed once."""
     errors = [each.graph for each in planned if isinstance(each.graph, WinmlDagError)]
     if len(errors) == len(planned) and len({str(error) for error in errors}) == 1:
         raise errors[0]

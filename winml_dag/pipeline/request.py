@@ -1,4 +1,8 @@
-"""What one call of ours asks for, from the command line or from Python: what is built, and with which remotes."""
+"""The request of one call, from the command line or from Python: what to build, and with which remotes.
+
+Whether any remote is configured is determined at the start of every build from options, a variable, and two files that
+mostly do not exist. ``remoteconfig`` reads the rest of them when a store is opened.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +30,21 @@ TOKEN_HOST_VARIABLE = "WINML_DAG_REMOTE_TOKEN_HOST"
 
 PROJECT_FILE = "winml_dag.toml"
 
-# Every way in which a line of TOML can begin to say something of remotes: a build that has nothing to do reads no more.
-# Misspelled ones too: else whoever writes [[remotes]] has none, and is not told.
+# Every start of a TOML line about remotes: an up-to-date build reads no more. Misspelled ones too: else [[remotes]]
+# would be ignored without a message.
 _REMOTE = re.compile(rb"^[ \t]*\[?\[?[ \t]*[\"']?remot", re.MULTILINE)
-# A project's file speaks of nothing else.
+# The file of a project is about nothing else.
 _ANYTHING = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """What one call says of remotes; what it leaves out is for the environment and the configuration to say.
+    """The options of one call; the environment and the configuration supply the rest.
 
     Attributes:
         urls: the nearest first.
         mode: of every remote.
-        folder: where the configuration of the project is looked for first: that of the recipe.
+        folder: that of the recipe, where the configuration of the project is searched first.
     """
 
     urls: tuple[str, ...] = ()
@@ -49,21 +53,23 @@ class RemoteOptions:
 
     @cached_property
     def is_configured(self) -> bool:
-        """Whether there is any remote, one that is switched off too: then digests are sha256."""
+        """Whether any remote is configured, even one that is off: then digests are sha256."""
         if self.urls or os.environ.get(REMOTE_VARIABLE, "").strip():
             return True
         files = (self.project_file, config_file())
         return any(path is not None and names_remotes(path) for path in files)
 
     def store_folder(self, cache_dir: Path | None) -> Path:
-        """The folder of the store that builds use, in the cache folder *cache_dir*, by default the user's."""
+        """Return the store's folder for builds, in the cache folder *cache_dir*, by default the user's."""
         folder = default_cache_dir() if cache_dir is None else cache_dir
         return store_folder(folder, "sha256") if self.is_configured else folder
 
     @cached_property
     def project_file(self) -> Path | None:
-        """The nearest ``winml_dag.toml``: in the recipe's folder or above it up to the root of its repository, else in
-        the current folder or above that in the same way.
+        """The nearest ``winml_dag.toml``.
+
+        It is searched from the recipe's folder up to the root of its repository, then from the current folder in the
+        same way.
         """
         for start in (self.folder, Path()):
             for folder in () if start is None else _up_to_the_root(os.path.abspath(start)):  # noqa: PTH100
@@ -73,8 +79,8 @@ class RemoteOptions:
 
 
 def names_remotes(path: Path) -> bool:
-    """Whether the configuration file at *path*, which need not be there, says anything of remotes. One that cannot be
-    read may: who reads the rest of it has to say why not.
+    """Whether the configuration file at *path*, which may be missing, mentions remotes. An unreadable one counts: the
+    error is reported when the rest is read.
     """
     try:
         said = _ANYTHING if path.name == PROJECT_FILE else _REMOTE
@@ -86,8 +92,8 @@ def names_remotes(path: Path) -> bool:
 
 
 def _up_to_the_root(start: str) -> Iterator[str]:
-    """The folder *start* and those above it up to the root of its repository. Without one only itself: what lies above
-    may be anybody's, as in a temporary folder.
+    """The folder *start* and its parents up to the root of its repository. Without a repository only *start*: its
+    parents may belong to anybody, as in a temporary folder.
     """
     folders = [start]
     while not os.path.lexists(f"{folders[-1]}{os.sep}.git"):

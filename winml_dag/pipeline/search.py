@@ -1,11 +1,11 @@
 """The result of the search for capabilities in a finished build, and what makes the build reject it.
 
-Known only when all has run, unlike everything else in the settings and notices of a build. Light on purpose: a build
-that was recalled asks for it, too.
+Unlike all other settings and notices of a build, it is only determined after all stages have run. This module is light
+on purpose: a build from the plan cache uses it, too.
 
-A build has as many rounds of optimize and analyze as its search may take (:mod:`winml_dag.pipeline.autoconf`). After
-the last one that adds something, all have the keys of the round before and cost nothing; they are not printed. Ids are
-all that is looked at, so that this holds for plans that were recalled, too.
+A build has as many rounds of optimize and analyze as its search may need (:mod:`winml_dag.pipeline.autoconf`). All
+rounds after the last one that adds something have the same keys as the previous round and cost nothing, so they are not
+reported. Only ids are compared, so this also works for plans from the plan cache.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ _TOLD_AGAIN: dict[str, Callable[[Iterable[str]], Reason]] = {"blocked": events.b
 
 
 def round_of(node: Node) -> tuple[str, int] | None:
-    """The line of rounds that *node* is in, by its id without a number, and the number; None for all other stages."""
+    """Return the line of rounds that *node* is in (its id without the number) and the number; None for other stages."""
     line, _, number = node.id.rpartition(".")
     in_rounds = node.stage.name in _IN_ROUNDS and node.folder is None and number.isdigit()
     return (line, int(number)) if in_rounds else None
 
 
 class Rounds:
-    """Tells of results, one after the other and in the order of their graph, which rounds say nothing new."""
+    """Decides which rounds repeat an earlier one, from results in the order of their graph."""
 
     def __init__(self) -> None:
-        # By id of a stage that is like one before, the id of that one; by line, the last that is not, and all by key.
+        # `like`: the repeated stage by the id of its repetition; `_last`: the last new stage by line; `_by_key`: all by
+        # key.
         self.like: dict[str, str] = {}
         self._last: dict[str, str] = {}
         self._by_key: dict[tuple[str, str], str] = {}
 
     def is_like_before(self, result: StageResult) -> bool:
-        """Whether the stage of *result* has the result of an earlier round, or is one of those that may follow and of
-        which nothing is known. A failure is never like anything.
+        """Whether the stage of *result* repeats an earlier round, or is a possible later round with an unknown result.
+
+        A failure never counts as a repetition.
         """
         found = round_of(result.node)
         if found is None:
@@ -63,7 +65,7 @@ class Rounds:
         return False
 
     def told(self, why: Reason) -> Reason:
-        """*why* with the names of stages that are told of."""
+        """Return *why* with the names of repetitions replaced by those of reported stages."""
         names = tuple(dict.fromkeys(self.like.get(name, name) for name in why.names))
         if names == why.names:
             return why
@@ -77,7 +79,7 @@ class Rounds:
             return None
         if result.cache_key:
             return self._by_key.get((line, result.cache_key))
-        # An analyze whose own optimize is new will run, whatever comes of it.
+        # An analyze after a new optimize will run, whatever its result.
         stem = line.removesuffix("analyze")
         new = stem != line and self._last.get(f"{stem}optimize") == f"{stem}optimize.{number}"
         return None if new else self._last.get(line)
@@ -85,9 +87,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Folded:
-    """Results parted: those to tell of, and rounds that are like one before, whose ids are in ``like`` with those of
-    the ones that they are like.
-    """
+    """Results, divided into those to report and repetitions; ``like`` maps ids of repetitions to repeated ids."""
 
     told: tuple[StageResult, ...]
     like_before: tuple[StageResult, ...]
@@ -95,7 +95,7 @@ class Folded:
 
 
 def folded(results: Iterable[StageResult]) -> Folded:
-    """*results*, in the order of their graph, parted."""
+    """Divide *results*, which are in the order of their graph."""
     rounds = Rounds()
     told: list[StageResult] = []
     like_before: list[StageResult] = []
@@ -107,7 +107,7 @@ def folded(results: Iterable[StageResult]) -> Folded:
 
 
 class WithoutRounds(PassingOn):
-    """An observer that hands on to another what is no round like the one before."""
+    """An observer that forwards everything except repeated rounds."""
 
     def __init__(self, observer: Observer) -> None:
         super().__init__(observer)
@@ -118,7 +118,7 @@ class WithoutRounds(PassingOn):
             super().finished(replace(result, reason=self._rounds.told(result.reason)))
 
 
-# What a build asks of its last analysis; see `refusal` in engine/decide.py.
+# The check of a build's last analysis; see `refusal` in engine/decide.py.
 CHECK = "winml_dag.pipeline.search:refuse_unsupported"
 
 # How many operators a sentence names.

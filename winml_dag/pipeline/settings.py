@@ -1,9 +1,9 @@
 """The settings of a build: the frozen recipe in ``winml_build_config.json``.
 
-Building from it gives the same keys on any machine that has the same model and tools: paths are relative to the
-output folder, where the file will lie, and nothing is left to ``auto``.
+Building it gives the same keys on any machine with the same model and tools: paths are relative to the output folder,
+which contains the file, and nothing is left as ``auto``.
 
-Also here: how a build's result is validated: on which data, where, and against which bounds.
+Also here: how a build's result is validated: its data, its target, and its bounds.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, Validat
 
 @dataclass(frozen=True)
 class ValidationData:
-    """What a build is validated on, if that is not what calibration leaves; all None if it is.
+    """The data that a build is validated on, if that is not kept back by calibration; all None if it is.
 
     Attributes:
-        data: arrays, texts, images or tables; ``processor`` turns all but arrays into inputs.
-        columns: of tables, which is what; None for other data.
-        looked_at: files and folders that decided which files these are.
+        data: arrays, texts, images or tables; ``processor`` converts all except arrays to inputs.
+        columns: for tables, the meaning of each column; None for other data.
+        looked_at: files and folders that decided the choice of these files.
     """
 
     data: Source | None = None
@@ -62,10 +62,11 @@ def find_validation_data(
     *,
     download: bool,
 ) -> ValidationData:
-    """What ``validate.input_data`` names, none of it read yet.
+    """Find the files that ``validate.input_data`` names, without reading them.
 
     Raises:
-        InputError: for what is missing; UsageError: for a package or a processor that is.
+        InputError: for a missing file.
+        UsageError: for a missing package or processor.
     """
     wanted = context.recipe.validation
     if wanted.input_data is None or left_out(context) is not None:
@@ -74,11 +75,11 @@ def find_validation_data(
     found = replace(calibration_source(path, "validate.input_data"), name="validation data")
     kind = str(kind_of(found.files[0].name))
     require_packages(kind)
-    # Whose processor and which columns is said there, also for a model that is not quantized.
+    # This section names the processor and the columns, even for a model that is not quantized.
     section = chosen(quant) or context.recipe.quant or Quant()
     columns = columns_of(section, task) if kind in TABLES else None
     folder = processor_of(context, model, section, kind, columns, download=download)
-    # What calibration has is of the same model, and a graph has each source once.
+    # Calibration's processor is that of the same model, and a graph has each source once.
     processor = calibration.processor or (None if folder is None else folder.processor_source())
     return ValidationData(
         found,
@@ -100,7 +101,7 @@ def validate_config(
     model_kind: str,
     task: str | None,
 ) -> ValidateConfig | Skip:
-    """The config of validate, or why it is left out; *model_kind* is that of the model that the build starts from."""
+    """Return the config of validate, or why it is skipped; *model_kind* is that of the build's initial model."""
     if skip := left_out(context):
         return skip
     came_compiled = model_kind == kinds.COMPILED_MODEL
@@ -108,28 +109,29 @@ def validate_config(
         return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
     fields = replace(
         _fields(context, precision, calibration, given, task),
-        # A model that came in integers has ranges too; none are found on random inputs of validate's.
+        # A model that was given in integers has ranges, too; none apply to validate's random inputs.
         calibrated=(given.data is not None or calibration.data is not None)
         and (model_kind != kinds.FLOAT_MODEL if isinstance(quant, Skip) else quant.mode == "static"),
         rounding=rounding(precision, in_half=target.ep != CPU),
     )
     if came_compiled:
-        # There is nothing that bounds could be about.
+        # There is nothing to compare with bounds.
         fields = replace(fields, min_cosine=None, min_sqnr_db=None, max_abs_error=None, min_top1_agreement=None)
     columns = calibration.columns if given.data is None else given.columns
     names = None if columns is None else Columns(columns)
     as_it_is = isinstance(compiled, Skip) and not came_compiled
     if as_it_is and not (target.ep.takes_onnx and is_at_hand(target.ep)):
-        # Compiling a model on load, for a provider that it would not be shipped to like that, shows nothing of it.
+        # Compiling the model on load, for a provider that it is never shipped to uncompiled, would show nothing about
+        # it.
         return ValidateConfig(fields, RunTarget(CPU.name, "cpu"), names)
-    # A session gets no options that name files: they steer a compilation, and their paths are no content.
+    # A session gets no options that name files: they control compilation, and their paths are not content.
     named = file_option_names(context, target)
     options = {name: value for name, value in provider_options(context, target).items() if name not in named}
     return ValidateConfig(fields, RunTarget(target.ep.name, target.device, options), names)
 
 
 def left_out(context: ResolveContext) -> Skip | None:
-    """Why nothing is validated; None when something is."""
+    """Return why validation is skipped; None if it is not."""
     section = context.recipe.compile
     if context.overrides.validate is not None:
         return None if context.overrides.validate else Skip("--no-validate was given")

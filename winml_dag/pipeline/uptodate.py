@@ -6,6 +6,9 @@ published files; with the stat signatures of every file and folder that influenc
 environment. A later request stats every path once and compares two arrays. It reads only files that differ or are racy:
 those that changed so shortly before they were checked that a later change need not show.
 
+The environment is everything other than files that a plan depends on: this program's code, installed distributions, the
+home folder, and the variables that configure search paths.
+
 An entry is one file. Its first line is JSON that describes the rest: the paths, their signatures, their digests, and
 the plan. Each part is only decoded when needed: for 4000 stages the first two take 1 ms, the whole plan 50 ms. An index
 row would serve as well, but SQLite and diskcache take 20 ms to import. An invalid entry counts as absent: everything in
@@ -44,8 +47,8 @@ from winml_dag.file_reading import (
 )
 from winml_dag.store.cache_folder import note_build
 
-# Where the hub cache is and whether the hub may be asked; where the programs of the user's own stages are; which
-# environments there are for execution providers.
+# Variables for the location of the hub cache and offline mode, for the programs of the user's own stages, and for
+# environments of execution providers.
 _VARIABLES = (
     "HF_HUB_CACHE",
     "HUGGINGFACE_HUB_CACHE",
@@ -61,7 +64,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Environment:
-    """One look at the environment. Who compares many entries with it looks once: it takes longer than all else."""
+    """A snapshot of the environment. Take it once to compare many entries: it takes longer than all other checks."""
 
     told: Mapping[str, JsonValue]
     folders: list[JsonValue]
@@ -79,12 +82,13 @@ class Environment:
         return cls(told, [_time_of(path or ".") for path in sys.path])
 
     def is_as(self, fingerprint: Mapping[str, JsonValue]) -> bool:
-        """Whether it is what *fingerprint* was made of."""
+        """Whether it matches *fingerprint*."""
         if any(fingerprint.get(name) != value for name, value in self.told.items()):
             return False
         at_ns = fingerprint.get("at_ns")
-        # A folder's time says that no distribution came or went since; one that was just changed may change again
-        # without showing it, and one that did change may have got anything: then their names are read.
+        # Unchanged folder times mean that no distribution was installed or removed since. A folder that changed
+        # recently may change again without a new time, and a changed folder may have any new content: then compare the
+        # names of distributions.
         if self.folders == fingerprint.get("folders") and isinstance(at_ns, int):
             latest = max((int(folder[0]) for folder in self.folders if isinstance(folder, list)), default=0)
             if latest <= at_ns - file_reading.SETTLED_NS:
@@ -93,14 +97,16 @@ class Environment:
 
 
 def environment_fingerprint(now_ns: int) -> dict[str, JsonValue]:
-    """What :meth:`Environment.is_as` compares; *now_ns* is the time of day."""
+    """Return the fingerprint that :meth:`Environment.is_as` compares; *now_ns* is the current time."""
     now = Environment.now()
     return {**now.told, "installed": _installed(), "folders": now.folders, "at_ns": now_ns}
 
 
 def _machine() -> str:
-    """Another one where the machine may be another, because some models are compiled for the one that we run on. What
-    it is takes longer to ask: a cache that is carried to another machine meets another start, or another name.
+    """Return an id that changes when the machine may be another one, because some models are compiled for the host.
+
+    The boot id or host name stands in for the hardware, which takes longer to query: a cache that moves to another
+    machine sees another boot or host name.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -110,7 +116,7 @@ def _machine() -> str:
 
 
 def _code_state() -> str:
-    """Size and time of each file of this package: a plan does not outlive the code that made it."""
+    """Return a hash over size and time of each file of this package: a plan is only valid for the code that made it."""
     state: list[JsonValue] = []
     folders = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     while folders:
@@ -125,14 +131,14 @@ def _code_state() -> str:
 
 
 def _installed() -> str:
-    # Imported here: it takes 3 ms, and is only asked when a folder of packages has changed.
+    # Imported here: it takes 3 ms, and is only needed when a package folder has changed.
     from winml_dag.engine.keys import installed_distributions
 
     return short_hash(installed_distributions())
 
 
 def _time_of(path: str) -> JsonValue:
-    """Time and inode of a folder that packages are found in."""
+    """Return time and inode of a folder on the module search path."""
     try:
         status = os.stat(path)
     except OSError:
@@ -141,7 +147,7 @@ def _time_of(path: str) -> JsonValue:
 
 
 def short_hash(value: JsonValue) -> str:
-    """32 hex digits over *value*: to notice a change, not to withstand anybody."""
+    """Return 32 hex digits over *value*: detects changes, but is not cryptographic."""
     return xxhash.xxh3_128_hexdigest(canonical_json(value).encode("utf-8", "surrogatepass"))
 
 

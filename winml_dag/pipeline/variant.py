@@ -1,8 +1,7 @@
 """A build: one fully resolved variant (one model, one precision, one EP and device) and its one output folder.
 
-Every stage has its complete config here, or the reason why it is left out; nothing downstream looks at a recipe again.
-
-The stages that a recipe declares itself are here as it says them, with what their planning needs to know of ours.
+It has the complete config of every stage, or the reason why it is skipped; nothing downstream reads a recipe. It also
+has the stages that a recipe declares, and what their planning needs about built-in stages.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from winml_dag.stages.shared import FinalizeSharedConfig
 
 
-# The line of stages as people see it.
+# The line of stages that users see.
 LINE = ("export", "normalize", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
 
 T = TypeVar("T")
@@ -147,13 +146,13 @@ def chosen(config: T | Skip) -> T | None:
     return None if isinstance(config, Skip) else config
 
 
-# Names of stages and of their inputs and outputs: they stand in `stage.output` and in `{inputs.name}`.
+# Names of stages and of their inputs and outputs: they are used in `stage.output` and in `{inputs.name}`.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The ``stages`` of a recipe. *folder* is the recipe's own, absolute: what their paths are relative to."""
+    """The ``stages`` of a recipe. *folder* is the recipe's own, absolute: the base of their paths."""
 
     stages: Mapping[str, StageEntry]
     folder: Path
@@ -163,7 +162,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class Ours:
-    """One of our stages in this build: the id of its node, or why there is none."""
+    """A built-in stage in this build: the id of its node, or why it is skipped."""
 
     stage: Stage
     id: str
@@ -172,13 +171,13 @@ class Ours:
 
 @dataclass(frozen=True)
 class UserPlan:
-    """The part of a build that a recipe declares itself.
+    """The part of a build that a recipe declares.
 
     Attributes:
-        rewired: artifact by stage of ours and slot: where it reads from instead.
-        looked_at: files and folders that had a say in this plan, besides the sources.
-        absent: where files that commands seem to name, or programs of the same names, are not.
-        programs: files that are programs in use, or are none yet, be they found before those.
+        rewired: the artifact that a built-in stage reads instead, by stage and slot.
+        looked_at: files and folders other than the sources that influenced this plan.
+        absent: missing files that commands seem to name, and missing programs of the same names.
+        programs: files that are used as programs, or non-executable files that precede them in the search.
     """
 
     nodes: tuple[Node, ...] = ()
@@ -191,12 +190,12 @@ class UserPlan:
 
 @dataclass(frozen=True)
 class Tools:
-    """What a stage's bytes depend on besides its inputs: values for its key, and files whose digests belong there."""
+    """What a stage's output depends on other than inputs: values for its key, and files whose digests belong there."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
 
 
 def is_ours(entry: StageEntry) -> bool:
-    """Whether *entry* does no work of its own, but says where one of our stages reads from."""
+    """Whether *entry* does no work of its own, but sets an input of a built-in stage."""
     return entry.command is None and entry.run is None and entry.uses is None

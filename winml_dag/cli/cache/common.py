@@ -22,7 +22,7 @@ cache_dir_option = click.option("--cache-dir", type=FILE, help="The cache folder
 
 
 def opened(cache_dir: Path | None) -> Store:
-    """The store that a build begun here would use."""
+    """The store that a build started here would use."""
     from winml_dag.pipeline.request import RemoteOptions
     from winml_dag.store.store import Store
 

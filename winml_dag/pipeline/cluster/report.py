@@ -100,7 +100,7 @@ class Report(Text):
         return f"{stages} at a time{', with ' if providers else ''}{', '.join(providers)}"
 
     def environment(self, name: str, function: DigestFunction) -> RemoteEnvironment | None:
-        """None for one that it does not have. *function*: that digests of libraries are made with."""
+        """The environment *name*; None if it does not exist. *function*: for the digests of libraries."""
         found = self.environments.get(name)
         if found is None:
             return None
@@ -229,8 +229,9 @@ def _packages(toolchain: Mapping[str, str], tools: Collection[str]) -> list[str]
 
 
 def environments_of(workers: Collection[Worker]) -> Mapping[str, RemoteEnvironment]:
-    """For each environment of theirs the one to plan with, where they differ: that of most places, and of those the
-    first by what it is.
+    """The environment to plan with, by name.
+
+    If workers differ, it is the one with the most slots; ties are broken by its content.
     """
     found: dict[str, dict[str, tuple[int, RemoteEnvironment]]] = {}
     for worker in workers:

@@ -105,7 +105,7 @@ def keep_sweep_stamp(
     folder = str(cache_dir.absolute())
     paths = list(dict.fromkeys(str(path.absolute()) for path in files))
     if not all(file_reading.has_settled(Path(path), began_ns) for path in paths):
-        return  # nothing would tell what was edited while it was read
+        return  # an edit during the read would not be noticed
     there = [str(Path(found.folder).absolute() / name) for name in results]
     put = look(there)
     digests = [content_of(path) for path in (*paths, *there)]
