@@ -83,6 +83,6 @@ class Interrupted(WinmlDagError):
     exit_code = 130
 
 
-# The signals that end a build: those of them that this system has.
+# The signals that end a build, limited to those that this system has.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING_SIGNALS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))

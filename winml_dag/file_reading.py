@@ -1,11 +1,11 @@
-"""Reading files that may be anybody's, and what tells later whether they are still as they were read.
+"""Read files that may come from anybody, log what planning reads, and detect later changes by stat signatures.
 
-In the place of a file there can be a pipe that nobody writes to, a device that never ends, or JSON that nests deeper
-than any reader of it goes. Each is an error here that its reader expects of a file anyway.
+The path of a file may instead be a pipe without a writer, a device without an end, or JSON that nests deeper than
+readers support. Each of these raises an error that readers expect of a file anyway.
 
-A file's signature is what one stat tells of it, the time of its last change included: nobody can set that back, so it
-betrays an edit that kept size and time. Planning announces what it reads before it reads it, since whoever remembers
-the plan needs the state that was seen then. What is looked at later may be another file under the same path.
+A file's signature comes from one ``stat`` and has the time of the last change of any kind. No program can set that time
+back, so it reveals an edit that preserved size and modification time. Planning logs each file before reading it, so
+that a cached plan is stored with the state that was seen: a later check may see another file at the same path.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeAlias
 
-# Size, time of modification, inode, time of change.
+# Size, modification time, inode, change time.
 Signature: TypeAlias = tuple[int, int, int, int]
-# A path, and what it was when its content was read; None: it has not been read yet.
+# A path, and its signature when its content was read; None: it has not been read yet.
 Log: TypeAlias = Callable[[str, Signature | None], None]
 
 _log: ContextVar[Log | None] = ContextVar("reads_logged", default=None)
@@ -32,7 +32,7 @@ _log: ContextVar[Log | None] = ContextVar("reads_logged", default=None)
 
 @contextmanager
 def reads_logged(log: Log) -> Iterator[None]:
-    """Tell *log* of all that is read in the block."""
+    """Call *log* for everything that is read in the block."""
     token = _log.set(log)
     try:
         yield
@@ -41,33 +41,31 @@ def reads_logged(log: Log) -> Iterator[None]:
 
 
 def before_reading(path: str | os.PathLike[str]) -> None:
-    """The content of the file *path*, the names in the folder, or whether it is there at all, is about to be read."""
+    """Report that a file's content, a folder's names, or the existence of *path* is about to be read."""
     if (log := _log.get()) is not None:
         log(os.fspath(path), None)
 
 
 def was_read(path: str | os.PathLike[str], signature: Signature) -> None:
-    """The content of the file *path* was read, and *signature* was true of it before and after."""
+    """Report that the file *path* was read, and had *signature* before and after."""
     if (log := _log.get()) is not None:
         log(os.fspath(path), signature)
 
 
-# Far more than any such file has; what is larger is another file by mistake, or meant to fill the memory.
+# Far more than any such file has; a larger one is a mistake, or meant to exhaust memory.
 MOST_BYTES = 64 * 1024 * 1024
-# Of files that have a line for each stage of a build or each cell of a sweep.
+# For files with a line for each stage of a build or each cell of a sweep.
 MOST_BYTES_OF_MANY = 512 * 1024 * 1024
-# What we and others write is ten deep. Python gives up at 1000 calls, and every reader makes some for each level.
+# Valid files nest ten levels deep. Python's limit is 1000 calls, and every reader makes several per level.
 _MOST_DEPTH = 100
 
-# So that opening a pipe does not wait for its writer; it changes nothing for an ordinary file.
+# Opening a pipe must not wait for its writer; ordinary files are not affected.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_regular(path: Path | str) -> tuple[int, os.stat_result]:
-    """The descriptor of the ordinary file *path*, and what it is. Raises OSError when there is none or it is another
-    kind of file.
-    """
-    # Before it is opened as well: opening alone makes some devices do something.
+    """Descriptor and status of the ordinary file *path*. Raises OSError if it is missing or another kind of file."""
+    # Also before opening it: just opening some devices has an effect.
     _refuse_special(path, os.stat(path))
     opened = os.open(path, _FLAGS)
     try:
@@ -80,14 +78,14 @@ def open_regular(path: Path | str) -> tuple[int, os.stat_result]:
 
 
 def read_bytes(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
-    """All of the ordinary file *path*. Raises OSError, also for one that is larger than *most_bytes*."""
-    # Not a file object: making one for each of thousands of records costs as much as reading it.
+    """The content of the ordinary file *path*. Raises OSError, also if it is larger than *most_bytes*."""
+    # No file object: creating one for each of thousands of records costs as much as reading it.
     opened, status = open_regular(path)
     try:
         left = most_bytes + 1
         if status.st_size <= most_bytes:
-            # One byte more than there is, so the end is seen by the first call, as a rule. A file that is being written
-            # to, or that the system makes while it is read, has more than it says.
+            # One byte more than expected, so that usually the first call reaches the end. A file that is being written
+            # to, or that the system generates on reading, has more than its size.
             data = os.read(opened, min(left, status.st_size + 1))
             if len(data) == status.st_size > 0:
                 return data
@@ -104,19 +102,20 @@ def read_bytes(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
 def read_text(
     path: Path | str, most_bytes: int = MOST_BYTES, *, encoding: str = "utf-8", errors: str = "strict"
 ) -> str:
-    """The same as text with ``\\n`` at the ends of lines. Raises OSError, and UnicodeDecodeError, a ValueError."""
+    """The same as text with ``\\n`` line endings. Raises OSError, and UnicodeDecodeError, a ValueError."""
     text = read_bytes(path, most_bytes).decode(encoding, errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: Path | str, most_bytes: int = MOST_BYTES, *, encoding: str = "utf-8") -> Any:
-    """The value in the file *path*. Raises OSError, and ValueError for what is no JSON or nests too deep."""
+    """The JSON value in the file *path*. Raises OSError, and ValueError for invalid or too deeply nested JSON."""
     return parse_json(read_bytes(path, most_bytes).decode(encoding))
 
 
 def parse_json(text: str | bytes, *, allow_nan: bool = True) -> Any:
-    """The value of *text*. Raises ValueError for what is no JSON or nests too deep, and for NaN and infinities unless
-    they are allowed.
+    """The JSON value of *text*.
+
+    Raises ValueError for invalid or too deeply nested JSON, and for NaN and infinities unless allowed.
     """
     try:
         value = json.loads(text, parse_constant=None if allow_nan else _refuse_constant)
@@ -147,15 +146,15 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-# What is read less than this after it changed is not remembered: a write just after could get the very same time. 2 s
-# is the coarsest step of a file system in use (FAT); others count in milliseconds.
+# Content that is read within this time after a change is not cached: a later write could get the same time. 2 s is the
+# coarsest time step of a file system in use (FAT); others use milliseconds.
 SETTLED_NS = 2 * 10**9
 
 if sys.platform == "win32":
     import ctypes
     from ctypes import wintypes
 
-    # On Windows st_ctime is when the file was made; NTFS keeps the time of the last change of any kind elsewhere.
+    # On Windows st_ctime is the creation time; NTFS keeps the time of the last change of any kind elsewhere.
     class _BasicInfo(ctypes.Structure):
         """FILE_BASIC_INFO: times in steps of 100 ns since 1601."""
 
@@ -196,7 +195,7 @@ if sys.platform == "win32":
     _kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
 
     def change_time_ns(path: str | os.PathLike[str], status: os.stat_result) -> int:
-        """Nanoseconds since 1970 of the file's last change; of its last write where the file system knows no more.
+        """Nanoseconds since 1970 of the file's last change, or of its last write if the file system has no change time.
 
         Raises:
             OSError: when the file cannot be opened.
@@ -214,18 +213,18 @@ if sys.platform == "win32":
                 raise ctypes.WinError(ctypes.get_last_error())
         finally:
             _kernel.CloseHandle(handle)
-        # FAT keeps none: 0.
+        # FAT has none: 0.
         return (info.change_time - _STEPS_1601_TO_1970) * 100 if info.change_time else status.st_mtime_ns
 
 else:
 
     def change_time_ns(path: str | os.PathLike[str], status: os.stat_result) -> int:  # noqa: ARG001
-        """Nanoseconds since 1970 of the file's last change, be it content, mode, name or a time that was set."""
+        """Nanoseconds since 1970 of the file's last change of content, mode, name or set time."""
         return status.st_ctime_ns
 
 
 def has_settled(path: Path, at_ns: int) -> bool:
-    """Whether a file or folder, or the folder where it is missing, last changed safely before the moment *at_ns*."""
+    """Whether a file or folder last changed safely before *at_ns*. For a missing one, check its parent folder."""
     try:
         status = path.stat()
         return max(status.st_mtime_ns, change_time_ns(path, status)) <= at_ns - SETTLED_NS
@@ -235,39 +234,39 @@ def has_settled(path: Path, at_ns: int) -> bool:
         return False
 
 
-# What 64 bits with a sign can hold: inodes of some file systems use all of them.
+# The maximum of a signed 64-bit integer: inodes of some file systems use all bits.
 INODE_MASK = (1 << 63) - 1
 
 
 def signature_of(path: str | os.PathLike[str]) -> Signature | None:
-    """Size, time of modification, inode and time of change (see ``change_time_ns``) of the file; None for what is none.
+    """Size, modification time, inode and change time (see ``change_time_ns``) of a file; None if it is not a file.
 
-    No device number: it differs from one mount to the next. The path is only where to look, so it is not resolved,
-    which would cost a system call for each of its parts: the file that it leads to has its inode here.
+    No device number, because it differs from one mount to the next. The path is not resolved, which would take a system
+    call for each of its parts: the inode identifies the file it leads to.
 
     Raises:
-        OSError: when there is nothing, or it cannot be looked at.
+        OSError: when it does not exist or cannot be accessed.
     """
     status = os.stat(path)
     return signature_from(path, status) if stat.S_ISREG(status.st_mode) else None
 
 
 def signature_from(path: str | os.PathLike[str], status: os.stat_result) -> Signature:
-    """The same of a *status* that is known. Raises OSError on Windows, where that does not tell of changes."""
+    """The same for a given *status*. Raises OSError on Windows, where a status has no change time."""
     return status.st_size, status.st_mtime_ns, status.st_ino & INODE_MASK, change_time_ns(path, status)
 
 
-# --- What one stat says of each path. Thousands are looked at in each build, so this is one flat array that is compared
-# as a whole: 9000 paths take 15 ms, where an object for each would take as long again.
+# --- Stat signatures of paths. Each build checks thousands, so they are one flat array that is compared as a whole:
+# 9000 paths take 15 ms; an object for each would take as long again.
 
-# Size, time of modification, inode, time of change: see ``change_time_ns`` for what the last one is for.
+# Size, modification time, inode, change time: see ``change_time_ns`` for the purpose of the last one.
 PER_PATH = 4
 _ABSENT = (0, 0, 0, 0)
 _CHANGED = 3
 
 
 def look(paths: Iterable[str]) -> array[int]:
-    """``PER_PATH`` numbers for each path: zeros for one that is not there."""
+    """Return ``PER_PATH`` numbers for each path: zeros for one that does not exist."""
     found = array("q")
     extend, stat, is_windows = found.extend, os.stat, sys.platform == "win32"
     for path in paths:
@@ -283,7 +282,7 @@ def look(paths: Iterable[str]) -> array[int]:
 
 
 def differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """The places of the paths for which two looks at the same paths differ."""
+    """Return the indices of the paths whose signatures differ."""
     if one == other:
         return []
     return [
@@ -294,22 +293,20 @@ def differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def changed_ns(seen: Sequence[int], place: int) -> int:
-    """When the path at *place* last changed; 0 for one that is not there."""
+    """Return when the path at *place* last changed; 0 if it does not exist."""
     return seen[place * PER_PATH + _CHANGED]
 
 
 def racy(seen: Sequence[int], looked_ns: int) -> list[int]:
-    """The places of the paths that had changed shortly before *looked_ns*: a write that followed could have got the
-    very same time.
-    """
+    """Return the indices of paths that changed shortly before *looked_ns*: a later write could have the same time."""
     settled_ns = looked_ns - SETTLED_NS
     return [place for place, changed in enumerate(seen[_CHANGED::PER_PATH]) if changed > settled_ns]
 
 
 class FirstLooks:
-    """What was seen of each path before planning read it: a log for ``reads_logged``.
+    """The signature of each path before planning read it: a log of reads (see ``reads_logged``).
 
-    A look that is taken later may show another file under the same path, and would vouch for what nobody has read.
+    A later signature may be that of another file under the same path, and would validate content that was never read.
     """
 
     def __init__(self) -> None:
@@ -317,7 +314,7 @@ class FirstLooks:
         self._changed: set[str] = set()
 
     def __call__(self, path: str, signature: Signature | None) -> None:
-        # As ``text_of`` in ``plan_cache`` has it. Nearly all are absolute, and to make a Path of each takes a while.
+        # As ``text_of`` in ``plan_cache``. Nearly all paths are absolute, and making a Path of each is slow.
         at = path if path.startswith("/") else str(Path(path).absolute())
         if signature is None:
             size, modified_ns, inode, changed_ns = look([at])
@@ -326,9 +323,7 @@ class FirstLooks:
             self._changed.add(at)
 
     def of(self, paths: Iterable[str]) -> array[int] | None:
-        """What was first seen of *paths*, as ``look`` has it; None where that vouches for nothing: nobody told of a
-        path, or it changed between two reads.
-        """
+        """Return the first signatures of *paths*; None if a path was not logged, or changed between two reads."""
         found = array("q")
         for path in paths:
             first = self._first.get(path)

@@ -21,6 +21,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was just written counts as having come to rest: digests are remembered at once, and plans stand."""
+    """Treat recently written files as settled: digests are recorded at once, and plans stay valid."""
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     monkeypatch.setattr(digest, "SETTLED_NS", 0)

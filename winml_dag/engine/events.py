@@ -1,6 +1,6 @@
-"""What a run tells while it goes on, and what it says of each stage at the end.
+"""What a run reports while it is in progress, and the result of each stage at the end.
 
-A reason is made where a decision is made, and shown alike by ``plan``, ``why``, the log and the manifest.
+A reason is created with the decision; ``plan``, ``why``, the log and the manifest all show it.
 """
 
 from __future__ import annotations
@@ -115,17 +115,17 @@ class PassingOn:
 
 @dataclass(frozen=True)
 class Reason:
-    """``kind``, ``changes`` and ``names`` are for programs, ``text`` is for people.
+    """Why a stage runs or not. ``kind``, ``changes`` and ``names`` are for programs, ``text`` is for people.
 
     Kinds: ``up to date``, ``found``, ``found in a remote``, ``first build``, ``changed``, ``lost``, ``rebuild``,
     ``waits``, ``blocked``, ``stopped``.
 
     Attributes:
-        changes: what differs from the last run under this name; of a stage that waits: what does so already.
-        names: the files that are lost, or the stages that the reason is about.
-        roots: of a stage that waits: those that run for a reason of their own.
-        nearest: a record of another name that is nearer than the last one of this. Roots and it are only looked for
-            where reasons are explained, not in a build.
+        changes: what differs from the last run under this name; for a waiting stage: what differs so far.
+        names: the files that are lost, or the stages to which the reason refers.
+        roots: for a waiting stage: the stages that run for their own reason.
+        nearest: a record under another name that is nearer than the last one under this name. ``roots`` and ``nearest``
+            are determined only where reasons are explained, not in a build.
     """
 
     kind: str
@@ -139,7 +139,7 @@ class Reason:
         return self.text
 
     def to_json(self) -> JsonObject:
-        """The text is ``reason``; all others are there when they say something."""
+        """The text is ``reason``; other fields are present if they are not empty."""
         changes = {"changes": [change.to_json() for change in self.changes]} if self.changes else {}
         names = {"names": list(self.names)} if self.names else {}
         roots = {"roots": list(self.roots)} if self.roots else {}
@@ -157,12 +157,12 @@ def found(record: Record) -> Reason:
 
 
 def found_in_remote(record: Record) -> Reason:
-    """*record* came from a remote in this run."""
+    """*record* was fetched from a remote in this run."""
     return Reason("found in a remote", f"found in the remote{_made(record)}")
 
 
 def _made(record: Record) -> str:
-    """When it was made, and of one that nobody here has made, by whom."""
+    """When it was made and, for a record from elsewhere, by whom."""
     when = f", made {record.made_at}" if record.made_at else ""
     maker = record.origin.get("maker")
     if not isinstance(maker, Mapping):
@@ -174,12 +174,12 @@ def _made(record: Record) -> str:
 def changed(last: Record, new: KeyInputs, inputs: Inputs) -> Reason:
     """What differs between the last run under this name and this one, which reads *inputs*."""
     changes = changes_between(last, new, inputs)
-    # None that has a name: a newer version of this program has a field that says nothing yet, or another key format.
+    # Nothing with a name: a newer version of this program has a new field that is still unset, or another key format.
     return Reason("changed", summed_up(changes) or "its key is made in another way now", changes)
 
 
 def never_like_this(nearest: Nearest) -> Reason:
-    """A first build, where something like it has been built under another name."""
+    """A first build under this name, while something similar was built under another name."""
     return Reason("first build", f"never built like this; nearest is {nearest}", nearest=nearest)
 
 

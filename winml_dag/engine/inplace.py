@@ -1,11 +1,11 @@
 """The user's own files in their own folders: inputs of stages that work in place, and outputs written there.
 
-Every path is looked at with one ``stat`` and hashed only when that tells of a change since it was last known to be
-right. What is put into a folder is a copy, renamed into place: a reader sees the old file or the new one. Until it is
-whole it lies where no stage reads, and no link is followed on the way to its place.
+Each path is checked with one ``stat``, and hashed only if that shows a change since it was last verified. Outputs are
+copies that are renamed into position, so a reader sees either the old file or the new one. Until a copy is complete it
+is in a folder that no stage reads. No link on the way to the output path is followed.
 
-Also here: which files of a record lie in the user's folder, and what lies in a folder that is an input. Links to
-folders are followed, since programs follow them: what they lead to is read, so it belongs in the key.
+This module also lists input folders and the files of a record in the user's folder. Listing follows links to folders,
+since programs follow them: their targets are read, so they belong in the key.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _sweep(below: Below) -> None:
 
 @dataclass(frozen=True)
 class Listing:
-    """``files`` by name, in order; ``folders``: all that were looked into; ``dangling``: links to nothing yet."""
+    """``files``: ordered by name. ``folders``: all folders visited. ``dangling``: links whose target does not exist."""
 
     files: list[SourceFile] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
@@ -268,7 +268,7 @@ def list_folder(folder: Path, prefix: str) -> Listing:
     """The files below *folder*, each name with *prefix* before it.
 
     Raises:
-        InputError: for a folder that cannot be read, or a link to a folder that it lies in.
+        InputError: for a folder that cannot be read, or a link to one of its own parent folders.
     """
     found = Listing()
     try:
@@ -299,15 +299,15 @@ def _list(folder: Path, prefix: str, around: Iterable[str], found: Listing) -> N
             found.dangling.append(path)
 
 
-# In a recipe's folder: manifests of builds without an output folder, and files on their way to their places.
+# In a recipe's folder: manifests of builds without an output folder, and files that are not yet complete.
 KEPT = ".winml-dag"
 
 
 def placed_files(node: Node, outputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
-    """What of *outputs*, by slot, lies in the folder of *node*, under the names that it has there.
+    """The files of *outputs*, by slot, that are in the folder of *node*, under their names there.
 
     Raises:
-        UsageError: when several files were put out where the recipe has room for one.
+        UsageError: when a stage output several files where the recipe declares one.
     """
     for slot in node.paths:
         yield from placed_in(node, slot, outputs[slot])

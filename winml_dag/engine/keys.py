@@ -1,12 +1,12 @@
 """Cache keys: equal keys mean equal work.
 
-A key is made from the *contents* of the inputs, never from how they were made, so that a re-run that gives the same
-bytes stops there. Not in a key: verbosity, output folder, number of jobs, time, host name, absolute paths. sha256
-because keys are looked up in stores that others write to; the data hashed is small.
+A key is made from the *contents* of the inputs, not from how they were made, so a re-run with identical output stops
+there. Not in a key: verbosity, output folder, number of jobs, time, host name, absolute paths. Keys use sha256 because
+they are looked up in stores that others write to; the hashed data is small.
 
-Versions of installed distributions belong in a key. ``importlib.metadata`` costs 20 to 40 ms to import; the name of a
-``.dist-info`` folder has the version in it (the packaging specification fixes the name), so listing ``sys.path`` once
-is enough.
+Keys have the versions of installed distributions. Importing ``importlib.metadata`` costs 20 to 40 ms. The name of a
+``.dist-info`` folder contains the version (the packaging specification for recording installed projects defines the
+name), so listing ``sys.path`` once is enough.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def cache_key(key_inputs: KeyInputs) -> str:
 
 
 def key_inputs_of(node: Node, inputs: Mapping[str, str]) -> KeyInputs:
-    """What the key of *node* is made from, *inputs* being the artifact digest of each of its slots."""
+    """The key inputs of *node*; *inputs* has the artifact digest of each of its slots."""
     from winml_dag.store.records import KeyInputs
 
     return KeyInputs(node.stage.name, node.stage.version, node.config, inputs, node.toolchain)
@@ -64,7 +64,7 @@ def normalised(name: str) -> str:
 
 
 def distributions_in(path: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Name, version and folder of what each distribution in the folders *path* says of itself."""
+    """Name, version and metadata folder of each distribution in the folders *path*."""
     for folder in path:
         try:
             entries = os.listdir(folder or ".")  # noqa: PTH208 - names are enough, and twice as fast
@@ -90,14 +90,15 @@ def _listed_here(path: tuple[str, ...]) -> dict[str, str]:
 
 
 def installed_distributions(path: Sequence[Path] | None = None) -> dict[str, str]:
-    """Every distribution that is installed in the folders *path*, with its version; by default in those of this Python,
-    where the first one wins, as it does for imports.
+    """Every distribution installed in the folders *path*, with its version.
+
+    By default in those of this Python, where the first one wins, as it does for imports.
     """
     return _listed_here(tuple(sys.path)) if path is None else _listed(map(str, path))
 
 
 def forget_installed() -> None:
-    """Look anew from now on: for a process that lives while packages come and go."""
+    """Clear the cache: for a process during whose lifetime packages are installed and removed."""
     _listed_here.cache_clear()
 
 
@@ -107,10 +108,10 @@ def distribution_version(name: str) -> str | None:
 
 
 def versions(names: Iterable[str], path: Sequence[Path] | None = None) -> dict[str, str]:
-    """Name to version for a key; one that is missing is said to be, so that installing it changes the key."""
+    """Versions by name for a key. A missing one has a value too, so that installing it changes the key."""
     return versions_in(installed_distributions(path), names)
 
 
 def versions_in(present: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The same where *present* is what is installed."""
+    """The same for the installed distributions *present*."""
     return {name: present.get(normalised(name), ABSENT) for name in names}

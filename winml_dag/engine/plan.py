@@ -59,7 +59,7 @@ def decide(
     """
     key = cache_key(key_inputs)
     if rebuild:
-        # The store is not asked: each answer could take a round trip to a remote.
+        # Do not ask the store: each lookup could take a round trip to a remote.
         return Run(key, key_inputs, events.REBUILD, last)
     record = last if last is not None and last.cache_key == key else store.record(key)
     basis = record or last

@@ -1,10 +1,10 @@
 """One stage from decision to record: claim the key, place the inputs, do the work, check, publish.
 
-Whatever happens in between, the store sees nothing until the work is done and its inputs are known to be what they
-were; the scratch folder goes in any case.
+The store sees nothing until the work is done and its inputs are verified to be unchanged. The scratch folder is removed
+in any case.
 
-A scheduler knows only :class:`Runs`: it begins some, hears which have ended, and asks a clock. So the same scheduler
-can be driven by another clock, and by runs that happen elsewhere.
+The scheduler sees only :class:`Runs`: it starts runs, learns which have ended, and reads a clock. So another clock can
+drive it, and runs may happen on other machines.
 """
 
 from __future__ import annotations
@@ -307,13 +307,13 @@ class _Active:
             self._changed.wait_for(lambda: self._number == 0)
 
 
-# Windows cannot interrupt a wait without end, so Ctrl-C would be heard only after the stage.
+# On Windows a wait without timeout cannot be interrupted, so Ctrl-C would take effect only after the stage.
 _PATIENCE_SECONDS = 0.2 if os.name == "nt" else None
 
 
 @dataclass(frozen=True, eq=False)
 class Ended:
-    """A run that has ended, and what became of it."""
+    """A run that has ended, and its outcome."""
 
     node: Node
     decision: Run
@@ -321,7 +321,7 @@ class Ended:
 
 
 class Runs(Protocol):
-    """Used from one thread, within its block. Whatever ends the block by an exception ends all runs before."""
+    """The runs of a build. Used from one thread, in its block; leaving it with an exception ends all runs first."""
 
     def __enter__(self) -> object: ...
 
@@ -330,23 +330,23 @@ class Runs(Protocol):
     ) -> None: ...
 
     def now(self) -> float:
-        """Seconds since any moment."""
+        """Seconds since any fixed moment."""
 
     def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> None:
-        """Begin a run with the artifacts by slot. *watch* follows the progress of the work."""
+        """Start a run with the artifacts by slot. *watch* follows the progress of the work."""
 
     def wait(self) -> list[Ended]:
-        """Wait until a run has ended; may come back with none."""
+        """Wait until a run has ended; may return an empty list."""
 
 
 class LocalRuns:
-    """Runs of *runner*, *jobs* at a time: each has a thread that prepares it, waits for its process, and publishes."""
+    """Runs of *runner*, *jobs* at a time, each in a thread that prepares it, waits for its process, and publishes."""
 
     def __init__(self, runner: Runner, jobs: int) -> None:
         self._runner = runner
         self._jobs = jobs
         self._underway: dict[Future[RunOutcome], tuple[Node, Run]] = {}
-        # None only wakes who waits.
+        # None only wakes up :meth:`wait`.
         self._ended: SimpleQueue[Future[RunOutcome] | None] = SimpleQueue()
         self._pool: ThreadPoolExecutor
 
@@ -383,5 +383,5 @@ class LocalRuns:
         future.add_done_callback(self._ended.put)
 
     def _wake(self) -> None:
-        """Have :meth:`wait` come back, from any thread."""
+        """Make :meth:`wait` return; callable from any thread."""
         self._ended.put(None)

@@ -273,7 +273,7 @@ class Scheduler:
     def _settle_reuse(self, node: Node, decision: Reuse) -> None:
         self._reused.append(decision.record.cache_key)
         names = self._options.names(node)
-        # One that is up to date is so under the first.
+        # If it is up to date, the first name already has this record.
         self._remember(names[decision.reason is events.UP_TO_DATE :], decision.record)
         if self._refuse(node, decision.reason, decision.record):
             return

@@ -1,10 +1,10 @@
 """What a stage declares, and what it gets to work with.
 
-A :class:`Stage` is a declaration: importing it must cost nothing, so the work is named by ``module:function`` and
-imported only in the process that does it. A :class:`Node` is one use of a stage in a graph. The engine knows no ONNX:
-the kind of an artifact is a word that the declarations of makers and readers must agree on.
+A :class:`Stage` is a declaration. Importing it must cost nothing, so ``module:function`` names its work, which only the
+process that does it imports. A :class:`Node` is one use of a stage in a graph. The engine does not depend on ONNX: the
+kind of an artifact is a string on which the declarations of makers and readers must agree.
 
-The config of a stage is hashed as JSON; a stage works with it as a dataclass.
+Keys hash the config of a stage as JSON; stages use the dataclass.
 """
 
 from __future__ import annotations
@@ -305,8 +305,8 @@ def _json(value: object) -> JsonValue:
 def read_config(kind: type[T], value: JsonValue) -> T:
     """The inverse of :func:`config_json` for the dataclass *kind*.
 
-    Not pydantic, because the JSON was written by :func:`config_json` in the same version of this program, and because a
-    worker would import it for this alone.
+    pydantic is not used: the same version of this program wrote the JSON, and a worker would import pydantic only for
+    this.
 
     Raises:
         TypeError: when a field is missing or unknown.

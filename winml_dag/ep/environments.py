@@ -1,10 +1,10 @@
 """Other Python environments that the user configures for execution providers with conflicting packages.
 
 onnxruntime, onnxruntime-openvino and onnxruntime-gpu are builds of one library under one name: only one of them can be
-installed in an environment. What there is to know of another environment is found by looking at its files; nothing is
-started, since a plan asks.
+installed in an environment. Another environment is inspected only by its files; no process is started, because planning
+uses this.
 
-Environments of machines that work for us hold for the whole process too, for as long as there is a connection to them.
+Environments of remote machines apply to the whole process too, as long as those machines are connected.
 """
 
 from __future__ import annotations
@@ -211,13 +211,13 @@ def _site_packages(folder: Path, version: tuple[int, int] | None) -> Iterator[Pa
 
 @dataclass(frozen=True)
 class RemoteEnvironment:
-    """An environment of another machine.
+    """An environment of a remote machine.
 
     Attributes:
-        distributions: what is installed there, with versions; names are normalised.
-        tools: what besides is in the keys of work for its target: packages that bring the provider, digests of its
-            libraries, and maybe the processor or devices.
-        pools: devices that it takes.
+        distributions: installed packages with versions; names are normalized.
+        tools: what else is in the keys of work for its target: packages that provide the execution provider, digests of
+            its libraries, and possibly the processor or devices.
+        pools: devices that it reserves.
     """
 
     distributions: Mapping[str, str]
@@ -229,23 +229,23 @@ _known: dict[str, RemoteEnvironment] = {}
 
 
 def environment_name(ep: str, device: str) -> str:
-    """What the environment for a target is called on every machine, *ep* being the alias: ``qnn/npu``."""
+    """Return the name of the environment for a target, the same on every machine; *ep* is the alias: ``qnn/npu``."""
     return f"{ep}/{device}"
 
 
 def environment_elsewhere(name: str) -> RemoteEnvironment | None:
-    """The environment of that name, where some machine has it."""
+    """Return the environment of that name, if some machine has it."""
     return _known.get(name)
 
 
 def is_elsewhere(ep: str) -> bool:
-    """Whether some machine has the provider with the alias *ep*, for any device."""
+    """Return whether some machine has the provider with the alias *ep*, for any device."""
     return any(name.startswith(f"{ep}/") for name in _known)
 
 
 @contextmanager
 def knowing(environments: Mapping[str, RemoteEnvironment]) -> Iterator[None]:
-    """For the block, *environments* are there besides those of this machine."""
+    """Make *environments* available in addition to those of this machine, inside the block."""
     before = dict(_known)
     _known.update(environments)
     try:

@@ -1,10 +1,10 @@
 """An execution provider: one object with everything that distinguishes it from the others.
 
 A module of :mod:`winml_dag.ep.providers` or an installed package declares it. The defaults here are those of a provider
-that needs nothing of its own; a subclass overrides what it needs. onnxruntime is never imported here, because a plan
-asks these objects.
+without special needs; a subclass overrides what it needs. onnxruntime is never imported here, because planning uses
+these objects.
 
-Options of a target that are given are checked, and completed with the provider's own.
+This module also checks the provider options of a target, and adds the provider's defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from winml_dag.errors import UsageError
 
-# What ldconfig has found in the system's folders, those of SDKs and drivers included.
+# The libraries that ldconfig found in system folders, including those of SDKs and drivers.
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
 
@@ -256,11 +256,10 @@ def is_arm() -> bool:
 
 
 def complete_options(target: Target, given: Mapping[str, str]) -> dict[str, str]:
-    """*given*, checked, with the defaults of *target*: all that a compile or a session needs but its session extras.
+    """Return *given*, checked, with the defaults of *target*: everything for a compile or session but session extras.
 
     Raises:
-        UsageError: for an unknown name or an impossible value, with the nearest spelling, and for values that
-            contradict each other.
+        UsageError: a name is unknown or a value invalid (with the nearest spelling), or values contradict each other.
     """
     given = _without_device_type(target, given)
     table = target.ep.option_table(target.device)
@@ -271,13 +270,13 @@ def complete_options(target: Target, given: Mapping[str, str]) -> dict[str, str]
 
 
 def compile_options(target: Target, options: Mapping[str, str]) -> dict[str, str]:
-    """The part of *options* that can change a compiled model: what belongs into the key of a compile."""
+    """Return the *options* that can change a compiled model, for the key of a compile."""
     table = target.ep.option_table(target.device) or {}
     return {name: value for name, value in options.items() if name not in table or not table[name].run_time}
 
 
 def _without_device_type(target: Target, given: Mapping[str, str]) -> dict[str, str]:
-    """Configurations made for winml-cli say the device again as a provider option; it must be the same one."""
+    """Remove device_type, which winml-cli's configurations set in addition to the device; it must be the same."""
     kept = dict(given)
     if "device_type" not in kept or target.ep.takes_device_type():
         return kept

@@ -1,8 +1,8 @@
 """The capabilities (named optimizations) that a recipe may switch on or off, by winml-cli's names in Python.
 
-Each is one row of :data:`CATALOG`, which names who does it: onnxruntime's transformers, or a rewrite, a function of a
-module of :mod:`winml_dag.stages.optimize`. Nothing here imports onnx, since recipes, plans and ``--list-capabilities``
-read the catalog. What a choice of capabilities comes to is in :mod:`winml_dag.stages.optimize`.
+Each is one row of :data:`CATALOG` with its implementation: onnxruntime's transformers, or a rewrite, a function of a
+module of :mod:`winml_dag.stages.optimize`. Nothing here imports onnx, because recipes, plans and
+``--list-capabilities`` read the catalog. :mod:`winml_dag.stages.optimize` also evaluates a choice of capabilities.
 """
 
 from __future__ import annotations

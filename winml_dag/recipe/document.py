@@ -1,6 +1,6 @@
-"""A recipe's text before the schema checks it: plain values, the position of each, and errors.
+"""A recipe's text before the schema checks it: plain values, the position of each, errors, and suggestions.
 
-Light: JSON, YAML, the schema and the planner share these types, and the words for what somebody may have meant.
+This module imports nothing heavy: JSON, YAML, the schema and the planner share these types.
 """
 
 from __future__ import annotations
@@ -143,13 +143,13 @@ class Findings:
         return len(self._found) < _MOST_TOLD
 
 
-# More than any list of ours has; the labels of an axis may be thousands.
+# More than any built-in list has; the labels of an axis may be thousands.
 _MOST_SHOWN = 200
 
 
 def did_you_mean(word: object, choices: Iterable[str]) -> str:
-    """``; did you mean 'samples'?`` for the nearest of *choices*, or nothing when none is near."""
-    # Imported here, since only a mistake needs it.
+    """Return ``; did you mean 'samples'?`` for the nearest of *choices*, or nothing if none is near."""
+    # Imported here, because only errors need it.
     from difflib import get_close_matches
 
     by_folded = {choice.casefold(): choice for choice in choices}
@@ -158,7 +158,7 @@ def did_you_mean(word: object, choices: Iterable[str]) -> str:
 
 
 def known_instead(word: object, choices: Iterable[str]) -> str:
-    """Like :func:`did_you_mean`, but with all of *choices* when none is near, or the first of very many."""
+    """Call :func:`did_you_mean`; if none is near, list all of *choices*, or the first of very many."""
     choices = tuple(choices)
     more = f" and {len(choices) - _MOST_SHOWN} more" if len(choices) > _MOST_SHOWN else ""
     return did_you_mean(word, choices) or f"; known are {', '.join(choices[:_MOST_SHOWN])}{more}"

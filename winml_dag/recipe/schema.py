@@ -40,7 +40,7 @@ _SPLIT = "validation"
 
 
 def _default_split(value: object) -> object:
-    """Configurations of winml-cli have null for a data set whose split is the usual one."""
+    """Replace the null that winml-cli's configurations have for a data set with the usual split."""
     return _SPLIT if value is None else value
 
 
@@ -60,9 +60,9 @@ class Dataset(Section):
 
 
 class Eval(Section):
-    """Accuracy on a data set, or (``mode`` compare) against another model: what the eval command does. No build does.
+    """Accuracy on a data set, or (``mode`` compare) compared with another model: for the eval command, not for builds.
 
-    Ours: ``batch_size``, and ``pooling``, of the embeddings of a text's tokens; None: as suits the model.
+    Not in winml-cli: ``batch_size``, and ``pooling``, of token embeddings; None: suitable for the model.
     """
 
     runtime: Literal["winml", "pytorch"] = "winml"
@@ -95,10 +95,10 @@ class Eval(Section):
 
 
 class Validate(Section):
-    """Ours: the result is run on ``samples`` seeded inputs and held against the float model.
+    """How to validate the result. Not in winml-cli: it is run on ``samples`` inputs and compared with the float model.
 
-    ``min_cosine`` None: the bound that suits the precision. The other bounds None: not checked. ``input_data`` None:
-    what calibration leaves of its data, or random inputs.
+    ``min_cosine`` None: the minimum for the precision. The other thresholds None: not checked. ``input_data`` None:
+    what calibration does not use of its data, or random inputs.
     """
 
     enabled: bool = True
@@ -112,11 +112,11 @@ class Validate(Section):
 
 
 class Perf(Section):
-    """Ours: how the perf command measures the result. No build does.
+    """How the perf command measures the result; builds do not. Not in winml-cli.
 
-    ``iterations`` None: 100, or what ``duration`` leaves time for. ``threads`` None: as onnxruntime thinks fit.
-    ``batch_size`` None: one sample. ``input_data`` None: random inputs from ``seed``, in which ``sizes`` are those of
-    axes by the names that the model has for them.
+    ``iterations`` None: 100, or what fits into ``duration``. ``threads`` None: onnxruntime's default. ``batch_size``
+    None: one sample. ``input_data`` None: random inputs from ``seed``, with ``sizes`` for axes by the model's names for
+    them.
     """
 
     warmup: Annotated[int, Field(ge=0, le=2**31 - 1)] = 10

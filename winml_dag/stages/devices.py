@@ -92,7 +92,7 @@ def _texts(value: Mapping[str, str]) -> dict[str, JsonValue]:
 
 
 def _tried(ep: ExecutionProvider) -> Iterator[tuple[str, str]]:
-    """Each device that *ep* may drive, with why it does not; empty where it does."""
+    """Yield each device that *ep* may drive and the reason why it does not work; empty if it works."""
     from winml_dag.ep.provider import complete_options
     from winml_dag.ep.registry import Target
     from winml_dag.ep.session import create_session

@@ -1,8 +1,7 @@
 """The quality of a quantized model: what validate measured against the float model, as one value and as a sentence.
 
-Light on purpose: builds that have little to do read it from records, without what measures it being imported.
-
-Also here: the bounds that a model has to keep to pass validate, those of its precision where a build names none.
+This module also has the thresholds that a model must meet in validate, and their defaults for each precision. It
+imports nothing heavy: planning and short builds use it without importing the measurement code.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ if TYPE_CHECKING:
     from winml_dag.stages.figures import OutputFigures
 
 
-# The cosine between all of an output's values and the float model's, over all samples, below which a model is taken to
-# be broken rather than less exact. What was measured on 3 samples, on the CPU, the lowest of both providers' rules (cpu
-# and qnn): the lowest of random BERT, ViT and ResNet; a real sentence encoder of 22 M parameters on sentences; the same
-# calibrated and measured on random tokens.
+# The minimum cosine between all values of an output and the float model's, over all samples. Below it, a model counts
+# as broken rather than imprecise. Measured on 3 samples, on the CPU, lowest of both providers' rules (cpu and qnn). The
+# three columns: lowest of random BERT, ViT and ResNet; a real sentence encoder of 22 M parameters on sentences; the
+# same encoder calibrated and measured on random tokens.
 #   fp16    0.99999 1.0     1.0        w16a16  0.99999 0.99998 0.99996    w8a32   0.9998  0.9998  0.999
 #   w8a16   0.9994  0.987   0.944      w16a8   0.959   0.989   0.959      w8a8    0.952   0.974   0.913
 #   dynamic 0.9996  0.981   0.917      w4a32   0.898   0.956   0.836      w4a16   0.898   0.925   0.764
 #   w4a8    0.921   0.904   0.732
-# An attention mask of -3.4e38 that was quantized along gives the encoder 0.65 for w8a16 and about 0.4 for w8a8. So the
-# bounds of these two lie between sound and broken models; the others are below the lowest value seen, with a margin.
-# fp32 is no tighter than fp16: an NPU computes both in half precision. A model that is between its bound and what its
-# precision usually has (USUAL_COSINE) passes, and its user is told.
+# An attention mask of -3.4e38 that is included in quantization lowers the encoder to 0.65 for w8a16 and about 0.4 for
+# w8a8. The thresholds of these two precisions lie between intact and broken models; the others are below the lowest
+# measured value, with a margin. fp32 is no stricter than fp16 because an NPU computes both in half precision. A model
+# between its threshold and what is usual for its precision (USUAL_COSINE) passes with a warning.
 MINIMUM_COSINE: Mapping[str, float] = {
     "fp32": 0.999,
     "fp16": 0.999,
@@ -44,29 +43,29 @@ MINIMUM_COSINE: Mapping[str, float] = {
     "w4a8": 0.6,
 }
 
-# Of a model that came quantized and is held against itself on another provider. Integers that are rounded otherwise
-# leave 0.9998 of the encoder in w8a16, 0.98 in w8a8, and 0.76 in w8a8 throughout, of which random tokens leave 0.54.
+# For a model that was already quantized and is compared with itself on another provider. Different rounding of integers
+# leaves the encoder at 0.9998 in w8a16, 0.98 in w8a8, and 0.76 in w8a8 throughout (0.54 on random tokens).
 AS_IT_IS = "as it is"
 _AS_IT_IS_COSINE = 0.6
 
-# Hardly less noise than signal: at a cosine of 0.6, values of the right scale have 1 dB.
+# Barely less noise than signal: at a cosine of 0.6, values of the right scale have 1 dB.
 MINIMUM_SQNR_DB = 0.5
 
-# A relative error of the scale below this is not reported.
+# A smaller relative error of the scale is not reported.
 REPORTED_SCALE_ERROR = 0.01
 
-# The relative size of an error that is one of rounding, by the bits of a precision: of the values that an output is
-# computed from. See :mod:`winml_dag.stages.magnitude`.
+# Relative size of a rounding error by bits of precision, relative to the values that an output is computed from. See
+# :mod:`winml_dag.stages.magnitude`.
 _ROUNDING: Mapping[int, float] = {4: 2**-3, 8: 2**-6, 16: 2**-9, 32: 2**-18}
 
 
 def minimum_cosine(precision: str) -> float:
-    """The bound for a model in *precision*."""
+    """Return the minimum cosine for a model in *precision*."""
     return MINIMUM_COSINE.get(precision, _AS_IT_IS_COSINE)
 
 
 def rounding(precision: str, *, in_half: bool) -> float:
-    """The relative size of rounding errors in *precision*; *in_half*: where fp32 may be computed in float16."""
+    """Return the relative size of rounding errors in *precision*; *in_half*: fp32 may be computed in float16."""
     if precision == "fp32":
         return _ROUNDING[16 if in_half else 32]
     bits = 16 if precision in ("fp16", "w16a16") else 4 if precision.startswith("w4") else 8
@@ -74,13 +73,13 @@ def rounding(precision: str, *, in_half: bool) -> float:
 
 
 def scale_tolerance(cosine: float) -> float:
-    """The relative error of values that have the right length and this *cosine*; infinite where that asks for nothing.
+    """Return the relative error of values that have the right length and this *cosine*; infinite if that is no limit.
 
-    The scale of an output may be wrong by as much: w8a8, whose bound is 0.8, fails from 1.63 times on. The scale of a
-    good model is hardly wrong at all. Measured on a sentence encoder of 22 M parameters (calibrated on sentences) on
-    sentences, and on random tokens for which its ranges are not made: w8a16 1.00 and 1.08; w16a8 1.00 and 1.10; w8a8
-    1.00 and 1.06, also where every activation has 8 bits (cosine 0.84 and 0.70); dynamic, w4a32, w4a16, w4a8 1.00 and
-    1.00. A QNN model with a wrong scale behind Reciprocal or a dropped addition of zero is 2 to 10 times off.
+    The scale of an output may be wrong by the same amount: w8a8, whose minimum is 0.8, fails from 1.63 times. The scale
+    of a good model is almost exact. Measured on a sentence encoder of 22 M parameters (calibrated on sentences), on
+    sentences and on random tokens outside its ranges: w8a16 1.00 and 1.08; w16a8 1.00 and 1.10; w8a8 1.00 and 1.06,
+    also with 8 bits for every activation (cosine 0.84 and 0.70); dynamic, w4a32, w4a16, w4a8 1.00 and 1.00. A QNN model
+    with a wrong scale after Reciprocal or a dropped addition of zero is off by a factor of 2 to 10.
     """
     return math.sqrt(2 * (1 - cosine)) if cosine > 0 else math.inf
 
@@ -92,14 +91,15 @@ def too_large_or_small(scale: float) -> str:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What each output has to keep; None is not checked.
+    """The thresholds for each output; None disables a check.
 
     Attributes:
-        min_cosine: of the angle to the reference's values; and by :func:`scale_tolerance` of their scale, which an
-            angle does not see, and of the relative error of single numbers, which have none.
+        min_cosine: cosine to the reference's values. It also limits the error of their scale (see
+            :func:`scale_tolerance`), which a cosine does not show, and the relative error of single numbers, which have
+            no cosine.
         min_sqnr_db: signal to quantization noise.
         max_abs_error: the largest difference of a single value.
-        min_top1_agreement: the part of decisions with the same best class; of outputs that are scores of classes.
+        min_top1_agreement: the fraction of decisions with the same best class, for outputs that are class scores.
     """
 
     min_cosine: float | None = None
@@ -116,14 +116,17 @@ class Bounds:
         }
 
     def completed(self, precision: str) -> Bounds:
-        """These, with those of *precision*: of the cosine where none is given, of the noise where neither is."""
+        """Return these thresholds with the defaults of *precision* filled in.
+
+        The default minimum cosine applies if none is given, the default minimum SQNR if neither is given.
+        """
         if self.min_cosine is not None:
             return self
         least = MINIMUM_SQNR_DB if self.min_sqnr_db is None else self.min_sqnr_db
         return replace(self, min_cosine=minimum_cosine(precision), min_sqnr_db=least)
 
     def broken_by(self, output: OutputFigures) -> Iterator[tuple[str, str]]:
-        """For each bound that *output* does not keep: its name, and words for the figure and the bound."""
+        """Yield the name of each threshold that *output* does not meet, with a text that has value and limit."""
         read = output.read
         if self.min_cosine is not None:
             yield from _far(output, self.min_cosine)
@@ -147,7 +150,7 @@ class Bounds:
 
 
 def _far(output: OutputFigures, least: float) -> Iterator[tuple[str, str]]:
-    """As :meth:`Bounds.broken_by`, of a cosine of *least*."""
+    """Check a minimum cosine of *least*; yields the same as :meth:`Bounds.broken_by`."""
     allowed, scale = scale_tolerance(least), output.scale
     if output.relative_error is not None:
         if output.relative_error > allowed:

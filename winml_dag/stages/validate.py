@@ -44,8 +44,8 @@ class ValidateFields:
 
     Attributes:
         min_cosine, min_sqnr_db, max_abs_error, min_top1_agreement: see :class:`~winml_dag.stages.quality.Bounds`; an
-            output that does not keep one of them fails.
-        samples: how many inputs to run; of a ``data`` input the last ones, which calibration leaves alone, and at most
+            output that does not meet one of them fails.
+        samples: how many inputs to run. Of a ``data`` input, the last ones, which calibration does not use, and at most
             half of all. None: all of an ``input_data`` input.
         seed: of random inputs, which are used if neither input exists; None if one does.
         classifies: whether the first output has class scores, whatever its name.

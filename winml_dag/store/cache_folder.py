@@ -1,8 +1,8 @@
-"""The cache folder, apart from the store in it: its default location, which store in it to use, and the log of builds,
-one line each, which ``cache info`` sums up.
+"""The cache folder without its store: its default location, which store in it to use, and the log of builds.
 
-Up-to-date builds need all of it, so it imports next to nothing. Noting a build is one write and never fails: a cache
-that cannot be written is no reason to.
+The log has one line of text per build, which ``cache info`` sums up. Builds that have nothing to do use this module, so
+it imports almost nothing. Logging a build is one write and never fails: an unwritable cache is no reason to fail a
+build.
 """
 
 from __future__ import annotations
@@ -86,24 +86,24 @@ def _expanded(text: str) -> Path:
 
 FILE = "statistics.txt"
 
-# In text mode Windows would write other line ends, and read a line of another system differently.
+# In text mode Windows would write other line endings, and read those of another system differently.
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
 
 def note_build(
     cache: str | os.PathLike[str], *, reused: int, ran: int, seconds_saved: float, stored_bytes: int = 0
 ) -> None:
-    """Note a build that ended: stages by number, the time that reused ones took when they ran, what was stored anew."""
+    """Log a finished build: numbers of stages, the original run time of reused ones, and newly stored bytes."""
     _append(cache, f"build {time.time():.0f} {reused} {ran} {seconds_saved * 1000:.0f} {stored_bytes}")
 
 
 def note_size(cache: str | os.PathLike[str], size: int) -> None:
-    """Note what the records and blobs of the cache take, in bytes, as measured just now."""
+    """Log the current size of the cache's records and blobs, in bytes."""
     _append(cache, f"size {time.time():.0f} {size}")
 
 
 def note_traffic(cache: str | os.PathLike[str], traffic: Traffic) -> None:
-    """Note what went between this machine and its remotes; nothing when nothing did."""
+    """Log the traffic between this machine and its remotes, if any."""
     from dataclasses import astuple
 
     numbers = astuple(traffic)
@@ -117,8 +117,8 @@ def _append(cache: str | os.PathLike[str], line: str) -> None:
     except OSError:
         return
     try:
-        # In one step, so that lines of several processes do not mix; a new line first, so that what a full disk cut off
-        # spoils none but itself.
+        # One write, so that lines of several processes do not mix. The line starts with a newline, so that a line
+        # truncated by a full disk corrupts only itself.
         os.write(descriptor, f"\n{line}\n".encode())
     except OSError:
         pass

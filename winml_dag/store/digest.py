@@ -1,12 +1,12 @@
 """Digests of bytes and files, prefixed with the function: ``xxh3-128:<32 hex>`` or ``sha256:<64 hex>``.
 
-xxh3-128 for what stays on one machine (so fast that hashing is never what one waits for), sha256 for what others may
-write.
+xxh3-128 is for data that stays on one machine (so fast that hashing is never the bottleneck), sha256 for data that
+others may write. Also JSON text with a checksum.
 
-A big file is hashed, and copied if wanted, by two threads at once: while one hashes and writes, the other reads.
-Copying out of the page cache costs seven times what hashing does, and writing twice what reading does, so one thread
-alone mostly waits for memory. Memory is bounded by one chunk a thread, whatever the size of the file. Digests of the
-user's files are remembered by their fingerprint, so that an unchanged file costs one stat.
+Two threads hash, and optionally copy, a big file: one hashes and writes while the other reads. Copying from the page
+cache takes seven times as long as hashing, and writing twice as long as reading, so a single thread mostly waits for
+memory. Memory use is one chunk per thread, independent of the file size. Digests of the user's files are cached by file
+signature, so that an unchanged file costs one stat.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ if TYPE_CHECKING:
     from winml_dag.store.index import Index
 
 
-# Below this, starting a thread costs more than it gains (measured: even at 16 MiB for hashing, at 6 MiB for copying).
+# Below this, starting a thread costs more than it gains (measured: break-even at 16 MiB for hashing, at 6 MiB for
+# copying).
 BIG_BYTES = 16 << 20
-# Not smaller, or the threads hand over too often; larger ones leave the processor's cache.
+# Smaller chunks hand over too often; larger ones do not fit in the processor's cache.
 CHUNK_BYTES = 1 << 20
-# What goes to the system in one write. Linux takes memory for its page cache in blocks as large as a write, and blocks
-# as large as a whole chunk are seldom at hand: virtual machines that return free memory to their host fetched them anew
-# every time, and copying took up to eight times as long (512 MiB after a ``cp``: 4.2 s instead of 0.6).
+# Size of one write call. Linux allocates page cache memory in blocks as large as a write, and blocks as large as a
+# whole chunk are seldom available: virtual machines that return free memory to their host fetched them again every
+# time, and copying took up to eight times as long (512 MiB after a ``cp``: 4.2 s instead of 0.6).
 _WRITE_BYTES = 64 << 10
-# More would only take processors away from stages: the bytes of one file are hashed in their order.
+# More threads would only take processors from stages: the bytes of one file are hashed in order.
 _THREADS = 2
 
 
 class Hash(Protocol):
-    """What xxhash and hashlib have in common."""
+    """The common interface of xxhash and hashlib."""
 
     def update(self, data: memoryview, /) -> None: ...
     def hexdigest(self) -> str: ...
@@ -58,7 +59,7 @@ def hash_in_chunks(source: BinaryIO, hasher: Hash, target: BinaryIO | None = Non
     """Feed the bytes of *source* to *hasher* and copy them to *target*; both are open, unbuffered and at their start.
 
     Raises:
-        OSError: as reading and writing do; *target* then has any part of the bytes.
+        OSError: as reading and writing do; *target* may then have only some of the bytes.
     """
     passage = _Passage(source, hasher, target)
     threads = [threading.Thread(target=passage.work, args=(first,), daemon=True) for first in range(1, _THREADS)]
@@ -72,34 +73,36 @@ def hash_in_chunks(source: BinaryIO, hasher: Hash, target: BinaryIO | None = Non
 
 
 def has_spare_processor() -> bool:
-    """Whether a second thread would find a processor free. With none, two threads mostly wait for each other: copying
-    took a third longer than by one. Where the system does not tell what runs right now, there is one.
+    """Whether a second thread would find a free processor.
+
+    Without one, two threads mostly wait for each other: copying took a third longer than with one. Returns True if the
+    system does not report what is currently running.
     """
     try:
         with open("/proc/loadavg", "rb", buffering=0) as file:
             running = int(file.read(100).split()[3].partition(b"/")[0])
     except (OSError, ValueError, IndexError):
         return True
-    # The thread that asks runs too.
+    # The calling thread runs too.
     return running <= (os.cpu_count() or 1) - 1
 
 
 def write_all(target: BinaryIO, data: memoryview) -> None:
     """Write *data* to *target*, which is unbuffered."""
     while len(data):
-        # A raw write may take less than it was given, most often just before the disk is full.
+        # A raw write may be partial, typically just before the disk is full.
         data = data[target.write(data[:_WRITE_BYTES]) :]
 
 
 class _SoughtSource:
-    """An open file that any number of threads read: the place is sought first."""
+    """An open file that any number of threads read; seeks before each read."""
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
         self._lock = threading.Lock()
 
     def fill(self, buffer: memoryview, offset: int) -> int:
-        """Fill *buffer* from *offset*; the number of bytes is smaller only where the file ends."""
+        """Fill *buffer* from *offset*; returns fewer bytes only at the end of the file."""
         filled = 0
         while filled < len(buffer) and (count := self._read(buffer[filled:], offset + filled)):
             filled += count
@@ -117,16 +120,16 @@ if sys.platform == "win32":
 else:
 
     class _Source(_SoughtSource):
-        """The same without the lock, so that two threads read one file at once."""
+        """The same without the lock, so that two threads read one file concurrently."""
 
         def _read(self, buffer: memoryview, offset: int) -> int:
             return os.preadv(self._opened.fileno(), [buffer], offset)
 
 
 class _Passage:
-    """Each thread takes every other chunk; hashing and writing have to wait for their turn.
+    """Each thread takes every other chunk; hashing and writing happen in chunk order.
 
-    Writing too: two writers of one file would wait for its lock in the kernel, and leave holes for a while.
+    Writing too: two writers of one file would wait for its lock in the kernel, and temporarily leave holes.
     """
 
     def __init__(self, source: BinaryIO, hasher: Hash, target: BinaryIO | None) -> None:
@@ -139,7 +142,7 @@ class _Passage:
         self.error: BaseException | None = None
 
     def work(self, first: int) -> None:
-        """Take chunk *first* and every one that is a whole round later, until the file or the passage ends."""
+        """Process chunk *first* and every ``_THREADS``-th after it, until the file ends or a thread fails."""
         try:
             buffer = memoryview(bytearray(CHUNK_BYTES))
             for number in itertools.count(first, _THREADS):
@@ -147,14 +150,14 @@ class _Passage:
                 if not self._take_turn(number, chunk):
                     return
         except BaseException as error:
-            # An interrupt too: it hits the main thread only, and the other one must not wait for it for ever.
+            # An interrupt too: it hits only the main thread, and the other one must not wait forever.
             with self._changed:
                 self.error = self.error or error
                 self._over = True
                 self._changed.notify_all()
 
     def _take_turn(self, number: int, chunk: memoryview) -> bool:
-        """False when there is nothing more to do: the file has ended, or the other thread has failed."""
+        """False when nothing remains to be done: the file has ended, or the other thread has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._next == number)
             if self._over:
@@ -164,7 +167,7 @@ class _Passage:
             write_all(self._target, chunk)
         with self._changed:
             self._next += 1
-            # What comes after a short chunk was written while we read: the file had its end here.
+            # Ignore bytes after a short chunk: they were written meanwhile, and the file ended here.
             self._over = self._over or len(chunk) < CHUNK_BYTES
             self._changed.notify_all()
             return not self._over
@@ -285,7 +288,7 @@ def _signature(path: Path) -> Signature:
 
 
 def _digest_in(row: JsonValue, found: Signature, function: DigestFunction) -> str | None:
-    """The digest that *row* remembers, if it is about a file just like the one that was *found*."""
+    """The digest cached in *row*, if the row is for a file with the signature *found*."""
     if isinstance(row, list) and len(row) == 5 and isinstance(row[4], str) and row == [*found, row[4]]:
         try:
             return row[4] if split_digest(row[4])[0] == function else None
@@ -295,31 +298,31 @@ def _digest_in(row: JsonValue, found: Signature, function: DigestFunction) -> st
 
 
 class Fingerprints:
-    """Digests of files, by *function*, remembered in *rows*: of the index."""
+    """Digests of files, by *function*, cached in *rows* of the index."""
 
     def __init__(self, rows: Index, function: DigestFunction = "xxh3-128") -> None:
         self._rows = rows
         self._function = function
 
     def digest(self, path: Path, like: str | None = None) -> str:
-        """The digest of the file's bytes; of the function that the digest *like* has, if it is to be compared with it.
+        """The digest of the file's bytes, with the hash function of *like* if it will be compared with that digest.
 
         Raises:
-            InputError: when it is missing, unreadable, no file, or does not come to rest.
+            InputError: when it is missing, unreadable, not a file, or keeps changing.
         """
         function = self._function if like is None else split_digest(like)[0]
         return self._entries([(path, path.name)], function)[0].digest
 
     def entry(self, path: Path, name: str) -> FileEntry:
-        """The file as a part of an artifact, under *name*. Raises as :meth:`digest` does."""
+        """The file as an entry of an artifact, under *name*. Raises as :meth:`digest` does."""
         return self.entries([(path, name)])[0]
 
     def entries(self, files: Sequence[tuple[Path, str]]) -> list[FileEntry]:
-        """Like :meth:`entry` for many, with one look into the index and one write to it."""
+        """Like :meth:`entry` for many files, with one read from the index and one write to it."""
         return self._entries(files, self._function)
 
     def unchanged(self, path: Path, digest: str) -> bool:
-        """Whether the file still has the bytes of *digest*; one that has gone has not."""
+        """Whether the file still has the bytes of *digest*; False if it is missing."""
         try:
             return self._entries([(path, path.name)], split_digest(digest)[0])[0].digest == digest
         except InputError:
@@ -337,7 +340,7 @@ class Fingerprints:
                 if digest is None:
                     began_ns = time.time_ns()
                     found, digest = _measure(path, found, function)
-                    # One that may change again without showing it is measured each time.
+                    # Do not cache a file that may change again with the same signature.
                     if found[3] <= began_ns - SETTLED_NS:
                         fresh[row_name] = [*found, digest]
             except OSError as error:
@@ -359,5 +362,5 @@ def _measure(path: Path, before: Signature, function: DigestFunction) -> tuple[S
 
 
 def _address(path: Path) -> str:
-    # A name that is no text in the file system's encoding still needs a row of its own.
-    return os.path.abspath(path).encode("utf-8", "backslashreplace").decode()  # noqa: PTH100  # Path.absolute keeps ".."
+    # A name that is not valid in the file system's encoding needs its own row too.
+    return os.path.abspath(path).encode("utf-8", "backslashreplace").decode()  # noqa: PTH100 # Path.absolute keeps ".."

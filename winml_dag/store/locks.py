@@ -1,13 +1,13 @@
 """Named locks between processes and threads; the operating system releases them when their owner dies.
 
-Locks of keys are bytes of one file where the system can do that; all others are files.
-A lock file stays when its lock is released, so there is one for each key that ever ran here, until
-:meth:`Locks.remove_free` takes those away that nobody holds. It may: who has opened a file that is removed before the
-lock on it is gained sees that it has no name any more and begins anew (filelock checks that), so two that
-hold locks on two files of one name cannot be. Windows removes no file that anybody has open.
+Locks of keys are bytes of one file if the system supports that; all others are files. A lock file is kept when its lock
+is released, so there is one for each key that ever ran here, until :meth:`Locks.remove_free` removes those that nobody
+holds. That is safe: a process that opened a file which is removed before it gains the lock notices that the file has no
+name any more and starts again (filelock checks that), so no two processes can hold locks on two files with one name.
+Windows does not remove a file that is open.
 
-Scratch folders have a lock each: one a run, gone when the run ends, and swept by the next run when its owner was
-killed.
+Scratch folders, one per run, have a lock each. They are removed when the run ends, or by the next run if their owner
+was killed.
 """
 
 from __future__ import annotations
@@ -277,14 +277,14 @@ def _in_use() -> StoreError:
     return StoreError("The cache is in use.", advice="Wait for the running builds, or stop them.")
 
 
-# Seconds since 1970, then something of one's own.
+# Seconds since 1970, then a random part.
 _NAME = re.compile(r"[0-9a-f]{14}")
-# The time in a name is cut to seconds, and times of files are behind the clock by up to 2 s (FAT).
+# The time in a name is truncated to seconds, and file times lag behind the clock by up to 2 s (FAT).
 _SLACK_SECONDS = 3
 
 
 class Scratch:
-    """The scratch folder of a store, on the device of its blobs: what is made there can be renamed into them."""
+    """The scratch folder of a store, on the device of its blobs, so that files can be renamed from one to the other."""
 
     def __init__(self, folder: Path, locks: Locks) -> None:
         self.folder = folder
@@ -292,36 +292,35 @@ class Scratch:
 
     @contextmanager
     def open(self) -> Iterator[Path]:
-        """An empty folder of this run's own, removed with all that is in it when the block ends.
+        """An empty folder for this run, removed with its content when the block ends.
 
-        A lock is held as long as its owner lives, so folders of the dead are told from those of the living, however
-        long these sleep and whatever process id the next owner gets.
+        A lock is held for the lifetime of its owner. It distinguishes folders of dead owners from those of live ones,
+        however long these sleep and even if a process id is reused.
 
         Raises:
-            StoreError: when it cannot be made.
+            StoreError: when it cannot be created.
         """
-        # Short: paths below it grow, and Windows ends at 260 characters.
+        # Short, because paths below it grow, and Windows limits them to 260 characters.
         name = f"{int(time.time()):08x}{secrets.token_hex(3)}"
         root = self.folder / name
         self.sweep()
-        # The lock before the folder: a sweeper never sees a living folder without its lock.
+        # Lock before creating the folder: a sweep then never sees a live folder without its lock.
         with self._locks.hold_in_use(_lock_name(name)):
             with in_words("Cannot make a scratch folder"):
                 root.mkdir(parents=True)
             try:
                 yield root
             finally:
-                # What another program still has open on Windows is left for the next sweep.
+                # On Windows, files that another program still has open are left for the next sweep.
                 with suppress(OSError):
                     remove_tree(root)
         if not root.exists():
             self._locks.discard(_lock_name(name))
 
     def oldest_began(self, besides: Path | None = None) -> int | None:
-        """A time, in ns, before which the oldest of the living had not begun; None when nobody lives. *besides*: one's
-        own folder.
+        """A time, in ns, before which no live run started; None without live runs. *besides*: a folder to ignore.
 
-        It is in the names of their folders: times of folders and of lock files change.
+        It comes from the names of their folders, because the times of folders and lock files change.
         """
         found = []
         for root in _entries(self.folder):
@@ -333,7 +332,7 @@ class Scratch:
         return min(found, default=None)
 
     def sweep(self) -> None:
-        """Remove what dead owners left."""
+        """Remove the folders of dead owners."""
         for root in _entries(self.folder):
             with self._locks.try_hold(_lock_name(root.name)) as dead:
                 if dead:
@@ -355,7 +354,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _began(name: str) -> int:
-    """0 for a name that tells nothing: then nothing is older than its owner."""
+    """When the run started; 0 for an invalid name, so that nothing counts as older than its run."""
     if not _NAME.fullmatch(name):
         return 0
     return (int(name[:8], 16) - _SLACK_SECONDS) * 10**9

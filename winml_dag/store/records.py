@@ -1,13 +1,13 @@
 """Records by key: one JSON file each, next to the blobs, and a copy in the index.
 
-The file is what counts, and its modification time is when the record was last used. It is written first, in one step,
-and costs about 0.15 ms, nothing against a stage. The index is there for who wants many at once, and its copies are
-written many at once. A copy that it lacks, because it was deleted or damaged or a process was killed, is written when
-the file is next read. Both carry a checksum over key and content, so neither can pass on what was damaged.
+The file is authoritative, and its modification time is when the record was last used. It is written first, atomically,
+and costs about 0.15 ms, which is negligible compared with a stage. The index is for reading many records at once, and
+its copies are written in batches. A missing copy (deleted, damaged, or not written because a process was killed) is
+written when the file is next read. Both have a checksum over key and content, so damage is detected in either.
 
-A record holds the inputs of its key (so that a later miss can say what differs), the digests of what came out, what was
-measured, how long it took and who made it. Reading one checks every field, because it may come from a cache folder that
-somebody else wrote.
+A record has the inputs of its key (so that a later miss can report what differs), the digests of the outputs, the
+metrics, the duration and who made it. Reading one checks every field, because a record may come from a cache folder
+that somebody else wrote.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ RECORD_FORMAT = 1
 
 @dataclass(frozen=True)
 class KeyInputs:
-    """All that a cache key is made from.
+    """Everything that a cache key is made from.
 
-    ``config`` holds the resolved recipe fields that the stage reads, by section; ``inputs`` the digest of each input
-    slot; ``toolchain`` the versions and fingerprints of whatever shapes the bytes, by name.
+    ``config`` has the resolved recipe fields that the stage reads, by section; ``inputs`` the digest of each input
+    slot; ``toolchain`` the versions and fingerprints of everything that affects the bytes, by name.
     """
 
     stage: str
@@ -53,7 +53,7 @@ class KeyInputs:
 
     @cached_property
     def config_hash(self) -> str:
-        """Of ``config``: asked for when a key is made and when a record is."""
+        """The hash of ``config``, used for the key and for the record."""
         return json_hash(self.config)
 
 
@@ -62,9 +62,9 @@ class Record:
     """One finished, successful run. ``elapsed_seconds`` is the run itself, without waiting.
 
     ``input_files`` lists the files of each input slot, so that a later miss can name the one that differs. It is in no
-    key, may be missing, and is checked by who asks for it: it can be long, and only reasons need it.
+    key, may be missing, and is validated on use: it can be long, and only reasons need it.
 
-    ``origin`` is what the remote that the record came from told of it (``Trust.open``); empty for runs of this store.
+    ``origin`` is what the remote of the record reported about it (``Trust.verify``); empty for runs of this store.
     """
 
     cache_key: str
@@ -80,7 +80,7 @@ class Record:
     origin: JsonObject = field(default_factory=dict)
 
     def input_artifact(self, slot: str) -> Artifact | None:
-        """What was read from *slot*, file by file; None when that was not noted, or not soundly."""
+        """The files that were read from *slot*; None if they were not recorded, or not validly."""
         try:
             artifact = Artifact.from_json(self.input_files.get(slot))
         except StoreError:

@@ -1,5 +1,6 @@
-"""What execution providers take, as was measured: cases, verdicts, and the tables that have them. Here is where the
-tables are.
+"""Measured operator support of execution providers: cases, verdicts, and their tables.
+
+This file locates the tables.
 """
 
 from __future__ import annotations
@@ -12,32 +13,32 @@ from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError
 
 SUFFIX = ".support"
-# Of tables of winml-cli.
+# The suffix of winml-cli's tables.
 RULES_SUFFIX = ".parquet"
-_FOLDER = "support"  # beside the user's configuration file
+_FOLDER = "support"  # next to the user's configuration file
 _SHIPPED = Path(__file__).parent / "shipped"
 
 
 def table_name(target: Target) -> str:
-    """The name of the file that has the table of *target*, such as ``qnn_npu.support``."""
+    """Return the file name of the table of *target*, such as ``qnn_npu.support``."""
     return f"{target.ep.alias}_{target.device}{SUFFIX}"
 
 
 def patterns_name(target: Target) -> str:
-    """The name of the file with the patterns that *target* takes as a whole, such as ``qnn_npu_patterns.support``."""
+    """Return the file name of the patterns that *target* takes as a whole, such as ``qnn_npu_patterns.support``."""
     return f"{target.ep.alias}_{target.device}_patterns{SUFFIX}"
 
 
 def table_files(target: Target) -> tuple[Path, ...]:
-    """The tables of *target* that there are, the user's own first. Raises as :func:`table_places` does."""
+    """Return the existing tables of *target*, the user's own first. Raises as :func:`table_places` does."""
     return tuple(path for path in table_places(target) if path.is_file())
 
 
 def table_places(target: Target) -> tuple[Path, ...]:
-    """Where tables of *target* are looked for, the user's own first, those of winml-cli last.
+    """Return the possible paths of tables of *target*, the user's own first, those of winml-cli last.
 
     Raises:
-        UsageError: when WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR names no folder.
+        UsageError: WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR does not name a folder.
     """
     names = (table_name(target), patterns_name(target))
     own = tuple(folder / name for name in names for folder in (_own_folder(), _SHIPPED))
@@ -45,18 +46,19 @@ def table_places(target: Target) -> tuple[Path, ...]:
 
 
 def rule_files(target: Target) -> tuple[Path, ...]:
-    """The files for *target* in the folder that WINMLCLI_RULES_DIR names; none without that variable. Raises as
-    :func:`rule_folder` does.
+    """Return the files for *target* in the folder of WINMLCLI_RULES_DIR; none without that variable.
+
+    Raises as :func:`rule_folder` does.
     """
     folder = rule_folder(target)
     return () if folder is None else tuple(sorted(folder.glob(f"*{RULES_SUFFIX}")))
 
 
 def rule_folder(target: Target) -> Path | None:
-    """Where the files for *target* are, or would be, in the folder that WINMLCLI_RULES_DIR names.
+    """Return the folder of the files for *target*, whether it exists or not, in the one of WINMLCLI_RULES_DIR.
 
     Raises:
-        UsageError: when it names no folder.
+        UsageError: the variable does not name a folder.
     """
     named = os.environ.get(RULES_VARIABLE)
     if not named:

@@ -272,7 +272,7 @@ def _reason(case: Case, name: str, counts: Counter[str], path: tuple[str, ...]) 
     return f"{case} {like}: {share} {_SAID[name]}" if path else f"{case}: {share} measured {_SAID[name]}"
 
 
-# The domain of what is no operator but a pattern of several.
+# The domain of patterns of several operators.
 PATTERN = "SUBGRAPH"
 
 

@@ -1,7 +1,7 @@
 """What a model folder's ``config.json`` says about the model, read without transformers, because planning needs it.
 
-Also here: the tasks that a model can be exported for, and what the axes of input tensors are called, so that
-``export.shape_config`` and ``export.batch_size`` reach them. The names of axes are winml-cli's.
+This module also has the tasks a model can be exported for, and the names of the axes of input tensors, to which
+``export.shape_config`` and ``export.batch_size`` apply. The names are winml-cli's.
 """
 
 from __future__ import annotations
@@ -116,8 +116,12 @@ def _features_task(name: str, kind: str, config_json: Mapping[str, JsonValue]) -
 
 @dataclass(frozen=True)
 class Task:
-    """``auto_classes``: the first that knows the architecture makes the model. ``outputs`` are looked for in this order
-    and those that the model has are exported; a recipe may name others. ``also``: other names of the task.
+    """A task.
+
+    Attributes:
+        auto_classes: the first that supports the architecture makes the model.
+        outputs: searched in this order; those that the model has are exported, unless the recipe names others.
+        also: other names of the task.
     """
 
     name: str
@@ -126,8 +130,8 @@ class Task:
     also: tuple[str, ...] = ()
 
 
-# The pooled output is left out on purpose: many checkpoints carry no weights for it, and what it means differs from one
-# architecture to the next. A projection (CLIP) is what its model is for, so it comes first.
+# The pooled output is omitted on purpose: many checkpoints have no weights for it, and its meaning differs between
+# architectures. A projection (CLIP) is the purpose of its model, so it comes first.
 _FEATURES = ("text_embeds", "image_embeds", "audio_embeds", "last_hidden_state", "encoder_hidden_states")
 _LOGITS = ("logits",)
 _BOXES = ("logits", "pred_boxes")
@@ -170,7 +174,7 @@ TASKS = {
         Task("text2text-generation", _TEXT_TO_TEXT, _DECODED, ("seq2seq-lm",)),
         Task("token-classification", ("AutoModelForTokenClassification",), _LOGITS, ("ner",)),
         Task("translation", _TEXT_TO_TEXT, _DECODED),
-        # Entailment of "this text is about <label>": the model is an ordinary classifier of pairs of sentences.
+        # Entailment of "this text is about <label>": the model is an ordinary classifier of sentence pairs.
         Task("zero-shot-classification", ("AutoModelForSequenceClassification",), _LOGITS),
         # Images and videos.
         Task("depth-estimation", ("AutoModelForDepthEstimation",), ("predicted_depth", "field_of_view")),
@@ -208,7 +212,7 @@ TASKS = {
             ("AutoModelForZeroShotObjectDetection",),
             (*_BOXES, "text_embeds", "image_embeds"),
         ),
-        # Sound.
+        # Audio.
         Task("audio-classification", ("AutoModelForAudioClassification",), ("hidden_states", "logits")),
         Task("audio-feature-extraction", ("AutoModel",), _FEATURES),
         Task("audio-frame-classification", ("AutoModelForAudioFrameClassification",), _LOGITS),
@@ -225,9 +229,10 @@ _BY_ANY_NAME = {name: task for task in TASKS.values() for name in (task.name, *t
 
 
 def task_named(name: str) -> Task:
-    """
+    """Return the task called *name*.
+
     Raises:
-        StageError: when there is no such task.
+        StageError: no such task exists.
     """
     try:
         return _BY_ANY_NAME[name]
@@ -244,7 +249,7 @@ _TEXT = (BATCH, "sequence_length")
 _CHOICES = (BATCH, "num_choices", "sequence_length")
 _POINTS = (BATCH, "point_batch_size", "nb_points_per_image")
 
-# By tensor, for every rank that it comes in; "" is an axis whose size follows from what the tensor is.
+# Axis names by tensor, for every rank that it may have; "" is an axis whose size the tensor itself determines.
 _AXES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "input_ids": (_TEXT, _CHOICES),
     "attention_mask": (_TEXT, _CHOICES),
@@ -267,8 +272,9 @@ _AXES: Mapping[str, tuple[tuple[str, ...], ...]] = {
 def sized(
     tensor: str, shape: tuple[int | str, ...], sizes: Mapping[str, int], batch_size: int
 ) -> tuple[int | str, ...]:
-    """*shape* of *tensor* with the *sizes* of its dimensions; an axis that varies goes on doing so. A batch of one is
-    what recipes spell out, so it becomes *batch_size* wherever it stands first.
+    """Apply *sizes* to the *shape* of *tensor*; dynamic axes stay dynamic.
+
+    Recipes write a batch size of 1, so a leading batch axis of 1 becomes *batch_size*.
     """
     named = next((axes for axes in _AXES.get(tensor, ()) if len(axes) == len(shape)), ("",) * len(shape))
     found = [size if isinstance(size, str) else sizes.get(name, size) for name, size in zip(named, shape, strict=True)]

@@ -1,14 +1,13 @@
 """optimize: the graph becomes smaller without leaving what every execution provider understands.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.optimize.apply`. Also here: what a choice of
-capabilities comes to, aliases resolved, needed ones added, contradictions reported; two recipes that come to the
-same selection have the same key. Plans use it too, so it imports nothing heavy.
+This is the declaration; the work is in :mod:`winml_dag.stages.optimize.apply`. This module also resolves a choice of
+capabilities: aliases, capabilities that others need, contradictions. Two recipes that resolve to the same selection
+have the same key. Planning uses it too, so it imports nothing heavy.
 
-What analyze has discovered to help is a file that the next optimize reads. A search begins with :data:`NOTHING`, and
-as long as nothing is discovered the file says that, byte for byte; so the optimize that reads it has the key of the
-one before. What else decides on the result, the form of an operator, is in the file and not in the config of
-optimize: that would differ between targets also where nothing is discovered, and builds for them could not share one
-optimize.
+The capabilities that analyze found to help are in a file for the next optimize. A search starts with :data:`NOTHING`.
+While nothing is discovered, the file is byte-identical, so the optimize that reads it has the key of the previous one.
+The form of an operator, which also affects the result, is in the file and not in the config of optimize: the config
+would differ between targets even if nothing is discovered, and their builds could not share one optimize.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ OPTIMIZE = Stage(
 
 
 WHOLE = "ort_graph_optimization"
-# Transformers of the portable level that have no capability of their own; onnxruntime ignores names that it does not
-# know. ConstantFolding has a capability, which is separate from the level as a whole.
+# Transformers of the portable level without a capability of their own; onnxruntime ignores unknown names.
+# ConstantFolding has a capability, which is separate from the level as a whole.
 _NAMELESS = frozenset(
     {
         "CastChainElimination",
@@ -79,14 +78,16 @@ _NAMELESS = frozenset(
     }
 )
 
-# All transformers of the portable level.
 PORTABLE = _NAMELESS.union(*(each.portable for each in CATALOG.values()))
 
 
 @dataclass(frozen=True)
 class Selection:
-    """``on`` and ``off``: the capabilities that are switched, aliases resolved, in the order of the catalog; ``on``
-    includes those that others need.
+    """The resolved capabilities.
+
+    Attributes:
+        on: capabilities that are switched on, in the order of the catalog, including those that others need.
+        off: capabilities that are switched off, in the order of the catalog.
     """
 
     on: tuple[str, ...] = ()
@@ -94,7 +95,7 @@ class Selection:
 
     @property
     def without(self) -> frozenset[str]:
-        """Transformers of the portable level that are not to run."""
+        """Transformers of the portable level to disable."""
         taken = {name for each in self.off for name in CATALOG[each].portable}
         if WHOLE in self.off:
             kept = {name for each in self.on for name in CATALOG[each].portable} | set(
@@ -105,7 +106,7 @@ class Selection:
 
     @property
     def waiting(self) -> frozenset[str]:
-        """Transformers of the portable level that come after the capabilities."""
+        """Transformers of the portable level that run after the capabilities."""
         return frozenset(name for each in self.on for name in CATALOG[each].waits)
 
     @property
@@ -113,17 +114,17 @@ class Selection:
         return any(CATALOG[name].form_depends_on_domain for name in self.on)
 
     def essential(self) -> dict[str, bool]:
-        """The switches that make a difference: the same for all choices with the same effect."""
+        """The switches that have an effect: the same for all choices with the same effect."""
         switched_off = WHOLE in self.off
         on = {name: True for name in self.on if switched_off or not CATALOG[name].default}
         return {**on, **{name: False for name in self.off if name == WHOLE or CATALOG[name].portable}}
 
 
 def select(wanted: Mapping[str, bool]) -> Selection:
-    """What *wanted*, capabilities by name, comes to.
+    """Resolve *wanted*, which switches capabilities by name.
 
     Raises:
-        RecipeError: for a name that is none, or for capabilities that contradict each other.
+        RecipeError: a name is unknown, or capabilities contradict each other.
     """
     problems = [*_unknown(wanted), *_named_twice(wanted)]
     if not problems:
@@ -175,27 +176,27 @@ def _contradictions(chosen: Selection) -> Iterator[str]:
 FILE = "optimizations.json"
 NOTHING = Path(__file__).with_name(FILE)
 
-# Beside the names of capabilities.
+# Stored next to the names of capabilities.
 _STANDARD = "standard_domain_only"
 
 
 @dataclass(frozen=True)
 class Discovered:
-    """Capabilities to switch on. ``standard_domain_only``: what they make is of the ONNX standard."""
+    """Capabilities to switch on. ``standard_domain_only``: they create only operators of the ONNX standard."""
 
     capabilities: frozenset[str] = frozenset()
     standard_domain_only: bool = False
 
     @classmethod
     def of(cls, capabilities: Iterable[str], *, standard_domain_only: bool) -> Discovered:
-        """*standard_domain_only* counts where the form of one of *capabilities* depends on it."""
+        """Ignore *standard_domain_only* unless the form of one of *capabilities* depends on it."""
         found = frozenset(capabilities)
         matters = any(CATALOG[name].form_depends_on_domain for name in found)
         return cls(found, standard_domain_only and matters)
 
     @classmethod
     def read(cls, path: Path) -> Discovered:
-        """Raises StageError when the file at *path* is none of ours."""
+        """Read the file at *path*. Raises StageError if it is malformed."""
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict) or not all(value is True for value in found.values()):
             raise StageError(f"{path.name} is no object of capabilities that are true.")
