@@ -301,7 +301,8 @@ def _stage(
     record = result.record
     assert record is not None
     node = result.node
-    others = [other.node for name, other in results.items() if name not in like]
+    # Stages of the user, of which there may be thousands, are not looked at.
+    others = (other.node for name, other in results.items() if name not in like)
     carried_on = node.folder is None and any(is_carried_on(node, other) for other in others)
     metrics = dict(record.metrics)
     promoted = {name: metrics.pop(name) for name in _PROMOTED if name in metrics}
