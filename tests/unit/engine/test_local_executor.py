@@ -225,6 +225,22 @@ def test_a_limit_longer_than_any_clock_counts_is_no_limit(run_work: RunWork) -> 
     assert run_work("write", timeout_seconds=1e15)[0].error == ""
 
 
+@pytest.mark.parametrize("has_descriptors", [True, False])
+def test_a_time_limit_holds_also_where_processes_have_no_descriptors(
+    run_work: RunWork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_descriptors: bool
+) -> None:
+    def refuse(_: int) -> int:
+        raise PermissionError
+
+    if not has_descriptors:
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    assert run_work("write")[0].error == ""
+    fifo = tmp_path / "nobody reads"
+    os.mkfifo(fifo)
+    outcome, _ = run_work("tell_and_wait_to_be_ended", {"fifo": str(fifo)}, timeout_seconds=1.0)
+    assert outcome.error == "It took longer than its limit of 1 s and was ended."
+
+
 def test_the_tail_of_a_log_is_its_last_lines_that_say_something(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_bytes(b"early\n" * 50_000 + b"\xff late\n\n\nlast\n")
