@@ -80,10 +80,8 @@ class ProcessGroup:
     def wait(self, timeout_seconds: float) -> int:
         """Wait for the child to end, at most *timeout_seconds*; then :meth:`reap`."""
         try:
-            if sys.platform != "linux":
-                raise OSError("pidfd_open is a call of Linux")
             descriptor = os.pidfd_open(self.pid)
-        except OSError:  # also in containers that forbid the call
+        except (AttributeError, OSError):  # not Linux, or a container that forbids the call
             self._wait_with_timer(timeout_seconds)
             return self.reap()
         # Not with a timer, whose thread costs as much as a small command.

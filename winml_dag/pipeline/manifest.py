@@ -301,7 +301,7 @@ def _stage(
     record = result.record
     assert record is not None
     node = result.node
-    # Stages of the user, of which there may be thousands, are not looked at.
+    # A generator: the thousands of stages that a user may have read none of it.
     others = (other.node for name, other in results.items() if name not in like)
     carried_on = node.folder is None and any(is_carried_on(node, other) for other in others)
     metrics = dict(record.metrics)

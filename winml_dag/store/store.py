@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_text
 from winml_dag.store.artifact import Artifact, FileEntry, check_name, output_files
-from winml_dag.store.blobs import BlobDamaged as BlobDamaged
-from winml_dag.store.blobs import Blobs
+from winml_dag.store.blobs import BlobDamaged, Blobs
 from winml_dag.store.cache_folder import FORMAT, MARKER, function_of
 from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.files import PARTIAL, in_words, partial_beside
