@@ -1,27 +1,17 @@
-"""Draw the latencies of a measurement: their distribution, and their order.
-
-The same numbers result in the same bytes with one version of matplotlib: bundled fonts, no user style, no date.
-"""
+"""Draw the latencies of a measurement: their distribution, and their order."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Before the import: matplotlib's font cache stays in the stage's own folder.
-os.environ["MPLCONFIGDIR"] = str(Path("matplotlib").absolute())
+from winml_dag.stages.drawing import png_figure  # isort: split
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-import matplotlib as mpl
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.perf import PICTURE_FILE, HistogramConfig
@@ -46,21 +36,13 @@ def run(config: HistogramConfig, workspace: Workspace) -> JsonObject:
 def draw(report: Any, title: str, path: Path) -> None:
     """Write a PNG of the latencies in *report*, in milliseconds."""
     each = [value / NS_PER_MS for value in report["latencies_ns"]]
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        figure = Figure(figsize=(10, 6.4), dpi=100, layout="constrained")
-        FigureCanvasAgg(figure)
+    with png_figure(path, 10, 6.4) as figure:
         counts, course = figure.subplots(2, 1, height_ratios=(3, 2))
         figure.suptitle(f"{title}\n{_how(report)}", fontsize=11, x=0.01, ha="left")
         if EMULATED in report["notices"]:
             figure.supxlabel(EMULATED, fontsize=9, color=_LINES[99])
         _draw_counts(counts, each, report["latency_ms"])
         _draw_course(course, each, report["latency_ms"])
-        for text in figure.findobj(Text):
-            font = FontProperties(fname=str(Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")))
-            font.set_size(text.get_fontsize())
-            text.set_fontproperties(font)
-        figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def _how(report: Any) -> str:

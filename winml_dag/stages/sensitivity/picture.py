@@ -1,26 +1,16 @@
-"""Draw the ranking: the worst nodes as bars, and the gain of excluding them as a curve.
-
-The same numbers result in the same bytes with one version of matplotlib: bundled fonts, no user style, no date.
-"""
+"""Draw the ranking: the worst nodes as bars, and the gain of excluding them as a curve."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# Before the import: matplotlib's font cache stays in the stage's own folder.
-os.environ["MPLCONFIGDIR"] = str(Path("matplotlib").absolute())
+from winml_dag.stages.drawing import png_figure  # isort: split
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.text import Text
 from matplotlib.ticker import NullFormatter, NullLocator
 
-import matplotlib as mpl
 from winml_dag.stages.sensitivity.ranking import NodeCost, Relief
 
 _MOST_BARS = 25
@@ -32,20 +22,12 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 
 def draw(costs: Sequence[NodeCost], reliefs: Sequence[Relief], how: str, path: Path) -> None:
     """Write a PNG of the worst of *costs*, and of *reliefs*; *how* describes the treatment of the nodes."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        worst = costs[:_MOST_BARS]
-        height = 1.4 + 0.24 * len(worst)
-        figure = Figure(figsize=(11, height + 2.8), dpi=100, layout="constrained")
-        FigureCanvasAgg(figure)
+    worst = costs[:_MOST_BARS]
+    height = 1.4 + 0.24 * len(worst)
+    with png_figure(path, 11, height + 2.8) as figure:
         bars, curve = figure.subplots(2, 1, height_ratios=(height, 2.4))
         _draw_bars(bars, worst, len(costs))
         _draw_curve(curve, reliefs, how)
-        for text in figure.findobj(Text):
-            font = FontProperties(fname=str(Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")))
-            font.set_size(text.get_fontsize())
-            text.set_fontproperties(font)
-        figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def _draw_bars(axes: Axes, costs: Sequence[NodeCost], of: int) -> None:
