@@ -15,6 +15,7 @@ import json
 import os
 import stat
 import sys
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -147,8 +148,14 @@ def _refuse_constant(name: str) -> float:
 
 
 # Content that is read within this time after a change is not cached: a later write could get the same time. 2 s is the
-# coarsest time step of a file system in use (FAT); others use milliseconds.
+# coarsest time step of a file system in use (FAT), and allows for the clock of a server.
 SETTLED_NS = 2 * 10**9
+# A hundredth of it, 20 ms, suffices where files get times of this machine's clock in ticks, of 1 to 10 ms. Nothing is
+# needed where each change after a stat has a time of its own, as on Linux from 6.13, NTFS and APFS.
+_TICKS, _EXACT = 100, 0
+_SHORTEST_TICK_NS, _LONGEST_TICK_NS = 10**6, 10**7
+_PROBES = 16
+_clocks: dict[int, int] = {}
 
 if sys.platform == "win32":
     import ctypes
@@ -223,11 +230,46 @@ else:
         return status.st_ctime_ns
 
 
+def probe_clock(folder: str | os.PathLike[str]) -> None:
+    """Find out how precise the times are that the file system of *folder* gives to files.
+
+    A file that no other process knows is written and examined several times. If that fails, times count as coarse.
+    """
+    name = os.path.join(folder, f".clock-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        opened = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_TEMPORARY", 0), 0o600)
+        try:
+            if sys.platform != "win32":
+                os.unlink(name)
+            began_ns, changes = time.time_ns(), []
+            for _ in range(_PROBES):
+                os.write(opened, b"0")
+                changes.append(change_time_ns(name, os.fstat(opened)))
+            ended_ns = time.time_ns()
+            device = os.fstat(opened).st_dev
+        finally:
+            os.close(opened)
+    except OSError:
+        return
+    # A server's clock may be another one, and FAT's times are multiples of 10 ms.
+    if began_ns - _LONGEST_TICK_NS <= changes[0] <= changes[-1] <= ended_ns and changes[0] % _SHORTEST_TICK_NS:
+        most_ticks = (ended_ns - began_ns) // _SHORTEST_TICK_NS + 2
+        _clocks[device] = _EXACT if len({*changes}) == _PROBES > most_ticks else _TICKS
+
+
+def settled_ns(device: int) -> int:
+    """Return how long after a change, in nanoseconds, a file on *device* (``st_dev``) counts as racy."""
+    clock = _clocks.get(device)
+    if clock is None:
+        return SETTLED_NS
+    return SETTLED_NS // clock if clock else min(SETTLED_NS, 0)
+
+
 def has_settled(path: Path, at_ns: int) -> bool:
     """Whether a file or folder last changed safely before *at_ns*. For a missing one, check its parent folder."""
     try:
         status = path.stat()
-        return max(status.st_mtime_ns, change_time_ns(path, status)) <= at_ns - SETTLED_NS
+        return max(status.st_mtime_ns, change_time_ns(path, status)) <= at_ns - settled_ns(status.st_dev)
     except FileNotFoundError:
         return path.parent == path or has_settled(path.parent, at_ns)
     except OSError:
@@ -292,15 +334,23 @@ def differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
     ]
 
 
-def changed_ns(seen: Sequence[int], place: int) -> int:
-    """Return when the path at *place* last changed; 0 if it does not exist."""
-    return seen[place * PER_PATH + _CHANGED]
+def racy(paths: Iterable[str], seen: Sequence[int], looked_ns: int) -> list[int]:
+    """Return the indices of *paths* that changed shortly before *looked_ns*: a later write could have the same time.
+
+    *seen* begins with their signatures.
+    """
+    return [
+        index
+        for index, (path, changed_ns) in enumerate(zip(paths, seen[_CHANGED::PER_PATH], strict=False))
+        if changed_ns > looked_ns - SETTLED_NS and changed_ns > looked_ns - _settled_ns_of(path)
+    ]
 
 
-def racy(seen: Sequence[int], looked_ns: int) -> list[int]:
-    """Return the indices of paths that changed shortly before *looked_ns*: a later write could have the same time."""
-    settled_ns = looked_ns - SETTLED_NS
-    return [place for place, changed in enumerate(seen[_CHANGED::PER_PATH]) if changed > settled_ns]
+def _settled_ns_of(path: str) -> int:
+    try:
+        return settled_ns(os.stat(path).st_dev)
+    except OSError:
+        return SETTLED_NS
 
 
 class FirstLooks:

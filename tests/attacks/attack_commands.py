@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 from attacked_project import Site
 
+from winml_dag import file_reading
 from winml_dag.cli import run
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.inputs import Preparer
@@ -30,8 +31,6 @@ from winml_dag.store.store import Store
 
 # A command that takes longer hangs.
 _PATIENCE_SECONDS = 120.0
-# Files become settled within this time on every Linux file system. No schedule uses the two seconds of FAT.
-_SETTLED_NS = 20_000_000
 _IN_THE_MIDDLE: Mapping[str, tuple[type, str]] = {
     "prepare": (Preparer, "prepare"),
     "start": (ProcessGroup, "__init__"),
@@ -53,7 +52,7 @@ class Command:
     """``winml-dag`` with *arguments* in *folder*, running in a separate process."""
 
     def __init__(
-        self, site: Site, folder: Path, arguments: Sequence[str], happens: Happenings, *, settles_soon: bool
+        self, site: Site, folder: Path, arguments: Sequence[str], happens: Happenings, *, coarse_clock: bool
     ) -> None:
         self.arguments = arguments
         self._log = tempfile.TemporaryFile("w+", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -61,7 +60,7 @@ class Command:
         sys.stderr.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            _be_command(site, folder, arguments, self._log, happens, settles_soon=settles_soon)
+            _be_command(site, folder, arguments, self._log, happens, coarse_clock=coarse_clock)
 
     def wait(self) -> tuple[int, str]:
         """Return its exit code, negative for a signal, and its output."""
@@ -85,7 +84,7 @@ def warm_up(site: Site, commands: Sequence[Sequence[str]]) -> None:
     names = site.root / "names"
     for arguments in commands:
         command = Command(
-            site, site.project, arguments, {("end", 1): [lambda: _write_modules(names)]}, settles_soon=False
+            site, site.project, arguments, {("end", 1): [lambda: _write_modules(names)]}, coarse_clock=True
         )
         code, said = command.wait()
         assert code == 0, said
@@ -135,7 +134,7 @@ class _Happening:
 
 
 def _be_command(
-    site: Site, folder: Path, arguments: Sequence[str], log: TextIO, happens: Happenings, *, settles_soon: bool
+    site: Site, folder: Path, arguments: Sequence[str], log: TextIO, happens: Happenings, *, coarse_clock: bool
 ) -> NoReturn:
     # Whatever happens, the child must not continue with its parent's work.
     code = 99
@@ -149,10 +148,8 @@ def _be_command(
         os.environ.update(site.environment())
         os.chdir(folder)
         sys.path[:0] = [str(folder), *map(str, site.modules())]
-        if settles_soon:
-            for module in [*sys.modules.values()]:
-                if hasattr(module, "SETTLED_NS"):
-                    module.SETTLED_NS = _SETTLED_NS
+        if coarse_clock:
+            file_reading.settled_ns = lambda _: file_reading.SETTLED_NS
         happening = _Happening(happens)
         happening.arm()
         code = run(list(arguments))

@@ -146,10 +146,10 @@ _LOSE = {"manifest": {"start_anew", "lose_bookkeeping"}, "blob": {"truncate_blob
 
 @dataclass
 class Siege:
-    """A project under attack, and its history. *settles_soon*: see ``attack_commands``."""
+    """A project under attack, and its history. *coarse_clock*: files count as racy as long as on FAT."""
 
     site: Site
-    settles_soon: bool = True
+    coarse_clock: bool = False
     is_blocked: bool = field(default=False, init=False)
     _vouchers_lost: set[str] = field(default_factory=set, init=False)
 
@@ -250,7 +250,7 @@ class Siege:
         return code, said
 
     def _start(self, arguments: list[str], happens: Happenings | None = None) -> Command:
-        return Command(self.site, self.site.root, arguments, happens or {}, settles_soon=self.settles_soon)
+        return Command(self.site, self.site.root, arguments, happens or {}, coarse_clock=self.coarse_clock)
 
     def _folder(self, by: str) -> Path:
         folder = self.site.root / by
@@ -323,10 +323,10 @@ def steps(folder: Path, number: int) -> int:
     @seed(number)
     @settings(max_examples=_SCHEDULES_AT_ONCE, deadline=None, database=None, suppress_health_check=[*HealthCheck])
     @given(SCHEDULES, st.booleans())
-    def play(schedule: list[Step], settles_soon: bool) -> None:
+    def play(schedule: list[Step], coarse_clock: bool) -> None:
         nonlocal played
         with tempfile.TemporaryDirectory(dir=folder) as root:
-            Siege(Site(Path(root)), settles_soon).play(schedule)
+            Siege(Site(Path(root)), coarse_clock).play(schedule)
         played += len(schedule)
 
     play()

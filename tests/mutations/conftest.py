@@ -6,7 +6,6 @@ import pytest
 from planned_keys import make_project
 
 from winml_dag import file_reading
-from winml_dag.store import digest
 
 
 @pytest.fixture
@@ -23,4 +22,3 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat recently written files as settled: digests are recorded at once, and plans stay valid."""
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
-    monkeypatch.setattr(digest, "SETTLED_NS", 0)

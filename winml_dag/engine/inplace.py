@@ -20,7 +20,7 @@ from pathlib import Path
 
 from winml_dag.engine.stage import Node, SourceFile
 from winml_dag.errors import InputError, StoreError, UsageError
-from winml_dag.file_reading import SETTLED_NS, Signature, before_reading, signature_of
+from winml_dag.file_reading import Signature, before_reading, has_settled, signature_of
 from winml_dag.names import parents
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below, LinkOnTheWay
@@ -228,7 +228,7 @@ class InPlace:
 
     def _note(self, path: str, found: Signature, digest: str) -> None:
         # A file that changed just now could be written again without a change of its times, so it is hashed each time.
-        if max(found[1], found[3]) <= time.time_ns() - SETTLED_NS and signature_of(path) == found:
+        if has_settled(Path(path), time.time_ns()) and signature_of(path) == found:
             self._right[path] = (found, digest)
 
     def _refuse(self, below: Below, name: str) -> None:

@@ -24,7 +24,7 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.inplace import placed_files
 from winml_dag.ep.environments import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
-from winml_dag.file_reading import PER_PATH, FirstLooks, changed_ns, differing, look, racy, reads_logged
+from winml_dag.file_reading import PER_PATH, FirstLooks, differing, look, racy, reads_logged
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.plan_text import CachedPlan, Made, placed_text, plan_text, text_of
@@ -104,7 +104,7 @@ def note(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan |
         environment=planning.environment,
         places=places_of(sorted(folders)),
         groups=Groups(len(steering), len(hashed) - len(steering)),
-        racy=racy(seen, planning.began_ns),
+        racy=racy(hashed, seen, planning.began_ns),
         stages=len(planned.graph.nodes),
     )
     text = plan_text(planned, {path: place for place, path in enumerate(hashed)}, {})
@@ -172,18 +172,15 @@ def keep_finished(
     # changed since.
     suspects = {entry.paths[place] for place in (*header.racy, *differing(entry.seen, current_plan.seen))}
     suspects |= put.keys() | fresh.keys()
+    # Outputs were confirmed at the end of the build, everything else when the plan was made or loaded.
+    late, early = ({*racy(hashed, seen, at_ns)} for at_ns in (checked_ns, current_plan.at_ns))
     header = replace(
         header,
         groups=replace(header.groups, outputs=len(hashed) - read, blobs=len(blobs)),
         racy=[
-            place
-            for place, path in enumerate(hashed)
-            if path in suspects
-            # Outputs were confirmed at the end of the build, everything else when the plan was made or loaded.
-            and (
-                changed_ns(seen, place) > (checked_ns if path in put else current_plan.at_ns) - file_reading.SETTLED_NS
-                or (path in put and path not in looked)
-            )
+            index
+            for index, path in enumerate(hashed)
+            if path in suspects and ((index in late or path not in looked) if path in put else index in early)
         ],
         complete=True,
         summary=planned.summary.up_to_date,

@@ -41,6 +41,7 @@ from winml_dag.file_reading import (
     differing,
     look,
     parse_json,
+    probe_clock,
     racy,
     read_bytes,
     read_text,
@@ -382,7 +383,8 @@ def _check(cache_dir: str, entry: Entry, environment: Environment) -> CurrentPla
         return None
     if doubtful and not changed:
         # So that the same files need not be read the next time.
-        young = {*racy(seen, at_ns)}
+        probe_clock(cache_dir)
+        young = {*racy(entry.paths, seen, at_ns)}
         still = [place for place in doubtful if place in young and place < header.groups.hashed]
         entry.seen_again(replace(header, racy=still), seen).keep(cache_dir)
     return CurrentPlan(entry, tuple(changed), seen, at_ns)

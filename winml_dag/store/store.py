@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
-from winml_dag.file_reading import read_text
+from winml_dag.file_reading import probe_clock, read_text
 from winml_dag.store.artifact import Artifact, FileEntry, check_name, output_files
 from winml_dag.store.blobs import BlobDamaged, Blobs
 from winml_dag.store.cache_folder import FORMAT, MARKER, function_of
@@ -64,6 +64,7 @@ class Store:
 
         self.folder = folder.absolute()
         self.function = _begin(self.folder, function if remotes_of is None else "sha256")
+        probe_clock(self.folder)
         self.quarantine = self.folder / "quarantine"
         self.failures = self.folder / "failures"
         self.changes = self.folder / "changes"

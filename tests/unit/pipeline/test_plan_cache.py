@@ -270,6 +270,7 @@ def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
 def test_what_has_not_come_to_rest_is_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file written within a tick of a coarse clock could have changed unnoticed during planning."""
     monkeypatch.setattr(file_reading, "SETTLED_NS", 2 * 10**9)
+    monkeypatch.setattr(file_reading, "settled_ns", lambda _: 2 * 10**9)
     plan_request(REQUEST, store, download=False)
     assert recall(REQUEST, store) is None
 

@@ -113,7 +113,7 @@ def keep_sweep_stamp(
     if seen != looks.of(paths):
         return
     seen += put
-    groups, young = Groups(len(paths), outputs=len(there)), racy(seen, began_ns)
+    groups, young = Groups(len(paths), outputs=len(there)), racy([*paths, *there], seen, began_ns)
     places = places_of([str(Path(found.folder).absolute())])
     header = Header(words, environment, places, groups, young, complete=True)
     plan = json.dumps({**asdict(found), "builds": builds}).encode()
