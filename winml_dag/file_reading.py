@@ -342,15 +342,25 @@ def racy(paths: Iterable[str], seen: Sequence[int], looked_ns: int) -> list[int]
     return [
         index
         for index, (path, changed_ns) in enumerate(zip(paths, seen[_CHANGED::PER_PATH], strict=False))
-        if changed_ns > looked_ns - SETTLED_NS and changed_ns > looked_ns - _settled_ns_of(path)
+        if changed_ns > looked_ns - SETTLED_NS and _is_racy(path, changed_ns, looked_ns)
     ]
 
 
-def _settled_ns_of(path: str) -> int:
+def _is_racy(path: str, changed_ns: int, looked_ns: int) -> bool:
     try:
-        return settled_ns(os.stat(path).st_dev)
+        settled = settled_ns(os.stat(path).st_dev)
     except OSError:
-        return SETTLED_NS
+        settled = SETTLED_NS
+    # Where each change has a time of its own, signatures alone decide.
+    return settled != 0 and changed_ns > looked_ns - settled
+
+
+class LatestReads(dict[str, Signature]):
+    """The signature of each file when its content was last confirmed, by absolute path: a log of reads."""
+
+    def __call__(self, path: str, signature: Signature | None) -> None:
+        if signature is not None:
+            self[os.path.abspath(path)] = signature
 
 
 class FirstLooks:

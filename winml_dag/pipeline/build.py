@@ -18,6 +18,7 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import plan_graph
 from winml_dag.errors import WinmlDagError
+from winml_dag.file_reading import LatestReads, reads_logged
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, record_stats, result_of
 from winml_dag.pipeline.commit import is_changing
@@ -116,8 +117,11 @@ class _BuildJob(GraphJob[BuildResult]):
         checked_ns = time.time_ns()
         told = replace(planned, summary=completed(planned.summary, results))
         elapsed = time.monotonic() - began
-        done = materialise(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
-        keep_finished(planned, own, by_id, published_files(planned, by_id, store).files, store, checked_ns)
+        confirmed = LatestReads()
+        with reads_logged(confirmed):
+            done = materialise(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
+        files = published_files(planned, by_id, store).files
+        keep_finished(planned, own, by_id, files, store, checked_ns, confirmed)
         return replace(finished, build=told.summary, materialised=done, elapsed_seconds=time.monotonic() - began)
 
     def settle(self, done: BuildResult, results: tuple[StageResult, ...]) -> BuildResult:

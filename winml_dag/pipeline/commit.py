@@ -28,11 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import StoreError
-from winml_dag.file_reading import read_json
+from winml_dag.file_reading import read_json, signature_from, was_read
 from winml_dag.store.below import Below
 from winml_dag.store.files import write_whole
 
 _PREPARED = ".winml-dag-new"
+_OF_CONTENT = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,10 @@ class _Changing:
     def carry_out(self) -> None:
         try:
             for name in self._change.put:
-                if self._below.status(self._new(name)) is not None:
+                if (prepared := self._below.status(self._new(name))) is not None:
                     self._set_aside(name, stays=True)
                     self._below.move(self._new(name), name)
+                    self._log(name, prepared)
             for name in self._change.remove:
                 self._set_aside(name)
             # Remove the journal first: now the change is complete and only garbage remains.
@@ -169,6 +171,13 @@ class _Changing:
             self.take_back()
             raise _cannot_write(self._folder, error) from error
         _discard(self._folder)
+
+    def _log(self, name: str, prepared: os.stat_result) -> None:
+        """Log the new file as read: its content is that of the *prepared* file, and moving it changed only one time."""
+        moved = self._below.status(name)
+        if moved is not None and all(getattr(moved, of) == getattr(prepared, of) for of in _OF_CONTENT):
+            path = self._folder / name
+            was_read(path, signature_from(path, moved))
 
     def take_back(self) -> None:
         """Restore the folder to its state before the change.

@@ -24,7 +24,7 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.inplace import placed_files
 from winml_dag.ep.environments import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
-from winml_dag.file_reading import PER_PATH, FirstLooks, differing, look, racy, reads_logged
+from winml_dag.file_reading import PER_PATH, FirstLooks, Signature, differing, look, racy, reads_logged
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.plan_text import CachedPlan, Made, placed_text, plan_text, text_of
@@ -129,11 +129,12 @@ def keep_finished(
     files: Iterable[FileEntry],
     store: Store,
     checked_ns: int,
+    confirmed: Mapping[str, Signature],
 ) -> None:
     """Update the entry of *planned* after a build of it, or of a part of it, with *files* in its output folder.
 
-    No output was confirmed to be right before *checked_ns*. Only the signatures of the plan's inputs from when they
-    were read, or found unchanged, validate the plan.
+    No output was confirmed to be right before *checked_ns*; *confirmed* has signatures of that moment, as far as they
+    are known. Only the signatures of the plan's inputs from when they were read, or found unchanged, validate the plan.
     """
     if (current_plan := planned.current_plan) is None:
         return
@@ -141,7 +142,9 @@ def keep_finished(
         name: Made(result.record.cache_key, result.record.outputs) for name, result in results.items() if result.record
     }
     put = dict(_put(planned, results, files))
-    looked = {} if own is None else own.in_place.seen_right(put)
+    looked = {path: confirmed[path] for path in put if path in confirmed}
+    if own is not None:
+        looked |= own.in_place.seen_right(put)
     entry = current_plan.entry
     header, digests = entry.header, dict(zip(entry.paths, entry.digests, strict=False))
     read = header.groups.steering + header.groups.data
