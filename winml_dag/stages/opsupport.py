@@ -117,14 +117,14 @@ def models(folder: Path, target: Target) -> Iterator[tuple[bytes, list[Array]]]:
         inputs = [each for each in test.data_sets[0][0] if isinstance(each, np.ndarray)]
         if len(inputs) != len(test.model.graph.input):
             continue
-        for model, fed in _forms(test.model, inputs):
+        for model, fed in forms(test.model, inputs):
             yield model.SerializeToString(), fed
             if any(array.dtype == np.float32 for array in inputs):
                 for integers in _quantized(model, folder, target):
                     yield integers, fed
 
 
-def _forms(model: ModelProto, inputs: Sequence[Array]) -> Iterator[tuple[ModelProto, list[Array]]]:
+def forms(model: ModelProto, inputs: Sequence[Array]) -> Iterator[tuple[ModelProto, list[Array]]]:
     """Yield *model* as it is, with all inputs but the first as constants, and with an open first size."""
     yield model, list(inputs)
     if len(inputs) > 1:
