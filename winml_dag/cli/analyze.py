@@ -293,8 +293,8 @@ def _patterns(analysis: TargetAnalysis) -> Iterator[str]:
     patterns: Any = analysis.metrics["patterns"]
     if patterns:
         yield ""
-        told = (f"{name.removeprefix('SUBGRAPH/').removesuffix('Pattern')} {count}" for name, count in patterns.items())
-        yield f"patterns: {', '.join(told)}"
+        named = (f"{name.removeprefix('SUBGRAPH/').removesuffix('Pattern')} {count}" for name, count in patterns.items())
+        yield f"patterns: {', '.join(named)}"
 
 
 def _lint_lines(analysis: TargetAnalysis) -> Iterator[str]:

@@ -33,7 +33,8 @@ from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.analyze import QuantizedTo
-from winml_dag.stages.analyze.ask import provider_version, with_qdq
+from winml_dag.stages.analyze.analysis import provider_version
+from winml_dag.stages.analyze.ask import with_qdq
 from winml_dag.stages.analyze.cases import case_of
 
 Array = npt.NDArray[Any]

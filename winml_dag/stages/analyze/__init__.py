@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import Target
-from winml_dag.ep.support.case import Case, Level
+from winml_dag.ep.support.case import Case, Level, Verdict
 from winml_dag.onnxmodel.graph import Node
 from winml_dag.stages import kinds
 
@@ -32,6 +32,8 @@ ASKED_ABOUT = (
 
 # The order in which results list them.
 LEVELS = (Level.SUPPORTED, Level.PARTIAL, Level.UNSUPPORTED, Level.UNKNOWN)
+
+RUNS = Verdict(Level.SUPPORTED, "it runs")
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.registry import find_ep
+from winml_dag.ep.availability import package_of
+from winml_dag.ep.registry import Target, find_ep
+from winml_dag.ep.session import open_session, runs_on_cpu
 from winml_dag.ep.support.case import Case, Level, Operand, Verdict
 from winml_dag.ep.support.table import Rules, Support, SupportTable, read_support
-from winml_dag.errors import UsageError
+from winml_dag.errors import StageError, UsageError
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.onnxmodel.graph import Graph, Model, Node, Value, attribute_of
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import optimize
-from winml_dag.stages.analyze import LEVELS, RESULT_FILE, AnalyzeConfig, AnalyzeTarget, Judged, QuantizedTo, worst
+from winml_dag.stages.analyze import LEVELS, RESULT_FILE, RUNS, AnalyzeConfig, AnalyzeTarget, Judged, QuantizedTo, worst
 from winml_dag.stages.analyze.cases import as_quantized, case_of
 from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, missing_value_info, name_of, opset
 from winml_dag.stages.analyze.patterns import PATTERNS, find_all
@@ -107,9 +111,7 @@ def judge(path: Path, model: Model, config: AnalyzeConfig, support: Rules) -> li
         cases = [case if number in stay_float else _quantized(case, quant) for number, case in enumerate(cases)]
     verdicts = [_certain(node, config) or support.verdict(case) for (node, _), case in zip(nodes, cases, strict=True)]
     if config.target.asks and any(verdict.level is Level.UNKNOWN for verdict in verdicts):
-        from winml_dag.stages.analyze.ask import ask
-
-        answers = ask(path, config, stay_float)
+        answers = _answers(path, config, stay_float, len(nodes))
         verdicts = [
             answer if verdict.level is Level.UNKNOWN else verdict
             for verdict, answer in zip(verdicts, answers, strict=True)
@@ -120,6 +122,17 @@ def judge(path: Path, model: Model, config: AnalyzeConfig, support: Rules) -> li
         for (node, _), verdict, case in zip(nodes, verdicts, cases, strict=True)
     ]
     return _conversions(judged)
+
+
+def _answers(path: Path, config: AnalyzeConfig, stay_float: Collection[int], count: int) -> list[Verdict]:
+    if runs_on_cpu(config.target.resolve()):
+        with suppress(StageError):
+            open_session(path, "the model")
+            return [RUNS] * count
+    # Imported here: it takes longer to import than most models take to load on the CPU.
+    from winml_dag.stages.analyze.ask import ask
+
+    return ask(path, config, stay_float)
 
 
 def _nodes(model: Model, graph: Graph) -> Iterator[tuple[Node, Dataflow]]:
@@ -275,9 +288,14 @@ def _version(target: AnalyzeTarget, tables: Sequence[SupportTable]) -> str | Non
     """The version of the execution provider that a table was measured with, or that was asked; None if unknown."""
     if tables or not target.asks:
         return tables[0].about.ep_version if tables else None
-    from winml_dag.stages.analyze.ask import provider_version
-
     return provider_version(target.resolve())
+
+
+def provider_version(target: Target) -> str:
+    """Return the version of the package that provides *target*, which is onnxruntime for its own providers."""
+    package = package_of(target.ep, None)
+    name = "onnxruntime" if package is None else package.distribution
+    return installed_distributions(None).get(normalised(name), "")
 
 
 def _target_result(target: AnalyzeTarget, version: str | None, judged: Sequence[Judged]) -> JsonObject:

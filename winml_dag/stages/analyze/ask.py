@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from winml_dag.engine.keys import installed_distributions, normalised
-from winml_dag.ep.availability import package_of
 from winml_dag.ep.registry import Target
 from winml_dag.ep.session import runs_on_cpu, session_for, session_options
 from winml_dag.ep.support.case import Level, Verdict
@@ -24,7 +22,7 @@ from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.onnxmodel.files import resave
 from winml_dag.onnxmodel.protos import subgraphs
-from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
+from winml_dag.stages.analyze import RUNS, AnalyzeConfig, QuantizedTo
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -39,8 +37,7 @@ _MOST_SESSIONS = 25
 # Larger constants are no shapes, axes or bounds: which kernel of the CPU runs a node does not depend on them.
 _LARGE_BYTES = 1024
 
-RUNS = Verdict(Level.SUPPORTED, "it runs")
-LEFT = Verdict(Level.PARTIAL, "it is left to the CPU")
+_LEFT = Verdict(Level.PARTIAL, "it is left to the CPU")
 
 
 def ask(path: Path, config: AnalyzeConfig, stay_float: Collection[int]) -> list[Verdict]:
@@ -74,18 +71,11 @@ def ask(path: Path, config: AnalyzeConfig, stay_float: Collection[int]) -> list[
     return [
         Verdict(Level.UNSUPPORTED, _NAMED.sub(lambda found: names[int(found[1])], refused[node.name]))
         if node.name in refused
-        else LEFT
+        else _LEFT
         if node.name in elsewhere and node.op_type not in QDQ
         else RUNS
         for node in nodes
     ]
-
-
-def provider_version(target: Target) -> str:
-    """Return the version of the package that provides *target*, which is onnxruntime for its own providers."""
-    package = package_of(target.ep, None)
-    name = "onnxruntime" if package is None else package.distribution
-    return installed_distributions(None).get(normalised(name), "")
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
