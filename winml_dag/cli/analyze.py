@@ -293,7 +293,9 @@ def _patterns(analysis: TargetAnalysis) -> Iterator[str]:
     patterns: Any = analysis.metrics["patterns"]
     if patterns:
         yield ""
-        named = (f"{name.removeprefix('SUBGRAPH/').removesuffix('Pattern')} {count}" for name, count in patterns.items())
+        named = (
+            f"{name.removeprefix('SUBGRAPH/').removesuffix('Pattern')} {count}" for name, count in patterns.items()
+        )
         yield f"patterns: {', '.join(named)}"
 
 

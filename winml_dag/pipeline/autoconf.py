@@ -31,7 +31,7 @@ from winml_dag.stages.quantize import QuantizeConfig
 # The name appears in reasons.
 BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(optimize.FILE, optimize.NOTHING),))
 # Options that take time and do not change which operators a provider takes.
-_SPEED_OPTIONS = frozenset({"htp_graph_finalization_optimization_mode"})
+SPEED_OPTIONS = frozenset({"htp_graph_finalization_optimization_mode"})
 # Each round adds two nodes to the graph, even if it discovers nothing.
 MOST_ROUNDS = 20
 
@@ -103,7 +103,7 @@ def analyze_target(target: Target, options: Mapping[str, str], *, standard_only:
     """
     if not can_be_asked(target):
         return AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard_only)
-    kept = {name: value for name, value in compile_options(target, options).items() if name not in _SPEED_OPTIONS}
+    kept = {name: value for name, value in compile_options(target, options).items() if name not in SPEED_OPTIONS}
     return AnalyzeTarget(target.ep.name, target.device, standard_only, asks=True, provider_options=kept)
 
 
