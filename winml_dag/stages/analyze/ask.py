@@ -60,6 +60,9 @@ def ask(path: Path, config: AnalyzeConfig, stay_float: Collection[int]) -> list[
     except Exception as error:  # onnxruntime's errors have no base class of their own
         failed = f"{target.ep.name} cannot load the model: {explanation(error)}"
         return [Verdict(Level.UNKNOWN, failed)] * len(nodes)
+    if session is not None and not hasattr(session, "get_provider_graph_assignment_info"):
+        silent = "onnxruntime tells which nodes a provider takes from version 1.24 on"
+        return [Verdict(Level.UNKNOWN, silent)] * len(nodes)
     kernels = target.ep.runs_as or target.ep.name
     elsewhere = {
         node.name
@@ -124,6 +127,7 @@ def with_qdq(path: Path, target: Target, quant: QuantizedTo, stay_float: Sequenc
 
     *path* itself if nothing in it can be quantized. *stay_float*: names of nodes that stay in float.
     """
+    # Imported here: a provider that is asked about floats needs none of it.
     from winml_dag.stages.float_model import float_tensors, write_typed
     from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
     from winml_dag.stages.quantize.modes import quantize_typed

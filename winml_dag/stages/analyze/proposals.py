@@ -205,8 +205,9 @@ def _tried(situation: Situation, fusion: Fusion, matches: Sequence[Match]) -> li
     wanted = OptimizeConfig({fusion.capability: True}, OptimizeTarget(situation.config.target.standard_domain_only))
     try:
         run(wanted, Workspace({"model": situation.path.parent}, {"model": folder}))
-    except StageError:
-        return [None] * len(matches)  # optimize does not take this model: it is quantized, for example
+    except (StageError, ImportError):
+        # optimize does not take this model, which may be quantized, or runs in another environment than this provider.
+        return [None] * len(matches)
     path = folder / OPTIMIZED_FILE
     model = with_inferred(path, read_model(path, values=True))
     levels = {id(each.node): each.verdict for each in judge(path, model, situation.config, situation.support)}
