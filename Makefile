@@ -32,9 +32,9 @@ ep-openvino: $(OPENVINO_VENV)/with-openvino $(PLUGIN_VENV)/with-openvino
 	@echo 'To use one of them, set for example'
 	@echo '  WINML_DAG_EP_ENVIRONMENTS=openvino=$(abspath $(PLUGIN_VENV))'
 
-# What an execution provider that is installed here does with operators, as a table: an hour for QNN.
+# What an execution provider that is installed here does with operators, as a table.
 op-support: $(VENV)/with-models
-	$(BIN)/python -m winml_dag.stages.probe.generate --ep $(EP)
+	$(BIN)/python -m winml_dag.stages.opsupport --ep $(EP)
 
 # Sets up nginx and Chromium where it may; without them, the tests that need them are skipped.
 test: $(VENV)/with-tests

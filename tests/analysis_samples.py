@@ -14,13 +14,13 @@ import onnx
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.support.case import Case, Outcome
-from winml_dag.ep.support.table import About, evidence_of, table_bytes
+from winml_dag.ep.support.table import About, rows_of, table_bytes
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import optimize
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
 from winml_dag.stages.analyze.analysis import run
-from winml_dag.stages.probe.cases import case_of
+from winml_dag.stages.analyze.cases import case_of
 
 TAKEN = Outcome(compiled=True, ran=True)
 LEFT = Outcome(compiled=False, ran=True)
@@ -31,10 +31,7 @@ ABOUT = About("QNNExecutionProvider", "npu", "2.0", "2.51", "1.31", "1.19", {}, 
 
 def table(rows: Iterable[tuple[Case, Outcome]]) -> bytes:
     """Return the table that measuring *rows* would give, with enough cases each for a failure to count."""
-    by_operator: dict[tuple[str, str], list[tuple[Case, Outcome]]] = {}
-    for case, outcome in rows:
-        by_operator.setdefault((case.domain, case.op_type), []).extend([(case, outcome)] * 3)
-    return table_bytes(ABOUT, {name: evidence_of(measured, {}) for name, measured in by_operator.items()})
+    return table_bytes(ABOUT, rows_of([row for row in rows for _ in range(3)]))
 
 
 def cases_of(model: onnx.ModelProto, scratch: Path) -> list[Case]:

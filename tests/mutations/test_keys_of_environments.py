@@ -28,7 +28,7 @@ from winml_dag.store.digest import Fingerprints
 
 OPENVINO_BUILD = edited(BASES["float"], "ep", "openvino")
 RECIPES = {"openvino": OPENVINO_BUILD, "qnn": BASES["static"], "cpu": BASES["cpu"]}
-THERE = {"compile", "validate"}
+THERE = {"analyze", "compile", "validate"}
 
 if sys.platform == "win32":
     PYTHON, PACKAGES = "Scripts/python.exe", "Lib/site-packages"
@@ -87,7 +87,7 @@ def another_package(environment: Path) -> None:
     [
         (another_build_of_onnxruntime, THERE),
         # compile itself does not use numpy
-        (another_package_that_the_work_uses, {"validate"}),
+        (another_package_that_the_work_uses, {"analyze", "validate"}),
         (the_same_version_with_another_library, THERE),
         (a_library_more, THERE),
         (another_package, set()),
@@ -206,6 +206,6 @@ def test_a_plan_that_stands_knows_who_does_the_work(project: Path, environment: 
     warm.stages()
     assert warm.stands()
     graph = plan_request(warm.request, warm.store, download=False).graph
-    assert {node.id: node.interpreter for node in graph.nodes if node.interpreter} == dict.fromkeys(
+    assert {node.stage.name: node.interpreter for node in graph.nodes if node.interpreter} == dict.fromkeys(
         THERE, environment / PYTHON
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ _MEANING = {
     "supported": "runs on the target",
     "partial": "runs, but on the CPU or with other numbers",
     "unsupported": "does not run",
-    "unknown": "was not measured",
+    "unknown": "could not be determined",
 }
 _MOST_OPERATORS = 15
 _MOST_REASON = 160
@@ -41,11 +40,11 @@ _SEVERITIES = (("error", "errors"), ("warning", "warnings"), ("note", "info"))
 
 @click.command(name="analyze")
 @built_model_options
-@click.option("--ep", type=TEXT, help="Execution provider, all that were measured (all), or auto [auto].")
+@click.option("--ep", type=TEXT, help="Execution provider, all (installed or measured), or auto [auto].")
 @click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu, all or auto; an execution provider's name works too.")
 @click.option("-p", "--precision", type=TEXT, help="Judge the model as it will be in this precision, such as w8a16.")
 @click.option("--no-information", is_flag=True, help="Only look for what is wrong with the model, for no target.")
-@click.option("--run-unknown-op", is_flag=True, help="Try on the target what no table knows, and remember it.")
+@click.option("--run-unknown-op", is_flag=True, help="Refuse a target that is not installed, and so cannot be asked.")
 @click.option("-o", "--output", type=FILE, help="Where analyze_result.json goes, under any name [nowhere].")
 @click.option("--optim-config", type=FILE, help="Where the capabilities that would help go, for -c of other commands.")
 @click.option(
@@ -59,10 +58,10 @@ _SEVERITIES = (("error", "errors"), ("warning", "warnings"), ("note", "info"))
 @stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
-    """Tell what a target can do with each operator of a model, from a table of what was measured on it: supported,
-    partial (left to the CPU, or with other numbers), unsupported, or unknown. Tell which patterns the model has, which
-    capabilities of optimize would help, and what else to look at. Exits with 0 when all is supported, and with 1 when
-    something is not.
+    """Tell what a target can do with each operator of a model: supported, partial (left to the CPU, or with other
+    numbers), unsupported, or unknown. The execution provider is asked if it is installed; else a table of measurements
+    answers. Tell which patterns the model has, which capabilities of optimize would help, and what else to look at.
+    Exits with 0 when all is supported, and with 1 when something is not.
 
     \b
     winml-dag analyze model.onnx --ep qnn
@@ -91,6 +90,7 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
         options["device"],
         options["precision"],
         lint_only=lint_only,
+        must_ask=options["run_unknown_op"],
         shapes=shapes_of(Export.from_dict(given_shapes(options))),
     )
 
@@ -105,8 +105,6 @@ def _analyze(built: BuiltModel, request: AnalysisRequest, options: Mapping[str, 
     _refuse_places(built, options)
     store = opened(how.cache_dir, how.remote)
     plan, done, found = _look(built, request, store, how, options["stage_timeout"])
-    if options["run_unknown_op"]:
-        plan, done, found = _look_again(built, request, found, store, how, options["stage_timeout"])
     _refuse_several(found, options)
     result = merged(plan, found, done.made_at)
     put: dict[str, Path] = {}
@@ -163,23 +161,6 @@ def _look(
         "The analysis is damaged in the cache again and again.",
         advice="Check the disk, or choose another cache folder with --cache-dir.",
     )
-
-
-def _look_again(
-    built: BuiltModel,
-    request: AnalysisRequest,
-    found: list[TargetAnalysis],
-    store: Store,
-    how: How,
-    timeout: float | None,
-) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
-    """Try the unknown operators on the target, then analyze again with the results."""
-    from winml_dag.cli.progress import progress
-    from winml_dag.pipeline.assess.analysis import try_unknown
-
-    with progress(quiet=not how.verbose, to_stderr=True, stages=0) as observer:
-        learned = try_unknown(found, store, observer)
-    return _look(built, replace(request, learned=learned), store, how, timeout)
 
 
 def _save_nodes(
@@ -312,8 +293,10 @@ def _patterns(analysis: TargetAnalysis) -> Iterator[str]:
     patterns: Any = analysis.metrics["patterns"]
     if patterns:
         yield ""
-        told = (f"{name.removeprefix('SUBGRAPH/').removesuffix('Pattern')} {count}" for name, count in patterns.items())
-        yield f"patterns: {', '.join(told)}"
+        named = (
+            f"{name.removeprefix('SUBGRAPH/').removesuffix('Pattern')} {count}" for name, count in patterns.items()
+        )
+        yield f"patterns: {', '.join(named)}"
 
 
 def _lint_lines(analysis: TargetAnalysis) -> Iterator[str]:

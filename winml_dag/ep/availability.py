@@ -167,6 +167,11 @@ def is_at_hand(ep: ExecutionProvider) -> bool:
     return installed(ep) or is_elsewhere(ep.alias)
 
 
+def can_be_asked(target: Target) -> bool:
+    """Return whether sessions of *target* can be made, as far as files tell. Raises as :func:`installed` does."""
+    return is_at_hand(target.ep) and not _lacking(target.ep, target.device)
+
+
 def require_at_hand(target: Target, *, otherwise: str = "") -> None:
     """Call :func:`require_installed`, except for work that a remote machine may do. Raises as that does."""
     if not is_elsewhere(target.ep.alias):

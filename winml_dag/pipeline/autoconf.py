@@ -9,12 +9,14 @@ cache hit. The rest of the build reads the last optimize, and the last analyze j
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.ep.availability import can_be_asked
+from winml_dag.ep.provider import compile_options, complete_options
 from winml_dag.ep.registry import Target
-from winml_dag.ep.support import rule_folder, table_places
+from winml_dag.ep.support import rule_folder, table_paths
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.context import ResolveContext
@@ -22,11 +24,14 @@ from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import Skip
 from winml_dag.stages import kinds, optimize
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 
 # The name appears in reasons.
 BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(optimize.FILE, optimize.NOTHING),))
+# Options that take time and do not change which operators a provider takes.
+SPEED_OPTIONS = frozenset({"htp_graph_finalization_optimization_mode"})
 # Each round adds two nodes to the graph, even if it discovers nothing.
 MOST_ROUNDS = 20
 
@@ -39,22 +44,20 @@ def search_of(context: ResolveContext, target: Target, analyze: AnalyzeConfig | 
     """
     if isinstance(analyze, Skip):
         return Search(BEGIN)
-    places = table_places(target)
-    for path in places:
-        before_reading(path)
-    there = tuple(path for path in places if path.is_file())
+    asks = analyze.target.asks
+    tables = table_paths(target, asks=asks)
     # The file names in it decide which tables exist.
-    folder = rule_folder(target)
-    if folder is not None:
-        before_reading(folder)
-    asked_for = (*places, *([] if folder is None else [folder]))
+    folder = None if asks else rule_folder(target)
+    looked_at = (*tables, *([] if folder is None else [folder]))
+    for path in looked_at:
+        before_reading(path)
     return Search(
         begin=BEGIN,
         rounds=_rounds(context) if analyze.analyze.propose else 0,
         refuses_unsupported=not _allows_unsupported(context),
-        tables=support_of(there),
-        looked_at=tuple(path for path in asked_for if path.exists()),
-        absent=tuple(path for path in asked_for if not path.exists()),
+        tables=support_of(tuple(path for path in tables if path.is_file())),
+        looked_at=tuple(path for path in looked_at if path.exists()),
+        absent=tuple(path for path in looked_at if not path.exists()),
     )
 
 
@@ -64,9 +67,13 @@ def analyze_config(
     optimize: OptimizeConfig | Skip,
     quantize: tuple[QuantizeConfig, ...] | Skip,
     *,
+    compile_: CompileConfig | Skip,
     standard_only: bool,
 ) -> AnalyzeConfig | Skip:
-    """Return the config of analyze; *standard_only* as for the config of optimize."""
+    """Return the config of analyze; *standard_only* as for the config of optimize.
+
+    The provider is asked with the options that it compiles with.
+    """
     wanted = context.overrides.analyze
     if wanted is False:
         return Skip("--no-analyze was given")
@@ -76,7 +83,11 @@ def analyze_config(
     proposes = not isinstance(optimize, Skip) and _rounds(context) > 0 and "analyze" not in context.recipe.stages
     return AnalyzeConfig(
         analyze=AnalyzeFields(propose=proposes),
-        target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard_only and proposes),
+        target=analyze_target(
+            target,
+            complete_options(target, {}) if isinstance(compile_, Skip) else compile_.compile.provider_options,
+            standard_only=standard_only and proposes,
+        ),
         optim={}
         if isinstance(optimize, Skip)
         else {name: context.recipe.optim[name] for name in ASKED_ABOUT if name in context.recipe.optim},
@@ -84,12 +95,24 @@ def analyze_config(
     )
 
 
+def analyze_target(target: Target, options: Mapping[str, str], *, standard_only: bool) -> AnalyzeTarget:
+    """Return the target of an analysis, which asks the provider with *options* if it is installed.
+
+    Raises:
+        UsageError: the configuration names an invalid environment for the provider.
+    """
+    if not can_be_asked(target):
+        return AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard_only)
+    kept = {name: value for name, value in compile_options(target, options).items() if name not in SPEED_OPTIONS}
+    return AnalyzeTarget(target.ep.name, target.device, standard_only, asks=True, provider_options=kept)
+
+
 def notices(target: Target, analyze: AnalyzeConfig | Skip, search: Search) -> Iterator[str]:
     """Yield what the user should know about the search before it runs."""
-    if not isinstance(analyze, Skip) and search.tables is None:
+    if not isinstance(analyze, Skip) and not analyze.target.asks and search.tables is None:
         yield (
-            f"There is no table of what {target.ep.name} ({target.device}) takes, so nothing can be said of the "
-            "model's operators, and no optimizations are proposed."
+            f"There is no table of what {target.ep.name} ({target.device}) takes, and it is not installed here, so"
+            " nothing can be said of the model's operators, and no optimizations are proposed."
         )
 
 

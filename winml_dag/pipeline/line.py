@@ -204,7 +204,13 @@ class Line:
             if analyze is not None:
                 config = config_json(analyze)
                 node = self._node(
-                    f"analyze.{number}", ANALYZE, config, model=self._model, support=search.tables, flags=flags
+                    f"analyze.{number}",
+                    ANALYZE,
+                    config,
+                    place=self._place(build.target) if analyze.target.asks else HERE,
+                    model=self._model,
+                    support=search.tables,
+                    flags=flags,
                 )
                 asked = number == search.rounds and search.refuses_unsupported
                 yield replace(node, check=CHECK) if asked else node

@@ -197,7 +197,9 @@ def resolve(
         context, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
     )
     quantize = sections.quantize_configs(quant, target)
-    analyze = autoconf.analyze_config(context, target, optimize, quantize, standard_only=standard_only)
+    analyze = autoconf.analyze_config(
+        context, target, optimize, quantize, compile_=would_compile, standard_only=standard_only
+    )
     search = autoconf.search_of(context, target, analyze)
     normalization = None
     if onnx is not None:

@@ -23,7 +23,6 @@ COMPILED_MODELS = "compiled onnx models"  # several that share one binary
 RANGES = "activation ranges"
 OPTIMIZATIONS = "optimizations"  # one file optimizations.json: {capability: true} for each that analyze discovered
 SUPPORT = "operator support"  # tables of how execution providers support operators
-PROBE = "probe result"
 ANALYSIS = "analysis"
 HIERARCHY = "module hierarchy"
 VALIDATION = "validation report"

@@ -12,14 +12,15 @@ from onnx import TensorProto, helper, save
 from winml_dag import file_reading
 from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.stage import Node
-from winml_dag.ep.registry import CPU
+from winml_dag.ep.availability import installed
+from winml_dag.ep.registry import CPU, QNN
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.stages.analyze import ASKED_ABOUT
-from winml_dag.stages.analyze.fusions import FUSIONS
+from winml_dag.stages.analyze.proposals import FUSIONS
 from winml_dag.store.store import Store
 
 RANDOM = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": {"hidden_size": 32}}}
@@ -136,6 +137,10 @@ def test_nodes_are_judged_as_what_quantize_will_make_of_them(store: Store) -> No
         "execution_provider": "QNNExecutionProvider",
         "device": "npu",
         "standard_domain_only": False,
+        "asks": installed(QNN),
+        "provider_options": {"enable_htp_fp16_precision": "1", "htp_arch": "73", "soc_model": "60"}
+        if installed(QNN)
+        else {},
     }
 
 

@@ -14,13 +14,16 @@ from onnx import TensorProto, helper, numpy_helper
 from optimize_samples import graph, optimize, outputs
 
 from winml_dag.canonical import canonical_json
+from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.provider import complete_options
 from winml_dag.ep.support.case import Case, Outcome
-from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, Learned, QuantizedTo
-from winml_dag.stages.analyze.fusions import FUSIONS
-from winml_dag.stages.analyze.judging import case_key
-from winml_dag.stages.probe.cases import as_quantized
+from winml_dag.pipeline.autoconf import analyze_target
+from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.analyze.cases import as_quantized
+from winml_dag.stages.analyze.proposals import FUSIONS
 
 QNN = AnalyzeConfig(target=AnalyzeTarget("QNNExecutionProvider", "npu", standard_domain_only=True))
+ON_CPU = AnalyzeConfig(target=AnalyzeTarget(asks=True))
 NOTHING = b"{}"
 
 # With tanh: onnxruntime's basic level fuses the exact form itself from opset 20 on.
@@ -156,19 +159,17 @@ def test_what_is_no_better_or_not_known_to_be_is_not_proposed(
 
 
 def test_what_helps_one_place_and_harms_another_is_told_and_not_proposed(tmp_path: Path, scratch: Path) -> None:
-    model = graph(
-        """g (float[2, 4] x) => (float[2, 4] y, float[2, 8] z)
-        { m = MatMul(x, w) y = Add(m, b) n = MatMul(x, v) z = Add(n, c) }""",
-        **{name: np.ones(dims, np.float32) for name, dims in {"w": (4, 4), "b": (4,), "v": (4, 8), "c": (8,)}.items()},
-    )
-    products = [case for case in cases_of(model, scratch) if case.op_type == "MatMul"]
-    sums = [case for case in cases_of(model, scratch) if case.op_type == "Add"]
-    fused = [
-        replace(product, op_type="Gemm", inputs=(*product.inputs, added.inputs[1]))
-        for product, added in zip(products, sums, strict=True)
-    ]
-    rows = [*zip(products, [LEFT, TAKEN], strict=True), *zip(fused, [TAKEN, LEFT], strict=True)]
-    found = analyze(tmp_path / "a", model, QNN, table([*rows, *((case, TAKEN) for case in sums)]), flags=NOTHING)
+    """With more than two dimensions, a Gemm has a Reshape on both sides."""
+    weights = {name: np.ones(dims, np.float32) for name, dims in {"w": (4, 4), "b": (4,)}.items()}
+    text = "g (float[2, 4] x, float[2, 3, 4] t) => (float[2, 4] y, float[2, 3, 4] z) {{ {} }}"
+    separate = graph(text.format("m = MatMul(x, w) y = Add(m, b) n = MatMul(t, w) z = Add(n, b)"), **weights)
+    fused = graph(
+        text.format("y = Gemm(x, w, b) r = Reshape(t, flat) n = Gemm(r, w, b) z = Reshape(n, whole)"),
+        **weights, flat=np.array([-1, 4]), whole=np.array([2, 3, 4]),
+    )  # fmt: skip
+    rows = [(case, TAKEN if case.inputs[0].dims != (2, 4) else LEFT) for case in cases_of(separate, scratch)]  # type: ignore[union-attr]
+    rows += [(case, LEFT if case.op_type == "Reshape" else TAKEN) for case in cases_of(fused, scratch)]
+    found = analyze(tmp_path / "a", separate, QNN, table(rows), flags=NOTHING)
     (action,) = _only(found, "SUBGRAPH/MatMulAddPattern")["actions"]
     assert "1 other place would be worse off" in action["details"]
     assert not action["enabled"]
@@ -181,10 +182,10 @@ def test_what_nobody_measured_as_it_is_makes_no_proposal(tmp_path: Path, gelu: o
 
 
 def test_a_recipes_word_and_earlier_rounds_are_heeded(tmp_path: Path, gelu: onnx.ModelProto, helps: bytes) -> None:
-    for said in (True, False):
+    for said, count in ((True, 0), (False, 1)):
         found = analyze(tmp_path / "a", gelu, replace(QNN, optim={"gelu_fusion": said}), helps, flags=NOTHING)
-        (action,) = _only(found, "SUBGRAPH/GeluPattern")["actions"]
-        assert action["enabled"] is False
+        actions = _only(found, "SUBGRAPH/GeluPattern")["actions"]
+        assert [action["enabled"] for action in actions] == [False] * count
         assert found.flags == NOTHING
     before = b'{"reshape_mergedreshape":true}'
     grown = analyze(tmp_path / "a", gelu, QNN, helps, flags=before)
@@ -238,15 +239,67 @@ def test_shapes_that_a_file_does_not_tell_are_inferred(tmp_path: Path, scratch: 
     assert [each["check"] for each in found.result["lint"]["warnings"]] == ["shape_inference"]
 
 
-def test_what_was_learnt_fills_what_the_table_leaves_open(tmp_path: Path, scratch: Path) -> None:
+def test_an_installed_provider_is_asked_what_the_users_table_leaves_open(tmp_path: Path, scratch: Path) -> None:
     model = graph("g (float[2, 4] x) => (float[2, 4] y) { n = Neg(x) y = Relu(n) }")
-    neg, relu = cases_of(model, scratch)
-    learned = (Learned(case_key(neg), "partial", "tried"), Learned(case_key(relu), "unsupported", "tried"))
-    config = replace(QNN, analyze=AnalyzeFields(learned=learned, lists_cases=True))
-    found = analyze(tmp_path / "a", model, config, table([(relu, TAKEN)]))
+    neg, _ = cases_of(model, scratch)
+    config = replace(ON_CPU, analyze=AnalyzeFields(lists_cases=True))
+    found = analyze(tmp_path / "a", model, config, table([(neg, LEFT)]))
     assert found.metrics["nodes"] == {"supported": 1, "partial": 1, "unsupported": 0, "unknown": 0}
     (left,) = found.metrics["cases"]
-    assert (left["key"], left["verdict"], left["case"]["op"]) == (case_key(neg), "partial", "Neg")
+    assert (left["operator"], left["verdict"], left["nodes"]) == ("Neg", "partial", ["n"])
+
+
+def test_each_node_that_the_provider_refuses_is_unsupported_in_its_words(tmp_path: Path) -> None:
+    """Wherever it is, and whatever the others are: onnxruntime names one node, and loads nothing."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "ai.custom": 1]>
+        g (float[2] x, int32[2] i, bool c) => (float[2] y, int32[2] z, float[2] w)
+        { a = Relu(x) y = ai.custom.Foo(a) z = Erf(i) w = If(c) <then_branch = t () => (float[2] p)
+        { p = ai.custom.Bar(a) }, else_branch = e () => (float[2] q) { q = Neg(a) }> }"""
+    )
+    found = analyze(tmp_path / "a", model, ON_CPU)
+    classes = found.result["results"][0]["classification"]
+    assert classes["supported"] == ["OP/ai.onnx/Relu", "OP/ai.onnx/Neg"]
+    assert classes["unsupported"] == ["OP/ai.custom/Foo", "OP/ai.onnx/Erf", "OP/ai.onnx/If", "OP/ai.custom/Bar"]
+    reasons = {each["operator"]: each["reason"] for each in found.metrics["unsupported"]}
+    assert "Foo(-1) is not a registered function/op" in reasons["OP/ai.custom/Foo"]
+    assert "tensor(int32)" in reasons["OP/ai.onnx/Erf"]
+
+
+def test_a_model_of_one_node_that_is_refused_is_unsupported_with_its_name_and_advice(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (double[2] x) => (double[2] y) { [erf] y = Erf(x) }'
+    )
+    (told,) = analyze(tmp_path / "a", model, ON_CPU).metrics["unsupported"]
+    assert "'erf'" in told["reason"]
+    assert told["reason"].endswith(". Use a 32-bit type in place of float64")
+
+
+def test_a_quantized_build_is_asked_about_with_its_integer_types(tmp_path: Path) -> None:
+    """QNN takes a GELU of floats as a whole, and an Erf between Q and DQ not at all."""
+    pytest.importorskip("onnxruntime_qnn")
+    model = graph(
+        "g (float[2, 8] x) => (float[2, 8] y) <float root = {1.4142135}, float one = {1}, float half = {0.5}> "
+        "{ m = MatMul(x, w) d = Div(m, root) e = Erf(d) a = Add(e, one) h = Mul(m, a) y = Mul(h, half) }",
+        w=np.eye(8, dtype=np.float32),
+    )
+    target = resolve_target("qnn", None)
+    config = AnalyzeConfig(target=analyze_target(target, complete_options(target, {}), standard_only=True))
+    floats = analyze(tmp_path / "a", model, config)
+    assert floats.metrics["nodes"] == {"supported": 6, "partial": 0, "unsupported": 0, "unknown": 0}
+    integers = analyze(tmp_path / "a", model, replace(config, quant=QuantizedTo("uint16", "uint8")))
+    (left,) = integers.metrics["partial"]
+    assert (left["operator"], left["count"]) == ("OP/ai.onnx/Erf", 1)
+    assert left["reason"].startswith("it is left to the CPU. ")
+    kept = replace(config, quant=QuantizedTo("uint16", "uint8", excluded_op_types=("*",)))
+    assert analyze(tmp_path / "a", model, kept).metrics["nodes"]["supported"] == 6
+
+
+def test_a_provider_whose_device_is_missing_leaves_the_verdict_unknown_with_the_reason(tmp_path: Path) -> None:
+    model = graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    config = AnalyzeConfig(target=AnalyzeTarget("MIGraphXExecutionProvider", "gpu", asks=True))
+    (unknown,) = analyze(tmp_path / "a", model, config).metrics["unknown"]
+    assert "MIGraphXExecutionProvider is not part of the installed onnxruntime" in unknown["reason"]
 
 
 @pytest.mark.parametrize(
@@ -374,5 +427,5 @@ def test_weights_in_a_file_of_their_own_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     onnx.save(model, path, save_as_external_data=True, location="large.onnx.data", size_threshold=0)
     (tmp_path / "large.onnx.data").write_bytes(b"")  # reading it would fail
-    found = analyze(tmp_path / "a", path, QNN)
-    assert found.metrics["nodes"]["unknown"] == 2
+    assert analyze(tmp_path / "a", path, QNN).metrics["nodes"]["unknown"] == 2
+    assert analyze(tmp_path / "a", path, ON_CPU).metrics["nodes"]["supported"] == 2

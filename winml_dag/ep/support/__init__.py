@@ -1,4 +1,4 @@
-"""Measured operator support of execution providers: cases, verdicts, and their tables.
+"""Measured operator support, for execution providers that are not installed: cases, verdicts, and their tables.
 
 This file locates the tables.
 """
@@ -24,25 +24,21 @@ def table_name(target: Target) -> str:
     return f"{target.ep.alias}_{target.device}{SUFFIX}"
 
 
-def patterns_name(target: Target) -> str:
-    """Return the file name of the patterns that *target* takes as a whole, such as ``qnn_npu_patterns.support``."""
-    return f"{target.ep.alias}_{target.device}_patterns{SUFFIX}"
+def table_files(target: Target, *, asks: bool = False) -> tuple[Path, ...]:
+    """Return the existing tables of *target*, the user's own first. Raises as :func:`table_paths` does."""
+    return tuple(path for path in table_paths(target, asks=asks) if path.is_file())
 
 
-def table_files(target: Target) -> tuple[Path, ...]:
-    """Return the existing tables of *target*, the user's own first. Raises as :func:`table_places` does."""
-    return tuple(path for path in table_places(target) if path.is_file())
-
-
-def table_places(target: Target) -> tuple[Path, ...]:
+def table_paths(target: Target, *, asks: bool = False) -> tuple[Path, ...]:
     """Return the possible paths of tables of *target*, the user's own first, those of winml-cli last.
+
+    *asks*: whether the provider itself is asked. Then only the user's own table, which wins over its answer, counts.
 
     Raises:
         UsageError: WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR does not name a folder.
     """
-    names = (table_name(target), patterns_name(target))
-    own = tuple(folder / name for name in names for folder in (_own_folder(), _SHIPPED))
-    return (*own, *rule_files(target))
+    own = _own_folder() / table_name(target)
+    return (own,) if asks else (own, _SHIPPED / table_name(target), *rule_files(target))
 
 
 def rule_files(target: Target) -> tuple[Path, ...]:

@@ -1,7 +1,7 @@
-"""A table of measured support on one execution provider and device, read without onnx and without numpy.
+"""A table of measured support on one execution provider and device, for machines that do not have that provider.
 
-One line of JSON describes the measurement setup, and one line for each operator its outcomes; only the lines of
-requested operators are parsed. A target may have several tables (shipped, the user's, winml-cli's), which are combined.
+A row is a form of an operator: its types, and as many further properties as outcomes were found to differ by. A case
+has the verdict of the most specific row that it fits. Reading a table needs neither onnx nor numpy.
 """
 
 from __future__ import annotations
@@ -9,36 +9,43 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.canonical import canonical_json
 from winml_dag.ep.support import RULES_SUFFIX, SUFFIX
-from winml_dag.ep.support.case import AttributeValue, Case, Level, Outcome, Verdict
-from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, features, is_binding, of_types
-from winml_dag.ep.support.questions import Leaf, Question, Tree, grow, walk
+from winml_dag.ep.support.case import Case, Level, Operand, Outcome, Verdict
 from winml_dag.ep.support.winmlcli import WinmlCliRules
 from winml_dag.errors import InputError
 
-FORMAT = 1
-_MADE_AGAIN = "Make it again, or take the one that is part of this package."
-# Outcomes in the file: whether the provider took it, whether it ran, whether the result was correct.
-_NAMES = {(True, True, True): "taken", (True, True, False): "taken, wrong", (True, False, True): "taken, does not run",
-          (False, True, True): "left", (False, True, False): "left, wrong", (False, False, True): "fails"}  # fmt: skip
-_OUTCOMES = {name: Outcome(*key) for key, name in _NAMES.items()}
-# Fraction of the measurements matching a case with unknown features that must agree.
-_NEARLY_ALL = 0.95
-_ENOUGH = 20  # measurements of other operators
-# Minimum number of "unsupported" measurements before a build is refused. New cases of forms that QNN's table called
-# unsupported ran after all in 7 of 14 with one such measurement, in 5 of 14 with two, in none of 14 with three, and in
-# 4 of 40 with more.
+FORMAT = 2
+_MADE_AGAIN = "Measure it again with winml_dag.stages.opsupport, or remove it."
+_NAMES = {"taken": Outcome(True, True), "taken, wrong": Outcome(True, True, agrees=False),
+          "taken, does not run": Outcome(True, False), "left": Outcome(False, True),
+          "fails": Outcome(False, False)}  # fmt: skip
+_SAID = {
+    "taken": "it runs",
+    "taken, wrong": "it runs with other numbers than the operator is defined to give",
+    "taken, does not run": "it is accepted and then fails to run",
+    "left": "it is left to the CPU",
+    "fails": "no session can be made with it",
+}
+# Properties of a form that every row has: outcomes of one type say nothing about another.
+_TYPES = 4
+# From this share on, the other outcomes of a row are noise of the measurement.
+_AGREE = 0.98
+# Below this share, a row that no further property divides has no verdict.
+_ENOUGH = 0.7
+# Measurements before a build is refused: of forms that failed once or twice, half ran after all.
 _ENOUGH_TO_REFUSE = 3
-# The measurements of all operators together, for types with which one of them was not measured.
-ANY_OPERATOR = ("", "*")
-_LONGEST_PATH = 5  # answers in a message
+# Other properties are divided only into forms that were measured more than once.
+_LEAST = 2
+_LAST_AXIS_FROM = 13  # the opset in which the default axis of a softmax became the last one
+
+Form = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,138 +75,125 @@ class About:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorEvidence:
-    """The measurements of one operator.
+def form_of(case: Case) -> Form:
+    """Return operator, types and then further properties of *case*, the most decisive ones first."""
+    quantized = case.quantized
+    integers = "float" if quantized is None else f"{quantized.activations}/{quantized.weights}"
+    if quantized is not None and quantized.per_channel:
+        integers += "/channels"
+    types = [_dtype(operand) for operand in case.inputs]
+    first = types[0] if types else ""
+    given = [operand for operand in case.inputs if operand is not None]
+    is_open = any(operand.dims is not None and None in operand.dims for operand in given)
+    attributes = dict(case.attributes)
+    words = [f"{name}={value}" for name, value in case.attributes if isinstance(value, str) and name != "equation"]
+    if case.op_type == "Cast":
+        words.append(f"to={attributes.get('to')}")
+    ranks = [None if operand is None or operand.dims is None else len(operand.dims) for operand in case.inputs]
+    return (
+        case.domain,
+        case.op_type,
+        integers,
+        first,
+        "open sizes" if is_open else "fixed sizes",
+        " ".join("=" if dtype == first else dtype for dtype in types[1:4]),
+        " ".join(words),
+        f"rank {_rank(case, ranks)}",
+        f"axis {_axis(case, ranks)}",
+        f"other ranks {' '.join(map(str, ranks[1:3]))}",
+        " ".join("" if operand is None else "constant" if operand.constant else "input" for operand in case.inputs[:5]),
+    )
 
-    Attributes:
-        defaults: of its attributes, so that explicit and omitted defaults are the same.
-        measured: by feature, the texts that were measured; others are unknown.
-        tree: the outcomes.
-    """
 
-    defaults: Mapping[str, AttributeValue]
-    measured: Mapping[str, frozenset[str]]
-    tree: Tree
+def _dtype(operand: Operand | None) -> str:
+    return "none" if operand is None else operand.dtype
 
-    def verdict(self, case: Case) -> Verdict:
-        """Return the verdict of the measurements on *case*."""
-        seen = features(case, self.defaults)
-        if (why := self._beyond(case, seen)) is not None:
-            return Verdict(Level.UNKNOWN, why)
-        leaves = list(walk(self.tree, seen))
-        counts: Counter[str] = Counter()
-        for leaf, _ in leaves:
-            counts.update(dict(leaf.counts))
-        name, count = max(counts.items(), key=lambda pair: (pair[1], pair[0]))
-        if len(leaves) > 1 and count < _NEARLY_ALL * counts.total():
-            asked = ", ".join(dict.fromkeys(_features_not_known(self.tree, seen)))
-            return Verdict(Level.UNKNOWN, f"the model does not tell, and measured outcomes differ by it: {asked}")
-        path = leaves[0][1] if len(leaves) == 1 else ()
-        outcome = _OUTCOMES[name]
-        if outcome.level is Level.UNSUPPORTED and _failed(counts) < _ENOUGH_TO_REFUSE:
-            why = f"{_reason(case, name, counts, path)}, which is too few to tell"
-            return Verdict(Level.UNKNOWN, why, outcome.compiled, outcome.ran)
-        return Verdict(outcome.level, _reason(case, name, counts, path), outcome.compiled, outcome.ran)
 
-    def _beyond(self, case: Case, seen: Mapping[str, Feature]) -> str | None:
-        """Return why the measurements are no evidence for *case*; None if they are."""
-        for name, value in seen.items():
-            if value != UNKNOWN and is_binding(name):
-                known = self.measured.get(name, frozenset({ABSENT}))
-                if str(value) not in known:
-                    return f"no {case} was measured whose {name} is {value or 'none'}"
+def _rank(case: Case, ranks: Sequence[int | None]) -> int | None:
+    """Return the largest rank of the first input and the result, which providers limit."""
+    if not ranks or ranks[0] is None:
         return None
-
-    def verdict_by_types(self, case: Case) -> Verdict | None:
-        """Return the verdict of all operators' measurements on the types of *case*; None unless nearly all agree."""
-        leaves = [leaf for leaf, _ in walk(self.tree, of_types(features(case, self.defaults)))]
-        counts: Counter[str] = Counter()
-        for leaf in leaves:
-            counts.update(dict(leaf.counts))
-        levels: Counter[Level] = Counter()
-        for name, count in counts.items():
-            levels[_OUTCOMES[name].level] += count
-        (level, count), *_ = levels.most_common(1)
-        if counts.total() < _ENOUGH or count < _NEARLY_ALL * counts.total():
-            return None
-        name = max((name for name in counts if _OUTCOMES[name].level is level), key=lambda name: (counts[name], name))
-        outcome = _OUTCOMES[name]
-        reason = f"{case} was not measured with these types; of other operators, {count} of {counts.total()} measured"
-        return Verdict(level, f"{reason} {_SAID[name]}", outcome.compiled, outcome.ran)
+    result = ranks[0]
+    second = case.inputs[1] if len(case.inputs) > 1 else None
+    length = second.dims[0] if second is not None and second.dims is not None and len(second.dims) == 1 else None
+    if case.op_type in ("Reshape", "Expand"):
+        result = length or 0
+    elif case.op_type == "Unsqueeze":
+        result += length or len(axes) if isinstance(axes := dict(case.attributes).get("axes", ()), tuple) else 0
+    elif case.op_type == "Gather" and ranks[1] is not None:
+        result += ranks[1] - 1
+    return max(ranks[0], result)
 
 
-def evidence_of(rows: Iterable[tuple[Case, Outcome]], defaults: Mapping[str, AttributeValue]) -> OperatorEvidence:
-    """Build the evidence from *rows*, all of one operator."""
-    return _grown([(features(case, defaults), outcome_name(outcome)) for case, outcome in rows], defaults)
-
-
-def evidence_by_types(rows: Iterable[tuple[Case, Outcome]]) -> OperatorEvidence:
-    """Build the evidence from *rows*, of all operators, by types alone."""
-    return _grown([(of_types(features(case, {})), outcome_name(outcome)) for case, outcome in rows], {})
-
-
-def _grown(seen: list[tuple[dict[str, Feature], str]], defaults: Mapping[str, AttributeValue]) -> OperatorEvidence:
-    texts = sorted({name for row, _ in seen for name in row if is_binding(name)})
-    measured = {name: frozenset(str(row.get(name, ABSENT)) for row, _ in seen) for name in texts}
-    return OperatorEvidence(defaults, measured, grow(seen))
-
-
-def outcome_name(outcome: Outcome) -> str:
-    """Return the name of *outcome* in tables. What did not run has no result that could be wrong."""
-    return _NAMES[outcome.compiled, outcome.ran, outcome.agrees or not outcome.ran] if outcome.compiled or (
-        outcome.ran
-    ) else "fails"  # fmt: skip
+def _axis(case: Case, ranks: Sequence[int | None]) -> int | None:
+    """Return the axis, counted from the end."""
+    axis, rank = dict(case.attributes).get("axis"), ranks[0] if ranks else None
+    if axis is None and case.op_type in ("Softmax", "LogSoftmax", "Hardmax"):
+        axis = 1 if case.opset < _LAST_AXIS_FROM else -1
+    if not isinstance(axis, int):
+        return None
+    return axis - rank if axis >= 0 and rank is not None else axis
 
 
 class SupportTable:
-    """A table that parses the evidence of an operator on request."""
+    """A table of measurements by form."""
 
-    def __init__(self, about: About, lines: Mapping[tuple[str, str], str]) -> None:
+    def __init__(self, about: About, rows: Mapping[Form, Counter[str]]) -> None:
         self.about = about
-        self._lines = lines
-        self._parsed: dict[tuple[str, str], OperatorEvidence] = {}
-
-    @property
-    def operators(self) -> tuple[tuple[str, str], ...]:
-        """Domain and type of each measured operator, sorted."""
-        return tuple(key for key in sorted(self._lines) if key != ANY_OPERATOR)
+        self.rows = rows
 
     def verdict(self, case: Case) -> Verdict:
-        """Return what was measured of *case*, or what follows for it."""
-        key = (case.domain, case.op_type)
+        """Return what was measured of the form of *case*."""
         if not case.domain and case.opset > self.about.opset:
-            why = f"onnxruntime {self.about.onnxruntime} loads no model of opset {case.opset}"
-            return Verdict(Level.UNSUPPORTED, f"{why}: {self.about.opset} is the newest", False, False)
-        if key not in self._lines:
-            return Verdict(Level.UNKNOWN, f"{case} was not measured on {self.about}")
-        found = self._of(key).verdict(case)
-        if found.level is Level.UNKNOWN and ANY_OPERATOR in self._lines and not case.domain:
-            others = self._of(ANY_OPERATOR).verdict_by_types(case)
-            # Support of other operators is no evidence for one that failed itself.
-            if others is not None and (found.ran is None or others.level is Level.UNSUPPORTED):
-                found = others
-        if found.level is Level.UNKNOWN:
-            return found
-        return Verdict(found.level, f"{found.reason} ({self.about})", found.compiled, found.ran)
+            newest = f"onnxruntime {self.about.onnxruntime} loads models up to opset {self.about.opset}"
+            return Verdict(Level.UNSUPPORTED, f"{newest}, not {case.opset}")
+        form = form_of(case)
+        length = _TYPES
+        if form[:length] not in self.rows:
+            return Verdict(Level.UNKNOWN, f"{case} was not measured with {_types(form)}")
+        while form[: length + 1] in self.rows and length < len(form):
+            length += 1
+        counts = self.rows[form[:length]]
+        ((name, count),) = counts.most_common(1)
+        measured = f"measured {'once' if count == 1 else f'{count} times'} on {self.about}"
+        level = _NAMES[name].level
+        if count < _ENOUGH * counts.total():
+            return Verdict(Level.UNKNOWN, f"measurements of {case} with {_types(form)} differ, by its sizes or values")
+        if level is Level.UNSUPPORTED and count < _ENOUGH_TO_REFUSE:
+            return Verdict(Level.UNKNOWN, f"{_SAID[name]}, {measured}, which is too few to tell")
+        return Verdict(level, f"{_SAID[name]}, {measured}")
 
-    def _of(self, key: tuple[str, str]) -> OperatorEvidence:
-        if key not in self._parsed:
-            self._parsed[key] = _evidence(json.loads(self._lines[key]))
-        return self._parsed[key]
+
+def _types(form: Form) -> str:
+    integers, first = form[2], form[3]
+    return f"inputs of type {first or 'unknown'}" if integers == "float" else f"the integer types {integers}"
 
 
-def table_bytes(about: About, operators: Mapping[tuple[str, str], OperatorEvidence]) -> bytes:
-    """Return the file content of a table: the same bytes for the same evidence."""
+def rows_of(measured: Iterable[tuple[Case, Outcome]]) -> dict[Form, Counter[str]]:
+    """Return the rows for the measurements: each form is divided only while its outcomes differ."""
+    names = {outcome: name for name, outcome in _NAMES.items()}
+    counts: dict[Form, Counter[str]] = defaultdict(Counter)
+    divided: dict[Form, set[Form]] = defaultdict(set)
+    for case, outcome in measured:
+        form = form_of(case)
+        known = Outcome(outcome.compiled, outcome.ran, outcome.agrees or not (outcome.compiled and outcome.ran))
+        for length in range(_TYPES, len(form) + 1):
+            counts[form[:length]][names[known]] += 1
+            divided[form[: length - 1]].add(form[:length])
+    rows: dict[Form, Counter[str]] = {}
+    waiting = [form for form in counts if len(form) == _TYPES]
+    while waiting:
+        form = waiting.pop()
+        rows[form] = counts[form]
+        if max(counts[form].values()) < _AGREE * counts[form].total():
+            waiting += [inner for inner in divided[form] if counts[inner].total() >= _LEAST]
+    return rows
+
+
+def table_bytes(about: About, rows: Mapping[Form, Counter[str]]) -> bytes:
+    """Return the file content of a table: the same bytes for the same rows."""
     lines = [canonical_json({"format": FORMAT, **asdict(about)})]
-    for (domain, op_type), evidence in sorted(operators.items()):
-        row: dict[str, JsonValue] = {
-            "defaults": {name: list(value) if isinstance(value, tuple) else value
-                         for name, value in evidence.defaults.items()},
-            "measured": {name: sorted(values) for name, values in evidence.measured.items()},
-            "tree": _written(evidence.tree),
-        }  # fmt: skip
-        lines.append(f"{domain}\t{op_type}\t{canonical_json(row)}")
+    lines += [canonical_json([list(form), dict(counts)]) for form, counts in sorted(rows.items())]
     return gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
 
 
@@ -214,66 +208,15 @@ def read_table(path: Path) -> SupportTable:
         about = json.loads(header)
         number = about.pop("format")
         if number != FORMAT:
-            raise InputError(
-                f"{path} is a table of support in format {number}, and this version reads {FORMAT}.", advice=_MADE_AGAIN
-            )
-        keyed = (line.split("\t", 2) for line in lines)
-        return SupportTable(About(**about), {(domain, op_type): text for domain, op_type, text in keyed})
+            raise InputError(f"{path} has format {number}; this version reads {FORMAT}.", advice=_MADE_AGAIN)
+        rows = {tuple(form): Counter(counts) for form, counts in map(json.loads, lines)}
+        if not all(counts and counts.keys() <= _NAMES.keys() for counts in rows.values()):
+            raise ValueError("a row has no known outcome")
+        return SupportTable(About(**about), rows)
     except FileNotFoundError:
         raise InputError(f"The table of support {path} does not exist.", advice="Check the path.") from None
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} is no table of support, or is damaged: {error}.", advice=_MADE_AGAIN) from error
-
-
-def _written(tree: Tree) -> list[Any]:
-    if isinstance(tree, Leaf):
-        return [part for pair in tree.counts for part in pair]
-    return [tree.feature, tree.value, _written(tree.yes), _written(tree.no)]
-
-
-def _tree(value: list[Any]) -> Tree:
-    if len(value) == 4 and isinstance(value[2], list):
-        return Question(value[0], value[1], _tree(value[2]), _tree(value[3]))
-    return Leaf(tuple(zip(value[::2], value[1::2], strict=True)))
-
-
-def _evidence(row: Any) -> OperatorEvidence:
-    return OperatorEvidence(
-        {name: tuple(value) if isinstance(value, list) else value for name, value in row["defaults"].items()},
-        {name: frozenset(values) for name, values in row["measured"].items()},
-        _tree(row["tree"]),
-    )
-
-
-def _features_not_known(tree: Tree, seen: Mapping[str, Feature]) -> list[str]:
-    if isinstance(tree, Leaf):
-        return []
-    below = _features_not_known(tree.yes, seen) + _features_not_known(tree.no, seen)
-    return [tree.feature, *below] if seen.get(tree.feature, ABSENT) == UNKNOWN else below
-
-
-_SAID = {
-    "taken": "taken and run",
-    "taken, wrong": "taken, and gave other numbers than the operator is defined to give",
-    "taken, does not run": "taken, and failed to run",
-    "left": "left to the CPU",
-    "left, wrong": "left to the CPU, with other numbers than the operator is defined to give",
-    "fails": "refused: no session can be made",
-}
-
-
-def _failed(counts: Counter[str]) -> int:
-    return sum(count for name, count in counts.items() if _OUTCOMES[name].level is Level.UNSUPPORTED)
-
-
-def _reason(case: Case, name: str, counts: Counter[str], path: tuple[str, ...]) -> str:
-    like = "with " + ", ".join(path[-_LONGEST_PATH:]) if path else "measured"
-    share = f"all {counts[name]}" if counts[name] == counts.total() else f"{counts[name]} of {counts.total()}"
-    return f"{case} {like}: {share} {_SAID[name]}" if path else f"{case}: {share} measured {_SAID[name]}"
-
-
-# The domain of patterns of several operators.
-PATTERN = "SUBGRAPH"
 
 
 class Rules(Protocol):
@@ -296,7 +239,7 @@ class Support:
             if found.level is not Level.UNKNOWN:
                 return found
             first = first or found
-        return first or Verdict(Level.UNKNOWN, "there is no table of support for this execution provider and device")
+        return first or Verdict(Level.UNKNOWN, "the target is not installed here, and there is no table of it")
 
 
 def read_support(folder: Path) -> tuple[list[SupportTable], Support]:

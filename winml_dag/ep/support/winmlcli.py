@@ -56,7 +56,7 @@ class WinmlCliRules:
             said = "different things" if outcomes else "nothing"
             return Verdict(Level.UNKNOWN, f"{path.name} says {said} of {case} as it is here")
         (outcome,) = outcomes
-        return Verdict(outcome.level, f"by winml-cli's {path.name}", outcome.compiled, outcome.ran)
+        return Verdict(outcome.level, f"by winml-cli's {path.name}")
 
     def _read(self, path: Path) -> tuple[Mapping[str, object], ...]:
         if path not in self._rows:

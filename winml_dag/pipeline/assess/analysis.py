@@ -11,34 +11,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject, canonical_json
-from winml_dag.engine.events import Observer, StageResult, Status
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Node, Stage, config_json
-from winml_dag.ep.availability import require_installed, resolve_target
+from winml_dag.ep.availability import can_be_asked, require_installed, resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep
 from winml_dag.ep.support import table_files
-from winml_dag.ep.support.case import Case, Level, Verdict, case_json, case_of_json
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.assess.builtmodel import BuiltModel
-from winml_dag.pipeline.assess.measurement import (
-    Measurement,
-    MeasurementGraph,
-    carry_out,
-    measuring_node,
-    plan_measurement,
-)
-from winml_dag.pipeline.autoconf import support_of
+from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, plan_measurement
+from winml_dag.pipeline.autoconf import analyze_target, support_of
+from winml_dag.pipeline.epplace import HERE, ep_place
 from winml_dag.pipeline.layout import NORMALIZED
 from winml_dag.pipeline.normalization import Normalization, RequestedShapes, normalization_for
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.sections import operators_by_default
 from winml_dag.recipe.schema import Quant
-from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, Learned, QuantizedTo
+from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.normalize import NORMALIZE
-from winml_dag.stages.probe import PROBE, ProbeConfig, ProbeFields
-from winml_dag.stages.target import RunTarget
 from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
@@ -54,7 +46,7 @@ class AnalysisRequest:
         ep, device: the targets: names, ``all``, or None and ``auto`` for the target that the model was built for.
         precision: the precision it will be quantized to before it runs; None if it runs as it is.
         lint_only: only check the model, for no target.
-        learned: results of trials, by target.
+        must_ask: whether to refuse a target that is not installed, and so cannot be asked.
         shapes: sizes of the model's inputs.
     """
 
@@ -62,7 +54,7 @@ class AnalysisRequest:
     device: str | None = None
     precision: str | None = None
     lint_only: bool = False
-    learned: Mapping[Target, tuple[Learned, ...]] = field(default_factory=dict)
+    must_ask: bool = False
     shapes: RequestedShapes = field(default_factory=RequestedShapes)
 
 
@@ -110,6 +102,8 @@ def plan_analysis(built: BuiltModel, request: AnalysisRequest, fingerprints: Fin
     model = built.model.source()
     nodes, sources, notices = list[Node](), [model], list[str]()
     for target in targets:
+        if request.must_ask:
+            require_installed(target)
         config = _config(request, target)
         judged = model.name
         found = _normalization(built, request, target, config)
@@ -125,24 +119,30 @@ def plan_analysis(built: BuiltModel, request: AnalysisRequest, fingerprints: Fin
             nodes.append(node)
             judged = node.output("model")
             notices += found.notices
-        tables = None if request.lint_only else support_of(table_files(target))
+        asks = config.target.asks
+        tables = None if request.lint_only else support_of(table_files(target, asks=asks))
         if tables is not None:
             # With several targets, each has its own tables.
             tables = replace(tables, name=f"{tables.name} of {target.ep.alias} {target.device}")
             sources.append(tables)
-        elif not request.lint_only and target not in request.learned:
+        elif not request.lint_only and not asks:
             notices.append(
-                f"There is no table of what {target.ep.name} takes on the device {target.device}, so its verdict on"
-                f" every operator is unknown. {_measured()} --run-unknown-op tries the operators on the target."
+                f"{target.ep.name} is not installed here. There is no table of what it takes on the device"
+                f" {target.device} either, so its verdict on every operator is unknown. {_measured()}"
             )
         inputs = {"model": judged, **({} if tables is None else {"support": tables.name})}
+        place = ep_place(target, fingerprints) if asks else HERE
         nodes.append(
             Node(
                 id=_id(ANALYZE, target),
                 stage=ANALYZE,
                 config=config_json(config),
                 inputs=inputs,
-                toolchain=versions(ANALYZE.packages),
+                toolchain=place.toolchain(ANALYZE.packages),
+                tools=place.libraries,
+                interpreter=place.interpreter,
+                pools=place.pools,
+                environment=place.name,
             )
         )
     scope = f"analyze {built.model.path.resolve()}"
@@ -167,16 +167,16 @@ def _normalization(built: BuiltModel, request: AnalysisRequest, target: Target, 
     )
 
 
-def measured_targets() -> Iterator[Target]:
-    """Yield the targets that have a support table."""
+def known_targets() -> Iterator[Target]:
+    """Yield the targets that are installed or have a support table."""
     for ep in execution_providers():
-        for device in ep.devices:
-            if table_files(Target(ep, device)):
-                yield Target(ep, device)
+        for target in (Target(ep, device) for device in ep.devices):
+            if can_be_asked(target) or table_files(target):
+                yield target
 
 
 def _measured() -> str:
-    names = ", ".join(f"{target.ep.alias} {target.device}" for target in measured_targets())
+    names = ", ".join(f"{target.ep.alias} {target.device}" for target in known_targets())
     return f"There are tables for: {names or 'nothing'}."
 
 
@@ -189,7 +189,7 @@ def _targets(built: BuiltModel, request: AnalysisRequest) -> Iterator[Target]:
     named = None if ep in (None, ALL) else find_ep(ep)
     found = [
         target
-        for target in measured_targets()
+        for target in known_targets()
         if named in (None, target.ep) and (device in (None, ALL) or device == target.device)
     ]
     if not found:
@@ -201,9 +201,12 @@ def _config(request: AnalysisRequest, target: Target) -> AnalyzeConfig:
     quant = None if request.precision is None else _quantized_to(request.precision, target)
     # As in builds: ahead-of-time compilers get standard operators only.
     standard = quant is not None or not target.ep.takes_onnx
+    options = {} if request.lint_only else complete_options(target, {})
     return AnalyzeConfig(
-        analyze=AnalyzeFields(learned=request.learned.get(target, ()), lists_cases=True),
-        target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard),
+        analyze=AnalyzeFields(propose=not request.lint_only, lists_cases=True),
+        target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard)
+        if request.lint_only
+        else analyze_target(target, options, standard_only=standard),
         quant=quant,
     )
 
@@ -258,26 +261,6 @@ def judged_model(plan: AnalysisPlan, done: Measurement, store: Store, folder: Pa
     return folder / NORMALIZED
 
 
-def try_unknown(
-    analyses: Sequence[TargetAnalysis], store: Store, observer: Observer | None
-) -> dict[Target, tuple[Learned, ...]]:
-    """Try the cases that *analyses* report as unknown on each target; earlier trials come from the cache.
-
-    Raises:
-        UsageError: when a target is not installed.
-    """
-    return {each.target: tuple(_tried(each, store, observer)) for each in analyses}
-
-
-def _tried(analysis: TargetAnalysis, store: Store, observer: Observer | None) -> Iterator[Learned]:
-    listed = analysis.metrics["cases"]
-    assert isinstance(listed, list)
-    unknown = {each["key"]: case_of_json(each["case"]) for each in listed if each["verdict"] == Level.UNKNOWN}
-    verdicts = probe(unknown.values(), analysis.target, store, observer=observer).verdicts
-    for key, case in unknown.items():
-        yield Learned(key, verdicts[case].level.value, verdicts[case].reason)
-
-
 def merged(plan: AnalysisPlan, analyses: Sequence[TargetAnalysis], made_at: str) -> JsonObject:
     """Merge *analyses*, all of the same model, into one analyze_result.json; *made_at*: the time of the analysis."""
     first = analyses[0].file
@@ -308,52 +291,3 @@ def _results(analysis: TargetAnalysis) -> Iterable[JsonObject]:
     results = analysis.file["results"]
     assert isinstance(results, list)
     return results
-
-
-@dataclass(frozen=True)
-class Probed:
-    """The verdicts on cases; ``ran`` counts those tried now, the others were cached."""
-
-    verdicts: Mapping[Case, Verdict]
-    ran: int
-
-
-def probe(
-    cases: Iterable[Case],
-    target: Target,
-    store: Store,
-    *,
-    options: Mapping[str, str] | None = None,
-    observer: Observer | None = None,
-) -> Probed:
-    """Try *cases* on *target* one after the other, with the provider *options* added to the target's own.
-
-    A case that crashes its provider's process, or that no model can be made of, is unknown with the reason; the other
-    cases still run.
-
-    Raises:
-        UsageError: when *target* is not installed.
-        StoreError: when the cache cannot be used.
-        KeyboardInterrupt: after child processes have been stopped.
-    """
-    require_installed(target)
-    wanted = list(dict.fromkeys(cases))
-    run_target = RunTarget(target.ep.name, target.device, complete_options(target, options or {}))
-    verdicts: dict[Case, Verdict] = {}
-    ran = 0
-    for case in wanted:
-        text = canonical_json(case_json(case))
-        config = config_json(ProbeConfig(ProbeFields(text), run_target))
-        node = measuring_node(PROBE, config, {}, target, store.fingerprints)
-        scope = f"probe {target.ep.alias} {target.device}\n{text}"
-        planned = plan_measurement([replace(node, id=PROBE.name)], [], store.fingerprints, scope)
-        (result,) = carry_out(planned, store, observer=observer).results
-        if result.record is None:
-            verdicts[case] = Verdict(Level.UNKNOWN, f"{case} was tried: {result.error}")
-        else:
-            metrics = result.record.metrics
-            verdicts[case] = Verdict(
-                Level(str(metrics["verdict"])), str(metrics["reason"]), bool(metrics["compiled"]), bool(metrics["ran"])
-            )
-        ran += result.status is Status.RAN
-    return Probed(verdicts, ran)

@@ -35,7 +35,7 @@ def nodes_to_save(cases: Sequence[object], verdicts: Set[str]) -> Iterator[Saved
         assert isinstance(case, dict)
         if case["verdict"] in verdicts and case["nodes"]:
             number += 1
-            op_type = _SAFE.sub("_", str(case["case"]["op"]))
+            op_type = _SAFE.sub("_", str(case["operator"]))
             yield SavedNode(case["nodes"][0], f"{number:03}_{case['verdict']}_{op_type}")
 
 

@@ -7,16 +7,19 @@ them keeps its key and does not run again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
+from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.registry import Target
+from winml_dag.ep.support.case import Case, Level, Verdict
+from winml_dag.onnxmodel.graph import Node
 from winml_dag.stages import kinds
 
 RESULT_FILE = "analyze_result.json"
 
-# The capabilities for which it matters that a recipe switches them on: those that can be proposed, and those that lint
-# checks.
+# The capabilities whose switches in a recipe matter: those that can be proposed, and one that lint reads.
 ASKED_ABOUT = (
     "clamp_constant_values",
     "gelu_fusion",
@@ -27,13 +30,10 @@ ASKED_ABOUT = (
 )
 
 
-@dataclass(frozen=True)
-class Learned:
-    """The verdict of a trial of one case on the target, and its reason. ``key`` identifies the case."""
+# The order in which results list them.
+LEVELS = (Level.SUPPORTED, Level.PARTIAL, Level.UNSUPPORTED, Level.UNKNOWN)
 
-    key: str
-    verdict: str
-    reason: str
+RUNS = Verdict(Level.SUPPORTED, "it runs")
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,10 @@ class AnalyzeFields:
 
     Attributes:
         propose: whether capabilities are proposed.
-        learned: verdicts for cases that the tables do not cover.
-        lists_cases: whether the metrics list the cases that the target does not fully support, so that the caller can
-            try them.
+        lists_cases: whether the metrics list the uses of operators that the target does not fully support.
     """
 
     propose: bool = True
-    learned: tuple[Learned, ...] = ()
     lists_cases: bool = False
 
 
@@ -58,13 +55,20 @@ class AnalyzeTarget:
 
     Attributes:
         execution_provider: the full name.
-        standard_domain_only: judge and propose capabilities in the form that they have in the ONNX standard, in which
-            the next optimize applies them.
+        standard_domain_only: propose capabilities in the form that they have in the ONNX standard, in which the next
+            optimize applies them.
+        asks: whether the provider is installed where the stage runs, and is asked what it does with each node.
+        provider_options: those of the session that it is asked by.
     """
 
     execution_provider: str = "CPUExecutionProvider"
     device: str = "cpu"
     standard_domain_only: bool = False
+    asks: bool = False
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+
+    def resolve(self) -> Target:
+        return resolve_target(self.execution_provider, self.device)
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class AnalyzeConfig:
 
 ANALYZE = Stage(
     name="analyze",
-    version=4,
+    version=5,
     work="winml_dag.stages.analyze.analysis:run",
     config="winml_dag.stages.analyze:AnalyzeConfig",
     inputs={
@@ -114,8 +118,29 @@ ANALYZE = Stage(
         "flags": InputSlot(frozenset({kinds.OPTIMIZATIONS}), required=False),
     },
     outputs={"result": kinds.ANALYSIS, "flags": kinds.OPTIMIZATIONS},
-    packages=("onnx",),  # infers shapes that the file does not have
+    packages=("onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy"),  # those of optimize, whose effect is tried
     likely_unchanged=("flags",),
-    timeout_seconds=600.0,
-    memory=Memory(60 << 20, 0.1),
+    timeout_seconds=1800.0,  # compiling a large model once, as some providers do to answer
+    memory=Memory(200 << 20, 1.5),
 )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A node with its verdict, the reason, and the case that a table was asked about."""
+
+    node: Node
+    verdict: Level
+    reason: str
+    case: Case
+
+    @property
+    def operator(self) -> str:
+        """``OP/ai.onnx/Conv``."""
+        return f"OP/{self.node.domain or 'ai.onnx'}/{self.node.op_type}"
+
+
+def worst(verdicts: Iterable[Level]) -> Level:
+    """The worst of *verdicts*. Unknown ranks above partial and unsupported."""
+    order = (Level.UNSUPPORTED, Level.PARTIAL, Level.UNKNOWN, Level.SUPPORTED)
+    return min(verdicts, key=order.index)

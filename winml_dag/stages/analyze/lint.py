@@ -15,9 +15,8 @@ from winml_dag.canonical import JsonObject
 from winml_dag.onnxmodel import soundness as sound
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, QDQ
-from winml_dag.onnxmodel.graph import Node
+from winml_dag.onnxmodel.graph import Graph, Model, Node
 from winml_dag.stages.analyze import AnalyzeConfig
-from winml_dag.stages.analyze.judging import opset, untold
 
 _MOST_NODES = 10  # listed in a finding, next to the total count
 # A huge bound of a Clip means "no bound".
@@ -97,6 +96,19 @@ def name_of(node: Node) -> str:
     return node.name or next((name for name in node.outputs if name), node.op_type)
 
 
+def opset(model: Model) -> int:
+    """The version of the ONNX standard that *model* uses; 0 if not stated."""
+    return max((model.opsets.get(domain, 0) for domain in ("", "ai.onnx")), default=0)
+
+
+def missing_value_info(graph: Graph) -> list[str]:
+    """Names of node outputs in *graph* whose type or rank is missing from the file."""
+    known = {value.name for value in (*graph.values, *graph.outputs) if value.data_type and value.dims is not None}
+    return [
+        name for node in graph.nodes if node.op_type != "Constant" for name in node.outputs if name not in known | {""}
+    ]
+
+
 def _counted(found: Sequence[str], one: str, many: str) -> str:
     return f"{len(found)} {one if len(found) == 1 else many}"
 
@@ -133,10 +145,10 @@ def _constant_folding(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> It
     )
 
 
-def _untold(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Finding]:
+def _missing_value_info(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Finding]:
     if flow.model.metadata and any(node.op_type == "EPContext" for node in flow.nodes):
         return
-    left = untold(flow.model.graph)
+    left = missing_value_info(flow.model.graph)
     yield from _about(
         Severity.WARNING if config.target.device == "npu" else Severity.INFO,
         "shape_inference",
@@ -219,7 +231,7 @@ _CHECKS = (
     _dynamic_inputs,
     _opset,
     _constant_folding,
-    _untold,
+    _missing_value_info,
     _infinities,
     _duplicate_names,
     _unused_initializers,

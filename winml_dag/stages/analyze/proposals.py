@@ -1,74 +1,62 @@
 """Which capabilities of optimize would help on this target, and why.
 
-Only improvements that a table confirms are proposed.
+A capability that may turn a pattern into something better is tried: optimize applies it, and the result is judged. It
+is proposed if that improves at least one occurrence of the pattern and harms none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from winml_dag.canonical import JsonObject
-from winml_dag.ep.support.case import AttributeValue, Case, Level, Verdict
-from winml_dag.ep.support.table import PATTERN
-from winml_dag.onnxmodel.graph import Node, integers_of
-from winml_dag.recipe.capabilities import CATALOG
-from winml_dag.stages.analyze.fusions import FUSIONS, Fusion, Situation
-from winml_dag.stages.analyze.judging import Judge, Judged, identifier, worst
-from winml_dag.stages.analyze.lint import name_of
+from winml_dag.canonical import JsonObject, json_hash
+from winml_dag.engine.stage import Workspace
+from winml_dag.ep.support.case import Level
+from winml_dag.ep.support.table import Rules
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.dataflow import Dataflow
+from winml_dag.onnxmodel.graph import Model, Node
+from winml_dag.onnxmodel.graphfile import read_model
+from winml_dag.stages.analyze import AnalyzeConfig, Judged, worst
+from winml_dag.stages.analyze.lint import name_of, opset
 from winml_dag.stages.analyze.patterns import PATTERNS, Match
-from winml_dag.stages.optimize import Discovered
-from winml_dag.stages.probe.cases import turned_attributes
+from winml_dag.stages.optimize import Discovered, OptimizeConfig, OptimizeTarget
 from winml_dag.store.quantities import counted
 
-Attributes = tuple[tuple[str, AttributeValue], ...]
+
+@dataclass(frozen=True)
+class Fusion:
+    """``capability`` turns ``pattern`` into ``becomes``, which the ONNX standard has from opset ``since`` on."""
+
+    pattern: str
+    capability: str
+    becomes: str
+    since: int = 0
 
 
-def _gelu_form(match: Match, _situation: Situation) -> Attributes | None:
-    return (("form", "Erf" if any(node.op_type == "Erf" for node in match.nodes) else "Tanh"),)
-
-
-def _turned_form(match: Match, situation: Situation) -> Attributes | None:
-    turned = match.nodes[1]
-    split, order = situation.operand(turned.inputs[0]).dims, integers_of(turned, "perm")
-    if split is None or None in split or sorted(order) != [*range(len(split))]:
-        return None
-    return turned_attributes(tuple(size or 0 for size in split), order)
-
-
-# Attributes that distinguish the forms of a pattern, for patterns measured as a whole
-# (:mod:`winml_dag.stages.probe.wholes`). None if the model does not determine the form.
-_MEASURED: Mapping[str, Callable[[Match, Situation], Attributes | None]] = {
-    "GeluPattern": _gelu_form,
-    "ReshapeTransposeReshapeOverlyHighDim": _turned_form,
-}
-
-
-def as_wholes(judge: Judge, judged: Sequence[Judged], matches: Sequence[Match], situation: Situation) -> list[Judged]:
-    """Return *judged*, with nodes marked supported if the target supports their pattern as a whole."""
-    taken: dict[int, str] = {}
-    for match in matches:
-        if (case := _case_of_whole(match, situation)) is not None:
-            verdict = judge.verdict(judge.as_it_will_be(case, match.nodes[0].name))
-            if verdict.level is Level.SUPPORTED:
-                taken.update((id(node), f"in a whole that is taken: {verdict.reason}") for node in match.nodes)
-    return [
-        replace(each, verdict=Level.SUPPORTED, reason=taken[id(each.node)]) if id(each.node) in taken else each
-        for each in judged
-    ]
-
-
-def _case_of_whole(match: Match, situation: Situation) -> Case | None:
-    form = _MEASURED[match.pattern](match, situation) if match.pattern in _MEASURED else None
-    if form is None:
-        return None
-    inputs = (situation.operand(match.values["x"]),)
-    return Case(match.pattern, PATTERN, situation.opset, inputs, (situation.result(match),), tuple(sorted(form)))
-
-
+FUSIONS = (
+    Fusion("GeluPattern", "gelu_fusion", "OP/ai.onnx/Gelu", since=20),
+    Fusion("LayerNormPattern", "layer_norm_fusion", "OP/ai.onnx/LayerNormalization", since=17),
+    Fusion("MatMulAddPattern", "matmul_add_fusion", "OP/ai.onnx/Gemm"),
+    Fusion("ReshapeTransposeReshapeOverlyHighDim", "highdimRTR_lowdimRTR", "SUBGRAPH/ReshapeTransposeReshapeLowDim"),
+    Fusion("ReshapeChainPattern", "reshape_mergedreshape", "OP/ai.onnx/Reshape"),
+)
 _BETTER = {Level.UNSUPPORTED: 0, Level.PARTIAL: 1, Level.SUPPORTED: 2}
 _MOST_REASONS = 5
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What proposals are made from: the model in the file *path*, how it was judged, and earlier discoveries."""
+
+    path: Path
+    model: Model
+    config: AnalyzeConfig
+    judged: Sequence[Judged]
+    before: Discovered
+    support: Rules
 
 
 @dataclass(frozen=True)
@@ -94,7 +82,7 @@ class Action:
     def json(self) -> JsonObject:
         item: JsonObject = {"type": "optimize", "optimization_options": {self.capability: True}}
         return {
-            "action_id": identifier("action", self.pattern, self.becomes, self.capability, self.details),
+            "action_id": _identifier("action", self.pattern, self.becomes, self.capability, self.details),
             "pattern_from_id": self.pattern,
             "pattern_to_id": self.becomes,
             "level": self.level,
@@ -112,148 +100,93 @@ class Information:
     about: str
     status: Level
     explanation: str
-    places: tuple[tuple[str, ...], ...]
+    nodes: tuple[tuple[str, ...], ...]
     actions: tuple[Action, ...] = ()
 
     def json(self) -> JsonObject:
         return {
-            "Information_id": identifier("information", self.about, self.explanation),
+            "Information_id": _identifier("information", self.about, self.explanation),
             "actions": [action.json() for action in self.actions],
             "explanation": self.explanation,
             "pattern_id": self.about,
             "enabled": True,
             "status": self.status.value,
-            "pattern_node_list": [list(place) for place in self.places],
+            "pattern_node_list": [list(names) for names in self.nodes],
         }
 
 
-class Adviser:
-    """Compares patterns with what they could become. ``open`` collects resulting cases that are not measured."""
-
-    def __init__(self, judge: Judge, judged: Sequence[Judged], situation: Situation, before: Discovered) -> None:
-        self._judge = judge
-        self._by_node = {id(each.node): each for each in judged}
-        self._judged = judged
-        self._situation = situation
-        self._before = before
-        self.open: dict[Case, None] = {}
-
-    def information(self, matches: Sequence[Match]) -> list[Information]:
-        """Information on every pattern found, then on every operator that the target does not fully support."""
-        by_pattern: dict[str, list[Match]] = {}
-        for match in matches:
-            by_pattern.setdefault(match.pattern, []).append(match)
-        about_patterns = [self._about(name, found) for name, found in by_pattern.items()]
-        return [*about_patterns, *self._about_operators()]
-
-    def _about(self, name: str, matches: Sequence[Match]) -> Information:
-        pattern = next(each for each in PATTERNS if each.name == name)
-        status = worst(self._level(match.nodes) for match in matches)
-        actions = tuple(
-            action
-            for fusion in FUSIONS
-            if fusion.pattern == name
-            for action in self._actions(pattern.id, fusion, matches)
-        )
-        count = "once" if len(matches) == 1 else f"{len(matches)} times"
-        return Information(
-            pattern.id,
-            status,
-            f"{pattern.title}, {count}: {self._why(status, matches)}",
-            tuple(tuple(name_of(node) for node in match.nodes) for match in matches),
-            actions,
-        )
-
-    def _why(self, status: Level, matches: Sequence[Match]) -> str:
-        reasons = Counter(
-            self._by_node[id(node)].reason
-            for match in matches
-            for node in match.nodes
-            if self._by_node[id(node)].verdict is status
-        )
-        return f"{status}; {_few(reasons)}"
-
-    def _actions(self, pattern: str, fusion: Fusion, matches: Sequence[Match]) -> Iterator[Action]:
-        if fusion.capability not in CATALOG:
-            return
-        compared = [(self._level(match.nodes), self._fused(fusion, match, self._situation)) for match in matches]
-        helped = [(now, then) for now, then in compared if then is not None and _is_better(then.level, now)]
-        if helped:
-            now, then = (
-                worst(now for now, _ in helped),
-                min((then for _, then in helped), key=lambda v: _BETTER[v.level]),
-            )
-            harmed = sum(then is not None and _is_better(now, then.level) for now, then in compared)
-            yield self._action(pattern, fusion, now, then, harmed)
-        elif fusion.since > self._situation.opset and (later := self._later(fusion, matches)) is not None:
-            now = worst(now for now, _ in compared)
-            if _is_better(later.level, now):
-                advice = (
-                    f"With export.opset_version {fusion.since} or later, {fusion.capability} makes one operator of it:"
-                    f" {later.reason}."
-                )
-                yield Action(pattern, fusion.becomes, "warning", later.level, False, advice)
-
-    def _action(self, pattern: str, fusion: Fusion, now: Level, then: Verdict, harmed: int) -> Action:
-        """Build the action; *harmed* counts the matches that get worse, since a capability applies to all."""
-        level = "required" if now is Level.UNSUPPORTED else "optional"
-        said = self._judge.config.optim.get(fusion.capability)
-        details = f"{now} becomes {then.level}: {then.reason}."
-        if said is False:
-            details += f" The recipe switches {fusion.capability} off."
-        elif said or fusion.capability in self._before.capabilities:
-            details += f" {fusion.capability} is on already and has left these places."
-        elif harmed:
-            details += f" It is not proposed: {counted(harmed, 'other place')} would be worse off with it."
-        elif not self._judge.config.analyze.propose:
-            details += f" Nothing is proposed here; optim.{fusion.capability} switches it on."
-        proposed = said is None and not harmed and self._judge.config.analyze.propose
-        enabled = proposed and fusion.capability not in self._before.capabilities
-        return Action(pattern, fusion.becomes, level, then.level, enabled, details, fusion.capability)
-
-    def _later(self, fusion: Fusion, matches: Sequence[Match]) -> Verdict | None:
-        """The verdict on the pattern in the opset that introduces its operator."""
-        return self._fused(fusion, matches[0], replace(self._situation, opset=fusion.since))
-
-    def _level(self, nodes: Sequence[Node]) -> Level:
-        return worst(self._by_node[id(node)].verdict for node in nodes)
-
-    def _fused(self, fusion: Fusion, match: Match, situation: Situation) -> Verdict | None:
-        """The target's verdict on what *match* would become; None if the fusion does not apply."""
-        cases = fusion.cases(match, situation)
-        verdicts = []
-        for case in map(self._judge.as_it_will_be, cases):
-            verdicts.append(self._judge.verdict(case))
-            if verdicts[-1].level is Level.UNKNOWN:
-                self.open[case] = None
-        if not verdicts:
-            return None
-        level = worst(verdict.level for verdict in verdicts)
-        return next(verdict for verdict in verdicts if verdict.level is level)
-
-    def _about_operators(self) -> Iterator[Information]:
-        by_operator: dict[str, list[Judged]] = {}
-        for each in self._judged:
-            if each.verdict is not Level.SUPPORTED:
-                by_operator.setdefault(each.operator, []).append(each)
-        for operator, nodes in by_operator.items():
-            reasons = Counter(each.reason for each in nodes)
-            yield Information(
-                operator,
-                worst(each.verdict for each in nodes),
-                _few(reasons),
-                tuple((name_of(each.node),) for each in nodes),
-            )
+def _identifier(*content: str) -> str:
+    """An identifier in the form of a UUID, derived from *content*: the same for the same model and target."""
+    text = json_hash(list(content))[:32]
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-def proposed(information: Sequence[Information]) -> Mapping[str, str]:
+def information(situation: Situation, matches: Sequence[Match]) -> list[Information]:
+    """Information on every pattern found, then on every operator that the target does not fully support."""
+    by_node = {id(each.node): each for each in situation.judged}
+    by_pattern: dict[str, list[Match]] = {}
+    for match in matches:
+        by_pattern.setdefault(match.pattern, []).append(match)
+    about = [_about_pattern(situation, by_node, found) for found in by_pattern.values()]
+    return [*about, *_about_operators(situation.judged)]
+
+
+def proposed(found: Sequence[Information]) -> Mapping[str, str]:
     """The proposed capabilities, each with its reason."""
     return {
         action.capability: action.details
-        for each in information
+        for each in found
         for action in each.actions
         if action.enabled and action.capability
     }
+
+
+def _about_pattern(situation: Situation, by_node: Mapping[int, Judged], matches: Sequence[Match]) -> Information:
+    pattern = next(each for each in PATTERNS if each.name == matches[0].pattern)
+    levels = [worst(by_node[id(node)].verdict for node in match.nodes) for match in matches]
+    status = worst(levels)
+    fusion = next((each for each in FUSIONS if each.pattern == pattern.name), None)
+    reasons = Counter(
+        by_node[id(node)].reason for match in matches for node in match.nodes if by_node[id(node)].verdict is status
+    )
+    return Information(
+        pattern.id,
+        status,
+        f"{pattern.title}, {'once' if len(matches) == 1 else f'{len(matches)} times'}: {status}; {_summary(reasons)}",
+        tuple(tuple(name_of(node) for node in match.nodes) for match in matches),
+        () if fusion is None else tuple(_actions(situation, pattern.id, fusion, matches, levels)),
+    )
+
+
+def _actions(
+    situation: Situation, pattern: str, fusion: Fusion, matches: Sequence[Match], levels: Sequence[Level]
+) -> Iterator[Action]:
+    """Yield what could be done about *matches*, which have these *levels*; nothing if they cannot get better."""
+    now = worst(level for level in levels if level in _BETTER) if _BETTER.keys() & {*levels} else Level.UNKNOWN
+    name = fusion.capability
+    is_set = situation.config.optim.get(name)
+    is_on = is_set or name in situation.before.capabilities
+    if now not in (Level.PARTIAL, Level.UNSUPPORTED) or is_on or not situation.config.analyze.propose:
+        return
+    if is_set is False:
+        off = f"{name} makes one operator of it; the recipe switches it off."
+        yield Action(pattern, fusion.becomes, "optional", Level.UNKNOWN, False, off, name)
+        return
+    has_form = opset(situation.model) >= fusion.since or not situation.config.target.standard_domain_only
+    tried = _tried(situation, fusion, matches) if has_form else [None] * len(matches)
+    pairs = [(before, after) for before, after in zip(levels, tried, strict=True) if after is not None]
+    helped = [(before, after) for before, after in pairs if _is_better(after, before)]
+    if helped:
+        now, then = worst(before for before, _ in helped), worst(after for _, after in helped)
+        harmed = sum(_is_better(before, after) for before, after in pairs)
+        details = f"With {name}, {now} becomes {then}."
+        if harmed:
+            details += f" It is not proposed: {counted(harmed, 'other place')} would be worse off with it."
+        level = "required" if now is Level.UNSUPPORTED else "optional"
+        yield Action(pattern, fusion.becomes, level, then, not harmed, details, name)
+    elif not has_form:
+        advice = f"With export.opset_version {fusion.since} or later, {name} makes one operator of it."
+        yield Action(pattern, fusion.becomes, "warning", Level.UNKNOWN, False, advice)
 
 
 def _is_better(then: Level, now: Level) -> bool:
@@ -261,7 +194,60 @@ def _is_better(then: Level, now: Level) -> bool:
     return then in _BETTER and now in _BETTER and _BETTER[then] > _BETTER[now]
 
 
-def _few(reasons: Counter[str]) -> str:
-    told = [f"{count} nodes: {text}" if count > 1 else text for text, count in reasons.most_common(_MOST_REASONS)]
+def _tried(situation: Situation, fusion: Fusion, matches: Sequence[Match]) -> list[Level | None]:
+    """Return the verdict on each of *matches* after optimize with the capability; None where it changed nothing."""
+    # Imported here: it takes longer to import than an analysis without anything to improve.
+    from winml_dag.stages.analyze.analysis import judge, with_inferred
+    from winml_dag.stages.optimize.apply import OPTIMIZED_FILE, run
+
+    folder = Path(f"tried_{fusion.capability}")
+    folder.mkdir()
+    wanted = OptimizeConfig({fusion.capability: True}, OptimizeTarget(situation.config.target.standard_domain_only))
+    try:
+        run(wanted, Workspace({"model": situation.path.parent}, {"model": folder}))
+    except (StageError, ImportError):
+        # optimize does not take this model, which may be quantized, or runs in another environment than this provider.
+        return [None] * len(matches)
+    path = folder / OPTIMIZED_FILE
+    model = with_inferred(path, read_model(path, values=True))
+    levels = {id(each.node): each.verdict for each in judge(path, model, situation.config, situation.support)}
+    flow = Dataflow(model)
+    known = {(node.op_type, node.outputs) for node in situation.model.graph.nodes}
+    tried: list[Level | None] = []
+    for match in matches:
+        fused = _new_nodes(match.nodes[-1].outputs[0], flow, known)
+        tried.append(worst(levels[id(node)] for node in fused) if fused else None)
+    return tried
+
+
+def _new_nodes(output: str, flow: Dataflow, known: set[tuple[str, tuple[str, ...]]]) -> list[Node]:
+    """Return the nodes that compute *output*, up to those that were there before."""
+    found: list[Node] = []
+    waiting = [output]
+    while waiting:
+        node = flow.makers.get(waiting.pop())
+        is_new = node is not None and (node.op_type, node.outputs) not in known
+        if node is not None and is_new and not any(node is each for each in found):
+            found.append(node)
+            waiting += node.inputs
+    return found
+
+
+def _about_operators(judged: Sequence[Judged]) -> Iterator[Information]:
+    by_operator: dict[str, list[Judged]] = {}
+    for each in judged:
+        if each.verdict is not Level.SUPPORTED:
+            by_operator.setdefault(each.operator, []).append(each)
+    for operator, nodes in by_operator.items():
+        yield Information(
+            operator,
+            worst(each.verdict for each in nodes),
+            _summary(Counter(each.reason for each in nodes)),
+            tuple((name_of(each.node),) for each in nodes),
+        )
+
+
+def _summary(reasons: Counter[str]) -> str:
+    found = [f"{count} nodes: {text}" if count > 1 else text for text, count in reasons.most_common(_MOST_REASONS)]
     more = len(reasons) - _MOST_REASONS
-    return "; ".join([*told, *([f"and {more} other reasons"] if more > 0 else [])])
+    return "; ".join([*found, *([f"and {more} other reasons"] if more > 0 else [])])

@@ -1,4 +1,4 @@
-"""Derives the case of a node of a model. Lookup and measurement both use it, so that they agree."""
+"""Derives the case of a node of a model, for tables. Lookup and measurement both use it, so that they agree."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 from dataclasses import replace
 from math import prod
 
-from winml_dag.ep.support.case import AttributeValue, Case, Number, Operand, Quantized
-from winml_dag.onnxmodel.dataflow import Dataflow, numbers_of
+from winml_dag.ep.support.case import AttributeValue, Case, Operand, Quantized
+from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, dtype_name
-from winml_dag.onnxmodel.graph import Attribute, Node, Tensor
+from winml_dag.onnxmodel.graph import Attribute, Node
 
 _FLOATS = frozenset({"float32", "float16", "float64", "bfloat16"})
-_MOST_VALUES = 8
 # Constant inputs that stay float when their operator is quantized: sizes, bounds and factors.
 _STAY_FLOAT = {
     "Clip": (1, 2),
@@ -31,7 +30,6 @@ _WEIGHTS = {
     "MatMul": (0, 1),
     "PRelu": (1,),
 }
-_WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization"})
 
 
 def case_of(node: Node, flow: Dataflow) -> Case:
@@ -43,10 +41,7 @@ def case_of(node: Node, flow: Dataflow) -> Case:
         node.domain,
         flow.model.opsets.get(node.domain, 0),
         operands,
-        tuple(
-            replace(operand_of(name, flow), constant=False, values=None) if name else None
-            for name in _given(node.outputs)
-        ),
+        tuple(replace(operand_of(name, flow), constant=False) if name else None for name in _given(node.outputs)),
         tuple(sorted((attribute.name, _attribute(attribute)) for attribute in node.attributes)),
         quantized,
     )
@@ -57,35 +52,15 @@ def as_quantized(case: Case, activations: str, weights: str, *, per_channel: boo
     floats = [operand for operand in case.inputs if operand is not None and operand.dtype in ("float32", "")]
     if case.quantized is not None or not floats:
         return case
-    if not has_weights(case):
+    if not _has_weights(case):
         return replace(case, quantized=Quantized(activations, ""))
     return replace(case, quantized=Quantized(activations, weights, per_channel and case.op_type in CHANNEL_AXES))
 
 
-def has_weights(case: Case) -> bool:
+def _has_weights(case: Case) -> bool:
     """Whether *case* has a constant that quantizing turns into integers of the weight type."""
-    known = (case.inputs[number] for number in weights_of(case.op_type) if number < len(case.inputs))
+    known = (case.inputs[number] for number in _WEIGHTS.get(case.op_type, ()) if number < len(case.inputs))
     return any(operand is not None and operand.constant for operand in known)
-
-
-def weights_of(op_type: str) -> tuple[int, ...]:
-    """The inputs of an operator that are weights if they are constant; other constants count as activations."""
-    return _WEIGHTS.get(op_type, ())
-
-
-def bias_of(op_type: str) -> int | None:
-    """The input that becomes int32, whatever the other integer types are."""
-    return 2 if op_type in _WITH_BIAS else None
-
-
-def takes_channels(op_type: str) -> bool:
-    """Whether the operator's weights get one scale per channel in per-channel quantization."""
-    return op_type in CHANNEL_AXES
-
-
-def stays_float(op_type: str, number: int) -> bool:
-    """Whether input *number* of an operator stays float when the operator is quantized."""
-    return number in _STAY_FLOAT.get(op_type, ())
 
 
 def _given(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -97,12 +72,12 @@ def _given(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def operand_of(name: str, flow: Dataflow) -> Operand:
-    """The value *name*, with its numbers if it is a constant with few of them."""
+    """The value *name* as an operand."""
     tensor = flow.constants.get(name)
     dims = flow.dims(name)
     if dims is None and (maker := flow.makers.get(name)) is not None and maker.op_type in QDQ:
         dims = operand_of(maker.inputs[0], flow).dims  # the same as those of its input
-    return Operand(flow.dtype(name), dims, tensor is not None, None if tensor is None else values_of(tensor))
+    return Operand(flow.dtype(name), dims, tensor is not None)
 
 
 def _input(name: str, flow: Dataflow, quantized: bool) -> Operand | None:
@@ -115,27 +90,10 @@ def _input(name: str, flow: Dataflow, quantized: bool) -> Operand | None:
     return found
 
 
-def _output(name: str, flow: Dataflow) -> Operand | None:
-    return replace(operand_of(name, flow), constant=False, values=None) if name else None
-
-
 def _dequantized(name: str, flow: Dataflow) -> Node | None:
     """The DequantizeLinear that produces the value *name*."""
     maker = flow.makers.get(name)
     return maker if maker is not None and maker.op_type == "DequantizeLinear" and maker.inputs else None
-
-
-def values_of(tensor: Tensor) -> tuple[Number, ...] | None:
-    """The numbers of a constant with few finite ones; None otherwise."""
-    count = prod(tensor.dims)
-    if count > _MOST_VALUES:
-        return None
-    if count == 0:
-        return ()
-    numbers = numbers_of(tensor)
-    if numbers is None or not all(map(math.isfinite, numbers)):
-        return None
-    return tuple(int(number) if isinstance(number, bool) else number for number in numbers)
 
 
 def _attribute(attribute: Attribute) -> AttributeValue:
@@ -166,13 +124,13 @@ def _quantized(node: Node, flow: Dataflow) -> Quantized | None:
     for number, name in enumerate(node.inputs):
         conversion = _dequantized(name, flow)
         if conversion is None:
-            if name and not stays_float(node.op_type, number) and _is_float(name, flow):
+            if name and number not in _STAY_FLOAT.get(node.op_type, ()) and _is_float(name, flow):
                 return None
             continue
         constant = flow.constants.get(conversion.inputs[0])
         if constant is None:
             activations = activations or _point(conversion, flow)
-        elif number in weights_of(node.op_type):
+        elif number in _WEIGHTS.get(node.op_type, ()):
             weights = weights or dtype_name(constant.data_type)
             scale = flow.constants.get(conversion.inputs[1]) if len(conversion.inputs) > 1 else None
             per_channel = per_channel or (scale is not None and prod(scale.dims) > 1)
@@ -196,12 +154,3 @@ def _point(conversion: Node, flow: Dataflow) -> str:
     """The integer type of a conversion: that of its zero point, uint8 without one."""
     point = flow.constants.get(conversion.inputs[2]) if len(conversion.inputs) > 2 else None
     return "uint8" if point is None else dtype_name(point.data_type)
-
-
-def turned_attributes(split: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[str, AttributeValue], ...]:
-    """The attributes of a Reshape to *split*, a Transpose by *order* and a Reshape.
-
-    ``still`` is at most 1: an axis of size 1 that keeps its position can be omitted.
-    """
-    still = sum(size == 1 and order[place] == place for place, size in enumerate(split))
-    return ("rank", len(split)), ("still", min(still, 1)), ("wide", sum(size != 1 for size in split))
