@@ -18,7 +18,7 @@ from winml_dag.engine import events
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import key_inputs_of
-from winml_dag.engine.plan import Run, source_artifact
+from winml_dag.engine.plan import Run
 from winml_dag.engine.run import Runner, RunOutcome
 from winml_dag.engine.schedule import RunOptions
 from winml_dag.engine.schedule import Scheduler as EngineScheduler
@@ -30,7 +30,7 @@ from winml_dag.pipeline.cluster.worker import Order, Workplace, dask_worker
 from winml_dag.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-from engine_samples import join, stage
+from engine_samples import join, source_artifact, stage
 
 # What a test does when a worker gets an order: return its outcome, or None to run the order.
 Before = Callable[["SampleWorkplace", Order, Any], RunOutcome | None]
