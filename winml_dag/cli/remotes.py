@@ -69,14 +69,14 @@ def _text(traffic: Traffic) -> str:
         parts += [f"{counted(blobs, 'blob')} ({size_text(size)})"] if blobs else []
         return f"{', '.join(parts)} {verb}" if parts else ""
 
-    told = [
+    parts = [
         moved(traffic.records_found, traffic.blobs_fetched, traffic.bytes_fetched, "fetched"),
         moved(traffic.records_put, traffic.blobs_put, traffic.bytes_put, "put"),
         f"{traffic.refused} refused" if traffic.refused else "",
         f"{traffic.left_alone} left alone" if traffic.left_alone else "",
     ]
     missed = f"none of {counted(traffic.records_missed, 'record')} was there" if traffic.records_missed else ""
-    return "; ".join(filter(None, told)) or missed
+    return "; ".join(filter(None, parts)) or missed
 
 
 class Transfers:

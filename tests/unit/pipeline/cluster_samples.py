@@ -27,6 +27,7 @@ from winml_dag.pipeline.cluster.cluster import Cluster, ClusterOptions
 from winml_dag.pipeline.cluster.report import Installed, Report, folder_identity
 from winml_dag.pipeline.cluster.runs import connect
 from winml_dag.pipeline.cluster.worker import Order, Workplace, dask_worker
+from winml_dag.store.remote.settings import RemoteSettings
 from winml_dag.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
@@ -137,11 +138,11 @@ class Bench:
         return next(str(each.dask.address) for each in self.workplaces if each.machine.name == name)
 
     @contextmanager
-    def cluster(self, tags: Sequence[str] = ()) -> Iterator[Cluster]:
-        """Yield the cluster as a build sees it."""
+    def cluster(self, settings: RemoteSettings | None = None) -> Iterator[Cluster]:
+        """Yield the cluster as a build with these remotes sees it."""
         client = connect(self.spec.scheduler_address)
         try:
-            yield Cluster(client, ClusterOptions(None, 1, tuple(tags), 1, None), self.store, None)
+            yield Cluster(client, ClusterOptions(None, 1, (), 1, None), self.store, settings)
         finally:
             client.close()
 

@@ -28,6 +28,7 @@ from winml_dag.pipeline.cluster.worker import Order
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import Record
+from winml_dag.store.remote.settings import RemoteSettings, TierSettings
 from winml_dag.store.store import Store
 
 from engine_samples import TEXT, node, properties  # isort: skip - cluster_samples adds its path
@@ -61,6 +62,15 @@ def test_the_users_files_are_in_the_store_before_anybody_is_asked(tmp_path: Path
     assert seen == [True]
 
 
+def test_passwords_of_remotes_stay_on_the_machine_of_the_build(tmp_path: Path) -> None:
+    sent: list[Order] = []
+    settings = RemoteSettings((TierSettings("https://ours:hidden@host/cache", namespace="main"),))
+    with bench(tmp_path, Machine("one")) as machines, machines.cluster(settings) as cluster:
+        machines.before = lambda _, order, __: sent.append(order)
+        assert machines.run_on(cluster, [remote_node("a")])["a"].status is Status.RAN
+    assert sent[0].remotes == (TierSettings("https://host/cache", namespace="main"),)
+
+
 class OfferingStore(Store):
     """A store with a remote, as far as sharing of inputs needs it."""
 
@@ -69,7 +79,7 @@ class OfferingStore(Store):
     def offer(self, record: Record) -> None:
         self.told.append(f"offer {','.join(file.name for file in record.files())}")
 
-    def settle(self, told: object = None) -> None:  # noqa: ARG002
+    def settle(self, on_progress: object = None) -> None:  # noqa: ARG002
         self.told.append("settle")
 
     def fetch_ahead(self, files: Iterable[FileEntry]) -> None:

@@ -88,7 +88,7 @@ def test_what_a_worker_has_from_an_earlier_build_is_put_into_the_remote_of_this_
 
     def answered_with(remote: Path) -> tuple[RunOutcome, set[str]]:
         settings = RemoteSettings((TierSettings(remote.as_uri(), Mode.READ_WRITE),), accept_unsigned=True)
-        asked = order(place, versions(["onnxruntime"]), remotes=settings.levels, store="another", function="sha256")
+        asked = order(place, versions(["onnxruntime"]), remotes=settings.tiers, store="another", function="sha256")
         outcome = answered(place, asked)
         return outcome, {path.name for path in remote.glob("*/*")}
 
@@ -166,13 +166,13 @@ def test_of_workers_that_differ_the_most_places_count_however_they_are_listed(pl
 def test_remotes_of_a_build_get_the_secrets_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
     own = TierSettings("file:///team", Mode.READ_WRITE, "pull/12", is_back_filled=False, gets_token=True)
-    levels = (own, TierSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), TierSettings("s3://company"))
-    assert with_secrets_of_this_machine(levels) == RemoteSettings(levels, accept_unsigned=True)
+    tiers = (own, TierSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), TierSettings("s3://company"))
+    assert with_secrets_of_this_machine(tiers) == RemoteSettings(tiers, accept_unsigned=True)
     # A worker whose token is for another host does not send it.
     monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", "cache.example.com")
-    assert not any(level.gets_token for level in with_secrets_of_this_machine(levels).levels)
-    require_shared(RemoteSettings(levels))
-    for settings in (None, RemoteSettings(levels[1:])):
+    assert not any(tier.gets_token for tier in with_secrets_of_this_machine(tiers).tiers)
+    require_shared(RemoteSettings(tiers))
+    for settings in (None, RemoteSettings(tiers[1:])):
         with pytest.raises(UsageError, match="through a remote"):
             require_shared(settings)
 
@@ -180,7 +180,7 @@ def test_remotes_of_a_build_get_the_secrets_of_each_machine(monkeypatch: pytest.
 def test_a_worker_inserts_its_own_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE", "https://worker:secret@HOST/cache/ https://another")
     settings = with_secrets_of_this_machine((TierSettings("https://host/cache"), TierSettings("https://other")))
-    assert [level.url for level in settings.levels] == ["https://worker:secret@HOST/cache/", "https://other"]
+    assert [tier.url for tier in settings.tiers] == ["https://worker:secret@HOST/cache/", "https://other"]
 
 
 def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

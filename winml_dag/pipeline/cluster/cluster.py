@@ -85,7 +85,7 @@ class Cluster:
             store,
             self.workers,
             self.admission,
-            () if self._settings is None else self._settings.levels,
+            () if self._settings is None else self._settings.tiers,
             timeout_seconds=timeout_seconds,
             rebuild=rebuild,
         )
@@ -167,7 +167,7 @@ def _refuse(where: str, workers: Sequence[Worker], settings: RemoteSettings | No
 
 def require_shared(settings: RemoteSettings | None) -> None:
     """Raise UsageError unless there is a remote through which files can go to other machines."""
-    if settings is None or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
+    if settings is None or not any(tier.mode is Mode.READ_WRITE for tier in settings.tiers):
         raise UsageError(
             "Inputs and outputs go to workers on other machines through a remote, and there is none that this build "
             "may write to.",

@@ -348,7 +348,7 @@ class ClusterRuns(LocalRuns):
         self._workers = workers
         self._admission = admission
         # Passwords stay on each machine: a worker inserts its own.
-        self._remotes = tuple(replace(level, url=shown(level.url)) for level in remotes)
+        self._remotes = tuple(replace(tier, url=shown(tier.url)) for tier in remotes)
         self._timeout_seconds = timeout_seconds
         self._rebuild = rebuild
 

@@ -105,24 +105,6 @@ def test_a_dead_remote_costs_a_few_attempts_within_two_seconds_and_then_nothing(
     assert (guarded.count.traffic.requests, guarded.count.traffic.left_alone) == (requests, 1)
 
 
-@pytest.mark.parametrize("trouble", ["forbidden", "full"])
-def test_what_will_not_pass_is_not_tried_again(guarded: Guarded, trouble: str) -> None:
-    guarded.remote.fail("record", trouble)
-    with pytest.raises(RemoteUnavailable):
-        guarded.record()
-    assert guarded.breaker.is_open
-    assert guarded.count.traffic.requests == 1
-
-
-def test_what_a_library_did_not_expect_is_trouble_like_any_other(guarded: Guarded) -> None:
-    guarded.remote.fail("record", "bug")
-    assert guarded.record() == b"{}"
-    guarded.remote.fail("record", *["bug"] * 100)
-    with pytest.raises(RemoteUnavailable):
-        guarded.record()
-    assert "cannot be used (of a library)" in guarded.said[0]
-
-
 @pytest.mark.parametrize("others_are_answered", [True, False])
 def test_what_was_too_slow_is_asked_once_more_if_others_are_answered(
     guarded: Guarded, clock: Clock, others_are_answered: bool
@@ -143,18 +125,6 @@ def test_what_was_too_slow_is_asked_once_more_if_others_are_answered(
         with pytest.raises(RemoteUnavailable):
             guarded.ask(lambda: guarded.remote.has(BLOB))
         assert guarded.said == ["The remote http://cache did not go on for 2 s: it is left alone."]
-
-
-def test_a_remote_may_lie_twice(guarded: Guarded) -> None:
-    guarded.breaker.lied("sent what is wrong")
-    guarded.remote.fail("record", "lying")
-    with pytest.raises(RemoteUnavailable):
-        guarded.record()
-    assert guarded.record() == b"{}"
-    guarded.breaker.lied("sent what is wrong")
-    assert guarded.breaker.is_open
-    assert [line.partition(": ")[2] for line in guarded.said] == ["that is refused."] * 3 + ["it is left alone."]
-    assert guarded.count.traffic.refused == 3
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 1.5])
@@ -205,21 +175,6 @@ def test_who_hangs_in_a_remote_is_abandoned_and_the_others_have_their_answers(
     assert ask_all(work, range(3), 2) == [0, None, 2]
     assert guarded.breaker.is_open
     assert len(guarded.said) == 1
-    ended.set()
-
-
-def test_all_who_wait_for_answers_come_back_when_a_remote_is_not_used_any_more(guarded: Guarded) -> None:
-    begun, ended = threading.Event(), threading.Event()
-
-    def work(number: int, _: Transfer) -> int:
-        if number:
-            assert begun.wait(60)
-            guarded.breaker.open(RemoteError("forbidden", "will not have us"))
-        begun.set()
-        ended.wait(60)
-        return number
-
-    assert ask_all(work, range(2), 2, guarded.breaker) == [None, None]
     ended.set()
 
 
