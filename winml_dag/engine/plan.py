@@ -210,7 +210,7 @@ def plan_graph(
     return tuple(_walk(graph, sources, store, scope, rebuild=rebuild, explain=explain))
 
 
-def foresee(
+def dry_run(
     graph: Graph, sources: Mapping[str, Artifact], store: Store, *, scope: str, rebuild: bool = False
 ) -> tuple[StageResult, ...]:
     """The results of :func:`plan_graph` before the first node that would run; one per node if none would."""

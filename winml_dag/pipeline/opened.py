@@ -94,7 +94,7 @@ def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
     return (None, "") if configured is None else allowed(configured, os.environ)
 
 
-def let_go(store: Store) -> None:
+def close_store(store: Store) -> None:
     """Close *store*: add its traffic to the statistics, and give up what is under way."""
     from winml_dag.store.cache_folder import note_traffic
 
