@@ -8,6 +8,7 @@ requests of a build do not wait for uploads.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from pathlib import Path
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.locks import Locks
+from winml_dag.store.quantities import counted
 from winml_dag.store.records import Record
 from winml_dag.store.remote.download import Downloader
 from winml_dag.store.remote.protocol import (
@@ -31,7 +33,7 @@ from winml_dag.store.remote.upload import UPLOADS_AT_ONCE, Uploader
 
 _NOT_READ = "it is left alone for the rest of this run, and what it may have is made here instead"
 _NOT_PUT = "nothing more is put there in this run, what is made stays on this machine"
-# Of records of one remote: a namespace that was filled without a key has thousands.
+# More are only counted: a namespace that was filled without a key has thousands.
 _MOST_WARNINGS = 3
 # Requests and answers are small: their latency is what takes time.
 _REQUESTS_AT_ONCE = 16
@@ -60,8 +62,10 @@ class RemoteTier:
         self._trust = trust
         self._count = count
         self._warn = warn
-        self._warned = 0
+        # How many records there were of each sort that the user is warned of.
+        self._records_warned: Counter[str] = Counter()
         self._blobs: dict[str, bool] = {}
+        self._lock = threading.Lock()
 
     def record(self, key: str, transfer: Transfer) -> Record | None:
         """The record of *key*; None if there is none that is trusted, or no answer."""
@@ -77,7 +81,10 @@ class RemoteTier:
         except Refused as refused:
             self._count.add(Traffic(refused=1))
             why = refused.message.rstrip(".")
-            self._warn_of_record(f"A record in the remote {self.name} is refused ({key[:12]}): {why}.")
+            self._warn_of_record(
+                f"A record in the remote {self.name} is refused ({key[:12]}): {why}.",
+                f"of the remote {self.name} had to be refused",
+            )
             return None
 
     def has(self, digest: str, transfer: Transfer, *, to_put: bool = False) -> bool:
@@ -131,21 +138,33 @@ class RemoteTier:
             data = self._trust.sign(record, self.settings.namespace)
         except Refused as refused:
             stage = record.key_inputs.stage
-            self._warn_of_record(f"The record of {stage} is not put into the remote {self.name}: {refused}.")
+            self._warn_of_record(
+                f"The record of {stage} is not put into the remote {self.name}: {refused}.",
+                f"were not put into the remote {self.name}",
+            )
             return False
         put = self.writing.ask(transfer, partial(self.remote.put_record, record.cache_key, data))
         if put:
             self._count.add(Traffic(records_put=1, record_bytes=len(data)))
         return put
 
+    def flush_warnings(self) -> None:
+        """Report how many records there were beyond those that were named."""
+        for sort, number in self._records_warned.items():
+            if number > _MOST_WARNINGS:
+                self._warn(f"Besides, {counted(number - _MOST_WARNINGS, 'record')} {sort}.")
+                self._records_warned[sort] = _MOST_WARNINGS
+
     def close(self) -> None:
+        self.flush_warnings()
         # Closing connections may hang too, and nothing depends on it.
         threading.Thread(target=self.remote.close, name="remote", daemon=True).start()
 
-    def _warn_of_record(self, sentence: str) -> None:
-        """Of many similar warnings, only the first are shown: the summary of a run has their number."""
-        self._warned += 1
-        if self._warned <= _MOST_WARNINGS:
+    def _warn_of_record(self, sentence: str, sort: str) -> None:
+        with self._lock:
+            self._records_warned[sort] += 1
+            is_shown = self._records_warned[sort] <= _MOST_WARNINGS
+        if is_shown:
             self._warn(sentence)
 
 
@@ -233,6 +252,8 @@ class Remotes:
     def settle(self, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Wait until all uploads are done or given up; *on_progress* gets the bytes sent and the total."""
         self._uploader.settle(on_progress)
+        for tier in self._tiers:
+            tier.flush_warnings()
 
     def traffic(self) -> Traffic:
         """What was transferred so far."""
