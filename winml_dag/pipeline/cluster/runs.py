@@ -6,6 +6,7 @@ if the worker is lost. A worker does what this machine would do, with the same c
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -130,7 +131,12 @@ class Workers:
             if not (addresses := large & self._workers.keys()):
                 return None
             future = self._client.submit(
-                perform, order, key=key, workers=list(addresses), resources={MEMORY: memory_bytes}, pure=False
+                perform,
+                pickle.dumps(order),
+                key=key,
+                workers=list(addresses),
+                resources={MEMORY: memory_bytes},
+                pure=False,
             )
             self._calls[key] = _Call(future, addresses, watch)
         try:

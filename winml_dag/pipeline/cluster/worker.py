@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import signal
 import socket
 import tempfile
@@ -272,12 +273,15 @@ def _log_of(outcome: RunOutcome) -> str:
         return ""
 
 
-def perform(order: Order) -> Answer:
-    """The answer to *order*; dask runs this in a thread of a worker."""
+def perform(order: bytes) -> Answer:
+    """The answer to a pickled :class:`Order`; dask runs this in a thread of a worker.
+
+    dask unpickles arguments in its scheduler too, which may have another version of winml_dag.
+    """
     worker = get_worker()
     plugin = worker.plugins[NAME]
     assert isinstance(plugin, _Plugin)
-    return plugin.workplace.perform(str(worker.get_current_task()), order, worker.address)
+    return plugin.workplace.perform(str(worker.get_current_task()), pickle.loads(order), worker.address)
 
 
 class _Plugin(WorkerPlugin):  # type: ignore[misc]
