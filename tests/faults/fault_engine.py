@@ -19,14 +19,21 @@ from typing import Any
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.plan import plan_graph, source_artifact
+from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 TEXT = "text"
 SCOPE = "here"
+
+
+def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:
+    """Return the content of the files of *source*."""
+    return Artifact.of(fingerprints.entry(file.path, file.name) for file in source.files)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args, get_
 
 from winml_dag.engine.events import Observer
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.opened import let_go, open_store
+from winml_dag.pipeline.opened import close_store, open_store
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.recipe.document import did_you_mean, known_instead
@@ -203,4 +203,4 @@ def store_of(arguments: Mapping[str, Any], remote: RemoteOptions) -> Iterator[St
         yield store
     finally:
         if store.has_remotes:
-            let_go(store)
+            close_store(store)

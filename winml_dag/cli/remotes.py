@@ -26,12 +26,12 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 def opened(cache_dir: Path, remote: RemoteOptions) -> Store:
     """The store of a command, closed when the command ends in any way."""
-    from winml_dag.pipeline.opened import let_go, open_store
+    from winml_dag.pipeline.opened import close_store, open_store
 
     watcher = Transfers() if _tells_progress() else None
     store = open_store(cache_dir, remote, warn=say, watcher=watcher)
     if store.has_remotes and (context := click.get_current_context(silent=True)) is not None:
-        context.call_on_close(lambda: let_go(store))
+        context.call_on_close(lambda: close_store(store))
     return store
 
 
@@ -69,14 +69,14 @@ def _text(traffic: Traffic) -> str:
         parts += [f"{counted(blobs, 'blob')} ({size_text(size)})"] if blobs else []
         return f"{', '.join(parts)} {verb}" if parts else ""
 
-    told = [
+    parts = [
         moved(traffic.records_found, traffic.blobs_fetched, traffic.bytes_fetched, "fetched"),
         moved(traffic.records_put, traffic.blobs_put, traffic.bytes_put, "put"),
         f"{traffic.refused} refused" if traffic.refused else "",
         f"{traffic.left_alone} left alone" if traffic.left_alone else "",
     ]
     missed = f"none of {counted(traffic.records_missed, 'record')} was there" if traffic.records_missed else ""
-    return "; ".join(filter(None, told)) or missed
+    return "; ".join(filter(None, parts)) or missed
 
 
 class Transfers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
 import click
@@ -40,10 +39,11 @@ def command(
     from winml_dag.pipeline.cluster.worker import serve
     from winml_dag.store.store import Store
 
-    def began(address: str, report: Report) -> None:
+    def began(address: str) -> None:
         echo(f"Working at {address} for {scheduler}: {report.summary}, process {os.getpid()}.")
 
     folder = cache_dir or default_cache_dir()
     Store(folder)  # creates the folder, by which builds recognize workers that share it
-    serve(scheduler, folder, partial(Report.here, folder, places, memory, tags), name, began)
+    report = Report.here(folder, places, memory, tags)
+    serve(scheduler, folder, report, name, began)
     return 0

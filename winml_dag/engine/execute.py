@@ -102,8 +102,8 @@ class Job:
 class Outcome:
     """How a run ended.
 
-    ``error`` is empty after success. ``progress`` is the last progress that the work reported. ``is_told`` means that
-    the error is a message of this program that needs no lines of the log next to it.
+    ``error`` is empty after success. ``progress`` is the last progress that the work reported. ``is_own_message``: the
+    error is a message of this program that needs no lines of the log next to it.
     """
 
     elapsed_seconds: float
@@ -112,7 +112,7 @@ class Outcome:
     error: str = ""
     advice: str = ""
     progress: Progress | None = None
-    is_told: bool = False
+    is_own_message: bool = False
 
 
 class Executor(Protocol):
@@ -259,14 +259,14 @@ class LocalExecutor:
 
 
 def _outcome(job: Job, code: int, elapsed: float, *, timed_out: bool) -> Outcome:
-    told = None if job.node.command is not None else read_progress(job.folder)
+    progress = None if job.node.command is not None else read_progress(job.folder)
     if timed_out:
         error = f"It took longer than its limit of {job.timeout_seconds:g} s and was ended."
-        return Outcome(elapsed, job.log, {}, error, _more_time(job.node), told)
+        return Outcome(elapsed, job.log, {}, error, _more_time(job.node), progress)
     if job.node.command is not None:
         error = f"{job.node.id} ended with {describe_exit(code)}." if code else ""
         return Outcome(elapsed, job.log, {}, error, _of_command(job, code) if code else "")
-    return replace(_worker_outcome(job, code, Result.read(job.folder), elapsed), progress=told)
+    return replace(_worker_outcome(job, code, Result.read(job.folder), elapsed), progress=progress)
 
 
 def _task(job: Job) -> Task:
@@ -291,7 +291,7 @@ def _worker_outcome(job: Job, code: int, result: Result | None, elapsed: float) 
         error = f"Its process ended with {describe_exit(code)}."
         return Outcome(elapsed, job.log, {}, error, _last_words(job.log))
     # A user's function works in place; the end of its log is the user's own output.
-    return Outcome(elapsed, job.log, result.metrics, result.error, result.advice, is_told=job.at is None)
+    return Outcome(elapsed, job.log, result.metrics, result.error, result.advice, is_own_message=job.at is None)
 
 
 def _of_command(job: Job, code: int) -> str:

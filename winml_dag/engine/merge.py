@@ -102,7 +102,7 @@ class _Merging:
 def _identity(node: Node, inputs: Mapping[str, str]) -> str:
     """One string for all nodes that do the same work; *inputs*: the identity of what each slot reads."""
     stage, command = node.stage, node.command
-    told: dict[str, JsonValue] = {
+    identity: dict[str, JsonValue] = {
         "stage": [stage.name, stage.version, stage.work, stage.timeout_seconds, stage.works_in_place],
         "slots": sorted(stage.outputs),
         "config": node.config,
@@ -117,4 +117,4 @@ def _identity(node: Node, inputs: Mapping[str, str]) -> str:
         "check": node.check,
         "environment": node.environment,
     }
-    return json_hash(told)
+    return json_hash(identity)

@@ -12,10 +12,9 @@ from winml_dag.engine.diff import NOT_KNOWN, Inputs, NearRecords, changes_betwee
 from winml_dag.engine.events import Reason, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, key_inputs_of
-from winml_dag.engine.stage import Node, Source
+from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.digest import Fingerprints
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
@@ -87,11 +86,6 @@ def refusal(node: Node, record: Record) -> StageError | None:
     except StageError as error:
         return error
     return None
-
-
-def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:
-    """The content of the files of *source*. Raises InputError for a file that is missing or unreadable."""
-    return Artifact.of(fingerprints.entry(file.path, file.name) for file in source.files)
 
 
 def remembered_name(scope: str, node: Node) -> str:
@@ -216,7 +210,7 @@ def plan_graph(
     return tuple(_walk(graph, sources, store, scope, rebuild=rebuild, explain=explain))
 
 
-def foresee(
+def dry_run(
     graph: Graph, sources: Mapping[str, Artifact], store: Store, *, scope: str, rebuild: bool = False
 ) -> tuple[StageResult, ...]:
     """The results of :func:`plan_graph` before the first node that would run; one per node if none would."""

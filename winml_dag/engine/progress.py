@@ -110,25 +110,25 @@ class Watch:
 
     def __init__(self) -> None:
         self.folder: Path | None = None
-        self._told: Progress | None = None
+        self._remote: Progress | None = None
 
     def follow(self, folder: Path) -> None:
         self.folder = folder
 
     def tell(self, progress: Progress) -> None:
         """Set the progress of a job on another machine."""
-        self._told = progress
+        self._remote = progress
 
     def read(self) -> Progress | None:
         """The last report; None before the first one, and after the job's folder is gone. Callable from any thread."""
-        return self._told if self.folder is None else read_progress(self.folder)
+        return self._remote if self.folder is None else read_progress(self.folder)
 
 
 def read_progress(folder: Path) -> Progress | None:
     """The last report of the work in *folder*, if any."""
     try:
-        told = read_json(folder / PROGRESS_FILE)
-        done, total, unit, rate = (told[name] for name in ("done", "total", "unit", "per_second"))
+        report = read_json(folder / PROGRESS_FILE)
+        done, total, unit, rate = (report[name] for name in ("done", "total", "unit", "per_second"))
         return Progress(
             int(done), None if total is None else int(total), str(unit), None if rate is None else float(rate)
         )

@@ -156,8 +156,8 @@ class Runner:
                     folder.keep = True
                     if self._in_place is not None:
                         self._in_place.put(node, record)
-                    told, elapsed = outcome.progress, record.elapsed_seconds
-                    return StageResult(node, Status.RAN, decision.reason, decision.key, record, elapsed, progress=told)
+                    result = StageResult(node, Status.RAN, decision.reason, decision.key, record)
+                    return replace(result, elapsed_seconds=record.elapsed_seconds, progress=outcome.progress)
         except WinmlDagError as error:
             if prepared is None and isinstance(error, BlobDamaged):
                 return Damaged(error.file)
@@ -194,7 +194,7 @@ class Runner:
             error=outcome.error,
             advice=outcome.advice,
             log=self._keep_log(task, outcome.log),
-            tail=() if outcome.is_told else log_tail(outcome.log),
+            tail=() if outcome.is_own_message else log_tail(outcome.log),
             progress=outcome.progress,
             metrics=outcome.metrics,
         )

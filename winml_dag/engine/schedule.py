@@ -96,7 +96,7 @@ class Scheduler:
         # By name, the record that was remembered last, and those not yet written to the store.
         self._lasts: dict[str, Record] = {}
         self._fresh: dict[str, str] = {}
-        self._told_at = monotonic()
+        self._remembered_at = monotonic()
         self._on_eta = on_eta
         self._eta: Eta | None = None
         # By id, what each run holds.
@@ -210,10 +210,10 @@ class Scheduler:
                 self._want(node, decision)
         self._store.used(self._reused)
         self._reused.clear()
-        if monotonic() - self._told_at > _SECONDS_BETWEEN_WRITES:
+        if monotonic() - self._remembered_at > _SECONDS_BETWEEN_WRITES:
             self._store.remember(self._fresh)
             self._fresh.clear()
-            self._told_at = monotonic()
+            self._remembered_at = monotonic()
 
     def _look_up(self, candidates: Iterable[Node]) -> None:
         """Look up records that may be on other machines in one batch, before they are needed one by one."""

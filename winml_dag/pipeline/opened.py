@@ -67,8 +67,8 @@ def store_with(
     from winml_dag.store.usage import inherit_limit
 
     # Before keys: a misspelled address needs none.
-    for level in settings.levels:
-        parts_of(level.url)
+    for tier in settings.tiers:
+        parts_of(tier.url)
     check_keys(settings)
     folder = store_folder(folder, "sha256")
     is_added = not (folder / MARKER).exists() and (folder.parent / MARKER).exists()
@@ -94,7 +94,7 @@ def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
     return (None, "") if configured is None else allowed(configured, os.environ)
 
 
-def let_go(store: Store) -> None:
+def close_store(store: Store) -> None:
     """Close *store*: add its traffic to the statistics, and give up what is under way."""
     from winml_dag.store.cache_folder import note_traffic
 
@@ -115,7 +115,7 @@ def _remotes(store: Store, settings: RemoteSettings, warn: Callable[[str], None]
     return Remotes(
         [
             Tier(open_remote(each.url, each.namespace, gets_token=each.gets_token), each)
-            for each in settings.levels
+            for each in settings.tiers
             if each.mode is not Mode.OFF
         ],
         store.blobs,

@@ -29,7 +29,7 @@ _MOST_SECONDS_APART = 300
 
 _ADVICE = {
     "unreachable": "Look at the address, and whether the server runs and a proxy or firewall is between.",
-    "slow": "A remote that does not answer within two seconds is left alone: a nearer level would help.",
+    "slow": "A remote that does not answer within two seconds is left alone: a nearer tier would help.",
     "failing": "The log of the server says more.",
     "forbidden": "Look at the credentials, at what they may do there, and at the clock of this machine.",
     "full": "Make room there; until then nothing is put.",
@@ -47,18 +47,18 @@ class Finding:
     advice: str = ""
 
 
-def check_level(
-    level: TierSettings,
+def check_tier(
+    tier: TierSettings,
     settings: RemoteSettings,
     remote: Remote,
     scratch: Path,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Finding]:
-    """The findings for *remote*, which has the settings *level*; *scratch*: a folder for a file of a few bytes."""
-    yield _check_keys(level, settings)
-    yield from _token(level)
-    parts = urlsplit(level.url)
-    if level.mode is Mode.READ and parts.scheme == "file" and not (folder := folder_of(parts)).is_dir():
+    """The findings for *remote*, which has the settings *tier*; *scratch*: a folder for a file of a few bytes."""
+    yield _check_keys(tier, settings)
+    yield from _token(tier)
+    parts = urlsplit(tier.url)
+    if tier.mode is Mode.READ and parts.scheme == "file" and not (folder := folder_of(parts)).is_dir():
         # Reading a missing folder looks like reading an empty one.
         yield Finding("reach", False, f"there is no folder {folder}", "Look at the address, or whether it is mounted.")
         return
@@ -68,25 +68,25 @@ def check_level(
         yield _failed("reach", error)
         return
     yield Finding("reach", True, f"answers in {statistics.median(seconds) * 1000:.1f} ms")
-    yield from _clock_apart(level.url)
+    yield from _clock_apart(tier.url)
     try:
         remote.has(f"sha256:{_NOTHING}")
         yield Finding("read", True, "records and blobs may be asked for")
     except RemoteError as error:
         yield _failed("read", error)
         return
-    if level.mode is Mode.READ_WRITE:
+    if tier.mode is Mode.READ_WRITE:
         yield from _writing(remote, scratch)
 
 
-def _check_keys(level: TierSettings, settings: RemoteSettings) -> Finding:
-    known = [key.id for key in settings.keys if level.trusted is None or key.id in level.trusted]
-    if not known and level.trusted is not None and settings.keys:
+def _check_keys(tier: TierSettings, settings: RemoteSettings) -> Finding:
+    known = [key.id for key in settings.keys if tier.trusted is None or key.id in tier.trusted]
+    if not known and tier.trusted is not None and settings.keys:
         here = ", ".join(key.id for key in settings.keys)
         return Finding(
             "keys",
             False,
-            f"It is trusted with {', '.join(sorted(level.trusted)) or 'no key at all'}, and here is {here}",
+            f"It is trusted with {', '.join(sorted(tier.trusted)) or 'no key at all'}, and here is {here}",
             "Set WINML_DAG_REMOTE_KEYS or WINML_DAG_REMOTE_KEYS_FILE to one of those, or correct `trusted`.",
         )
     if not known and not settings.accept_unsigned:
@@ -97,21 +97,21 @@ def _check_keys(level: TierSettings, settings: RemoteSettings) -> Finding:
             "Set WINML_DAG_REMOTE_KEYS or WINML_DAG_REMOTE_KEYS_FILE; `winml-dag cache remote key` makes a key.",
         )
     believed = f"believes what {', '.join(known)} signed" if known else "believes what nobody signed"
-    if level.mode is Mode.READ_WRITE and settings.keys and settings.keys[0].id not in known:
+    if tier.mode is Mode.READ_WRITE and settings.keys and settings.keys[0].id not in known:
         return Finding(
             "keys",
             False,
             f"{believed}, but this machine signs with {settings.keys[0].id}, which is not believed here",
             "Put a key that is trusted here first, or use --remote-mode read.",
         )
-    signs = f", signs with {settings.keys[0].id}" if level.mode is Mode.READ_WRITE and settings.keys else ""
+    signs = f", signs with {settings.keys[0].id}" if tier.mode is Mode.READ_WRITE and settings.keys else ""
     return Finding("keys", True, believed + signs)
 
 
-def _token(level: TierSettings) -> Iterator[Finding]:
-    parts = urlsplit(level.url)
+def _token(tier: TierSettings) -> Iterator[Finding]:
+    parts = urlsplit(tier.url)
     wants_token = parts.scheme in ("http", "https") and parts.username is None
-    if wants_token and not level.gets_token and os.environ.get(TOKEN, "").strip():
+    if wants_token and not tier.gets_token and os.environ.get(TOKEN, "").strip():
         yield Finding(
             "token",
             False,

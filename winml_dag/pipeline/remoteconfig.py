@@ -109,43 +109,43 @@ def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
             )
         return None
     user = _user_file()
-    levels = _levels(options, user)
+    tiers = _tiers(options, user)
     mode = _mode(options)
     namespace = _namespace_of_environment()
-    levels = [
+    tiers = [
         replace(
-            level,
-            mode=level.mode if mode is None else mode,
-            namespace=level.namespace if namespace is None else namespace,
+            tier,
+            mode=tier.mode if mode is None else mode,
+            namespace=tier.namespace if namespace is None else namespace,
         )
-        for level in levels
+        for tier in tiers
     ]
     if options.project_file is not None and named_by(options) == str(options.project_file):
-        _refuse_writing_outside(levels, user, options.project_file)
-    return _signed(levels, user)
+        _refuse_writing_outside(tiers, user, options.project_file)
+    return _signed(tiers, user)
 
 
-def with_secrets_of_this_machine(levels: Sequence[TierSettings]) -> RemoteSettings:
-    """*levels* of another machine with the secrets of this one: its keys, its passwords for the same addresses, and its
+def with_secrets_of_this_machine(tiers: Sequence[TierSettings]) -> RemoteSettings:
+    """*tiers* of another machine with the secrets of this one: its keys, its passwords for the same addresses, and its
     rules for unsigned records and tokens. Raises UsageError as :func:`remote_settings` does.
     """
     user = _user_file()
-    known = {_alike(url): url for url in (*_urls_of_environment(), *(level.url for level in user.remote))}
+    known = {_alike(url): url for url in (*_urls_of_environment(), *(tier.url for tier in user.remote))}
     ours = [
         replace(
-            level,
-            url=known.get(_alike(level.url), level.url),
-            gets_token=level.gets_token and _gets_token(level.url, named_by_user=True),
+            tier,
+            url=known.get(_alike(tier.url), tier.url),
+            gets_token=tier.gets_token and _gets_token(tier.url, named_by_user=True),
         )
-        for level in levels
+        for tier in tiers
     ]
     return _signed(ours, user)
 
 
-def _signed(levels: Sequence[TierSettings], user: UserFile) -> RemoteSettings:
+def _signed(tiers: Sequence[TierSettings], user: UserFile) -> RemoteSettings:
     keys_file = user.signing.keys_file
     keys = signing_keys(os.environ, None if keys_file is None else config_file().parent / expanded(keys_file))
-    return RemoteSettings(tuple(levels), keys, _accepts_unsigned(user))
+    return RemoteSettings(tuple(tiers), keys, _accepts_unsigned(user))
 
 
 def named_by(options: RemoteOptions) -> str:
@@ -158,35 +158,35 @@ def named_by(options: RemoteOptions) -> str:
     return str(config_file() if project_file is None or not names_remotes(project_file) else project_file)
 
 
-def _levels(options: RemoteOptions, user: UserFile) -> list[TierSettings]:
+def _tiers(options: RemoteOptions, user: UserFile) -> list[TierSettings]:
     """The tiers of the first source that names any."""
     if urls := options.urls or _urls_of_environment():
         return [TierSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in urls]
     project_file = options.project_file
     if project_file is not None and names_remotes(project_file):
-        by_url = {_alike(level.url): _settled(level) for level in user.remote}
+        by_url = {_alike(tier.url): _settled(tier) for tier in user.remote}
         project = _read(project_file, ProjectFile)
         return [
-            _stricter(_settled(level, named_by_user=_alike(level.url) in by_url), by_url.get(_alike(level.url)))
-            for level in project.remote
+            _stricter(_settled(tier, named_by_user=_alike(tier.url) in by_url), by_url.get(_alike(tier.url)))
+            for tier in project.remote
         ]
-    return [_settled(level) for level in user.remote]
+    return [_settled(tier) for tier in user.remote]
 
 
-def _refuse_writing_outside(levels: Sequence[TierSettings], user: UserFile, project_file: Path) -> None:
+def _refuse_writing_outside(tiers: Sequence[TierSettings], user: UserFile, project_file: Path) -> None:
     """Raise UsageError for a writable remote that is a folder outside of the project, links followed, and that no file
     of the user names: otherwise the project's author could choose where its users write files.
     """
-    by_user = {folder.resolve() for level in user.remote if (folder := _folder_of(level.url)) is not None}
+    by_user = {folder.resolve() for tier in user.remote if (folder := _folder_of(tier.url)) is not None}
     project = project_file.parent.resolve()
-    for level in levels:
-        folder = _folder_of(level.url)
-        if level.mode is not Mode.READ_WRITE or folder is None or folder.resolve() in by_user:
+    for tier in tiers:
+        folder = _folder_of(tier.url)
+        if tier.mode is not Mode.READ_WRITE or folder is None or folder.resolve() in by_user:
             continue
-        inside = folder / level.namespace
+        inside = folder / tier.namespace
         if not all(path.resolve().is_relative_to(project) for path in (inside, *(inside / name for name in FOLDERS))):
             raise UsageError(
-                f"{project_file} names {shown(level.url)} as a remote to write to, which lies outside of the project.",
+                f"{project_file} names {shown(tier.url)} as a remote to write to, which lies outside of the project.",
                 advice=f"If you want that, name it in {config_file()} too, or with --remote; else --remote-mode read.",
             )
 
@@ -220,10 +220,10 @@ def _gets_token(url: str, *, named_by_user: bool) -> bool:
     return host in (parts.hostname, parts.netloc.rpartition("@")[2].lower())
 
 
-def _settled(level: Level, *, named_by_user: bool = True) -> TierSettings:
-    trusted = None if level.trusted is None else frozenset(level.trusted)
-    gets_token = _gets_token(level.url, named_by_user=named_by_user)
-    return TierSettings(level.url, Mode(level.mode), level.namespace, trusted, gets_token=gets_token)
+def _settled(tier: Level, *, named_by_user: bool = True) -> TierSettings:
+    trusted = None if tier.trusted is None else frozenset(tier.trusted)
+    gets_token = _gets_token(tier.url, named_by_user=named_by_user)
+    return TierSettings(tier.url, Mode(tier.mode), tier.namespace, trusted, gets_token=gets_token)
 
 
 def _stricter(of_project: TierSettings, of_user: TierSettings | None) -> TierSettings:

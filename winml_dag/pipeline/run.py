@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from winml_dag import TOOL_ID
 from winml_dag.engine import events
 from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Reason, Silent, StageResult, Status
-from winml_dag.engine.plan import foresee, prefetch, remembered_name
+from winml_dag.engine.plan import dry_run, prefetch, remembered_name
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.errors import StoreError, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -227,7 +227,7 @@ class _Run(Generic[T]):
             self._ended[place] = self._jobs[place].settle(value, of_job)
 
     def _foreseen(self, job: GraphJob[T], *, rebuild: bool) -> tuple[StageResult, ...]:
-        foreseen = foresee(job.graph, job.known, self._store, scope=job.scope, rebuild=rebuild)
+        foreseen = dry_run(job.graph, job.known, self._store, scope=job.scope, rebuild=rebuild)
         job.begin(foreseen)
         return foreseen
 

@@ -34,7 +34,7 @@ class Store:
 
     Args:
         remotes_of: creates its remotes; without it there are none.
-        told: the callback that :meth:`settle` uses by default.
+        on_progress: the callback that :meth:`settle` uses by default.
         function: its digest function, by default xxh3-128 for a new folder, otherwise that of the existing store. With
             remotes it is sha256: what others write must be collision-resistant.
 
@@ -55,7 +55,7 @@ class Store:
         self,
         folder: Path,
         remotes_of: Callable[[Store], Remotes] | None = None,
-        told: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
         *,
         function: DigestFunction | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class Store:
         self.fingerprints = Fingerprints(self.index, self.function)
         self.scratch = Scratch(self.folder / "scratch", self.locks)
         self.incoming = self.folder / "incoming"
-        self._told = told
+        self._on_progress = on_progress
         self._remotes = None if remotes_of is None else remotes_of(self)
         # In this run: keys that no remote has, and digests of blobs that could not be fetched.
         self._nowhere: set[str] = set()
@@ -253,10 +253,10 @@ class Store:
         self.index.write("latest", keys)
         self.records.flush()
 
-    def settle(self, told: Callable[[int, int], None] | None = None) -> None:
-        """Wait until all uploads are finished or given up; *told* is called with the uploaded and the total bytes."""
+    def settle(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Wait until all uploads are finished or given up; *on_progress* gets the uploaded and the total bytes."""
         if self._remotes is not None:
-            self._remotes.settle(told or self._told)
+            self._remotes.settle(on_progress or self._on_progress)
 
     def traffic(self) -> Traffic:
         """What went between this machine and others, through this store."""

@@ -14,17 +14,23 @@ from memory_store import NotedStore
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Reason, StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.plan import plan_graph, source_artifact
+from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage, Workspace
-from winml_dag.store.artifact import FileEntry
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import Fingerprints
 
 TEXT = "text"
 
 # No deadline: machines are shared, and no property is about time.
 properties = settings(max_examples=50, deadline=None)
+
+
+def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:
+    """Return the content of the files of *source*."""
+    return Artifact.of(fingerprints.entry(file.path, file.name) for file in source.files)
 
 
 def stage(name: str, slots: Iterable[str] = (), outputs: Iterable[str] = ("out",), *, version: int = 1) -> Stage:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_samples import source_artifact
+
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace, list_folder
-from winml_dag.engine.plan import source_artifact
 from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.schedule import RunOptions, Scheduler

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from engine_samples import TEXT, Bench, join, node
+from engine_samples import TEXT, Bench, join, node, source_artifact
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_store import NotedStore
@@ -19,7 +19,6 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.memory import container_limits, memory_for_runs, physical_memory_bytes
-from winml_dag.engine.plan import source_artifact
 from winml_dag.engine.resources import Capacity
 from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_samples import Bench, join, node, properties
+from engine_samples import Bench, join, node, properties, source_artifact
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_executor import MemoryExecutor
@@ -16,7 +16,7 @@ from memory_store import NotedStore
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.merge import Merged, Part, merge
-from winml_dag.engine.plan import remembered_name, source_artifact
+from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node, Source

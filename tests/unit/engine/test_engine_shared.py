@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
-from engine_samples import Bench, Ran, join, node
+from engine_samples import Bench, Ran, join, node, source_artifact
 from servers.memory import MemoryRemote
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.merge import Part, merge
-from winml_dag.engine.plan import prefetch, source_artifact
+from winml_dag.engine.plan import prefetch
 from winml_dag.engine.stage import Node, Source, Workspace
 from winml_dag.store.records import Record
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings

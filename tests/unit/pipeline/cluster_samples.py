@@ -18,24 +18,23 @@ from winml_dag.engine import events
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import key_inputs_of
-from winml_dag.engine.plan import Reuse, Run, source_artifact
-from winml_dag.engine.run import Runner
+from winml_dag.engine.plan import Run
+from winml_dag.engine.run import Runner, RunOutcome
 from winml_dag.engine.schedule import RunOptions
 from winml_dag.engine.schedule import Scheduler as EngineScheduler
 from winml_dag.engine.stage import Memory, Node, Source
 from winml_dag.pipeline.cluster.cluster import Cluster, ClusterOptions
-from winml_dag.pipeline.cluster.order import Answer, Order
 from winml_dag.pipeline.cluster.report import Installed, Report, folder_identity
-from winml_dag.pipeline.cluster.worker import dask_worker
-from winml_dag.pipeline.cluster.workers import connect
-from winml_dag.pipeline.cluster.workplace import Workplace
+from winml_dag.pipeline.cluster.runs import connect
+from winml_dag.pipeline.cluster.worker import Order, Workplace, dask_worker
+from winml_dag.store.remote.settings import RemoteSettings
 from winml_dag.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-from engine_samples import join, stage
+from engine_samples import join, source_artifact, stage
 
-# What a test does when a worker gets an order: return its answer, or None to run the order.
-Before = Callable[["SampleWorkplace", Order, Any], Answer | None]
+# What a test does when a worker gets an order: return its outcome, or None to run the order.
+Before = Callable[["SampleWorkplace", Order, Any], RunOutcome | None]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class SampleWorkplace(Workplace):
     """Runs the work in memory. ``dask``: the worker that it belongs to."""
 
     def __init__(self, folder: Path, machine: Machine, before: Before) -> None:
-        super().__init__(folder, self._report)
+        super().__init__(folder)
         self.machine = machine
         self.dask: Any = None
         self._before = before
@@ -72,7 +71,7 @@ class SampleWorkplace(Workplace):
         """Lose the connection to the scheduler, like a machine that loses power."""
         self.dask.loop.add_callback(self.dask.batched_stream.abort)
 
-    def _report(self) -> Report:
+    def report(self) -> Report:
         installed = Installed(distributions={"tool": self.machine.tool}, tools={"xxh3-128": {}, "sha256": {}}, pools=())
         return Report(
             version=__version__,
@@ -84,11 +83,10 @@ class SampleWorkplace(Workplace):
             environments={"": installed},
         )
 
-    def _run(self, order: Order, store: Store, running: Any) -> Answer:
-        answer = self._before(self, order, running)
-        return self._work(order, store) if answer is None else answer
+    def _run(self, _key: str, order: Order, store: Store, running: Any) -> RunOutcome:
+        return self._before(self, order, running) or self._work(order, store)
 
-    def _work(self, order: Order, store: Store) -> Answer:
+    def _work(self, order: Order, store: Store) -> RunOutcome:
         with store.scratch.open() as scratch:
             runner = Runner(
                 Graph((order.node,), {}, {}),
@@ -101,11 +99,7 @@ class SampleWorkplace(Workplace):
                 rebuild=order.rebuild,
             )
             key_inputs = key_inputs_of(order.node, {slot: each.digest for slot, each in order.inputs.items()})
-            outcome = runner.run(order.node, Run(order.key, key_inputs, events.FIRST_BUILD, None), order.inputs)
-        if isinstance(outcome, Reuse):
-            return Answer(ending="found", record=outcome.record)
-        assert isinstance(outcome, StageResult)
-        return Answer(ending="done" if outcome.record else "failed", record=outcome.record, error=outcome.error)
+            return runner.run(order.node, Run(order.key, key_inputs, events.FIRST_BUILD, None), order.inputs)
 
 
 @dataclass
@@ -118,7 +112,7 @@ class Bench:
     """
 
     folder: Path
-    before: Callable[[SampleWorkplace, Order, Any], Answer | None] = lambda *_: None
+    before: Callable[[SampleWorkplace, Order, Any], RunOutcome | None] = lambda *_: None
     calls: list[tuple[str, str]] = field(default_factory=list)
     workplaces: list[SampleWorkplace] = field(default_factory=list)
     spec: Any = None
@@ -144,11 +138,11 @@ class Bench:
         return next(str(each.dask.address) for each in self.workplaces if each.machine.name == name)
 
     @contextmanager
-    def cluster(self, tags: Sequence[str] = ()) -> Iterator[Cluster]:
-        """Yield the cluster as a build sees it."""
+    def cluster(self, settings: RemoteSettings | None = None) -> Iterator[Cluster]:
+        """Yield the cluster as a build with these remotes sees it."""
         client = connect(self.spec.scheduler_address)
         try:
-            yield Cluster(client, ClusterOptions(None, 1, tuple(tags), 1, None), self.store, None)
+            yield Cluster(client, ClusterOptions(None, 1, (), 1, None), self.store, settings)
         finally:
             client.close()
 
@@ -181,7 +175,7 @@ class Bench:
         results = EngineScheduler(graph, known, store, runs, options, admission=cluster.admission).run()
         return {result.node.id: result for result in results}
 
-    def _call(self, workplace: SampleWorkplace, order: Order, running: Any) -> Answer | None:
+    def _call(self, workplace: SampleWorkplace, order: Order, running: Any) -> RunOutcome | None:
         self.calls.append((workplace.machine.name, order.node.id))
         return self.before(workplace, order, running)
 

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_samples import Bench, Machine, SampleWorkplace, bench, remote_node
+from distributed import Reschedule
 from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.resources import Allocation, Capacity, ResourceRequest
+from winml_dag.engine.run import Damaged
 from winml_dag.engine.stage import Node, Source, SourceFile
-from winml_dag.errors import Interrupted, StageError, UsageError
+from winml_dag.errors import Interrupted, UsageError
 from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
 from winml_dag.pipeline.cluster.inputs import Inputs
-from winml_dag.pipeline.cluster.order import Answer, Order
 from winml_dag.pipeline.cluster.report import Installed, Report, Requirement, Worker
 from winml_dag.pipeline.cluster.runs import ClusterAdmission
+from winml_dag.pipeline.cluster.worker import Order
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import Record
+from winml_dag.store.remote.settings import RemoteSettings, TierSettings
 from winml_dag.store.store import Store
 
 from engine_samples import TEXT, node, properties  # isort: skip - cluster_samples adds its path
@@ -61,6 +62,15 @@ def test_the_users_files_are_in_the_store_before_anybody_is_asked(tmp_path: Path
     assert seen == [True]
 
 
+def test_passwords_of_remotes_stay_on_the_machine_of_the_build(tmp_path: Path) -> None:
+    sent: list[Order] = []
+    settings = RemoteSettings((TierSettings("https://ours:hidden@host/cache", namespace="main"),))
+    with bench(tmp_path, Machine("one")) as machines, machines.cluster(settings) as cluster:
+        machines.before = lambda _, order, __: sent.append(order)
+        assert machines.run_on(cluster, [remote_node("a")])["a"].status is Status.RAN
+    assert sent[0].remotes == (TierSettings("https://host/cache", namespace="main"),)
+
+
 class OfferingStore(Store):
     """A store with a remote, as far as sharing of inputs needs it."""
 
@@ -69,7 +79,7 @@ class OfferingStore(Store):
     def offer(self, record: Record) -> None:
         self.told.append(f"offer {','.join(file.name for file in record.files())}")
 
-    def settle(self, told: object = None) -> None:  # noqa: ARG002
+    def settle(self, on_progress: object = None) -> None:  # noqa: ARG002
         self.told.append("settle")
 
     def fetch_ahead(self, files: Iterable[FileEntry]) -> None:
@@ -150,12 +160,11 @@ def test_without_a_worker_that_makes_its_toolchain_a_stage_is_refused_with_what_
         assert machines.calls == []
 
 
-def test_a_worker_whose_packages_have_changed_refuses_and_another_one_runs_it(tmp_path: Path) -> None:
-    def update(workplace: SampleWorkplace, _: Order, __: Any) -> Answer | None:
-        if workplace.machine.tool == "1" and len(machines.calls) == 1:
-            workplace.machine = replace(workplace.machine, tool="2")
-            return Answer(ending="differs", error="has tool 2, not 1", report=workplace.report().to_text())
-        return None
+def test_a_worker_whose_packages_have_changed_leaves_and_another_one_runs_it(tmp_path: Path) -> None:
+    def update(workplace: SampleWorkplace, _: Order, __: Any) -> None:
+        if len(machines.calls) == 1:
+            workplace.leave()
+            raise Reschedule
 
     with bench(tmp_path, Machine("one"), Machine("two")) as machines:
         machines.before = update
@@ -167,8 +176,8 @@ def test_a_worker_whose_packages_have_changed_refuses_and_another_one_runs_it(tm
 
 
 def test_a_worker_that_cannot_get_what_is_here_is_told_of_and_nothing_is_made_again(tmp_path: Path) -> None:
-    def damaged(_: SampleWorkplace, order: Order, __: Any) -> Answer | None:
-        return None if order.node.id == "a" else Answer(ending="damaged", file=order.inputs["in0"].files[0])
+    def damaged(_: SampleWorkplace, order: Order, __: Any) -> Damaged | None:
+        return None if order.node.id == "a" else Damaged(order.inputs["in0"].files[0])
 
     with bench(tmp_path, Machine("one")) as machines:
         machines.before = damaged
@@ -180,8 +189,8 @@ def test_a_worker_that_cannot_get_what_is_here_is_told_of_and_nothing_is_made_ag
 
 def test_the_result_of_something_else_is_not_taken(tmp_path: Path) -> None:
     with bench(tmp_path, Machine("one")) as machines:
-        record = machines.run([remote_node("a")])["a"].record
-        machines.before = lambda *_: Answer(ending="done", record=record)
+        other = machines.run([remote_node("a")])["a"]
+        machines.before = lambda *_: other
         assert "something else" in machines.run([remote_node("b")], name="other")["b"].error
 
 
@@ -280,7 +289,7 @@ def _worker(machine: Machine) -> Worker:
         store="",
         environments={"": installed},
     )
-    return Worker(machine.name, report, "xxh3-128", has_our_store=True)
+    return Worker(machine.name, report, "xxh3-128", shares_store=True)
 
 
 MACHINES = st.builds(
@@ -317,47 +326,3 @@ def test_no_more_goes_to_workers_than_they_have_places_for_and_all_runs_come_to_
             assert sum(bool(allocation.request.pools) for allocation, _ in handed) <= len(
                 {each.name[0] for each in machines}
             )
-
-
-ORDER = Order(
-    id="id",
-    topic="topic",
-    node=remote_node("a", "b.out"),
-    inputs={"in0": Artifact((FileEntry("b", "sha256:" + "0" * 64, 1),))},
-    key="k",
-    timeout_seconds=1.0,
-    rebuild=False,
-    store="store",
-    function="sha256",
-)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda value: value["node"]["stage"].update(work="os:system"),
-        lambda value: value["node"]["stage"].update(config="subprocess:Popen"),
-        lambda value: value["node"]["node"].update(command={"arguments": ["rm"], "environment": {}}),
-        lambda value: value["node"]["node"].update(folder="/home"),
-        lambda value: value["node"]["node"].update(surroundings={"python": "/bin/sh"}),
-        lambda value: value["inputs"].update(in0=[{"name": "../b", "digest": "sha256:" + "0" * 64, "size": 1}]),
-        lambda value: value.update(protocol=0),
-        lambda value: value.update(inputs=7),
-        lambda value: value.pop("node"),
-        lambda value: value.update(more=1),
-    ],
-)
-def test_an_order_for_anything_but_a_stage_of_ours_is_refused(change: Any) -> None:
-    value = json.loads(ORDER.to_text())
-    change(value)
-    with pytest.raises(StageError):
-        Order.from_text(json.dumps(value))
-
-
-def test_orders_and_answers_come_as_they_went() -> None:
-    assert Order.from_text(ORDER.to_text()) == ORDER
-    answer = Answer(ending="failed", error="It broke.", tail=("a", "b"), metrics={"x": 1}, told=("slow",))
-    assert Answer.from_text(answer.to_text()) == answer
-    for text in ("", "[]", "{}", "\x80", json.dumps({"protocol": 1, "ending": "done"})):
-        with pytest.raises(StageError):
-            Answer.from_text(text)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,18 +19,19 @@ from distributed import Reschedule
 
 import winml_dag.pipeline.cluster
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.keys import cache_key, key_inputs_of, versions
+from winml_dag.engine.plan import Reuse
+from winml_dag.engine.run import RunOutcome
 from winml_dag.engine.stage import Node
 from winml_dag.ep.availability import installed
 from winml_dag.ep.environments import environment_elsewhere, knowing
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.cluster import require_shared
-from winml_dag.pipeline.cluster.order import Answer, Order
-from winml_dag.pipeline.cluster.report import Report, Requirement, Worker, environments_of, folder_identity
-from winml_dag.pipeline.cluster.worker import serve
-from winml_dag.pipeline.cluster.workers import connect
-from winml_dag.pipeline.cluster.workplace import Workplace
+from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Requirement, Worker, environments_of, folder_identity
+from winml_dag.pipeline.cluster.runs import connect
+from winml_dag.pipeline.cluster.worker import Order, Workplace, serve
 from winml_dag.pipeline.epplace import HERE, ep_place
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.stages.devices import DEVICES
@@ -39,14 +40,14 @@ from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
 from winml_dag.store.store import Store
 
 
-def workplace(folder: Path) -> Workplace:
-    Store(folder)
-    return Workplace(folder, partial(Report.here, folder, 2, 1 << 30, ("rack2",)))
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Workplace:
-    return workplace(tmp_path / "cache")
+    Store(tmp_path / "cache")
+    return Workplace(tmp_path / "cache")
+
+
+def report(place: Workplace) -> Report:
+    return Report.here(place.folder, 2, 1 << 30, ("rack2",))
 
 
 def order(place: Workplace, toolchain: Mapping[str, str], **changes: object) -> Order:
@@ -54,8 +55,7 @@ def order(place: Workplace, toolchain: Mapping[str, str], **changes: object) -> 
     config: JsonObject = {"execution_provider": "CPUExecutionProvider"}
     node = Node("devices", DEVICES, config, {}, toolchain=toolchain, interpreter=Path("/elsewhere/python"))
     key = cache_key(key_inputs_of(node, {}))
-    return Order(
-        id="id",
+    asked = Order(
         topic="topic",
         node=node,
         inputs={},
@@ -64,19 +64,21 @@ def order(place: Workplace, toolchain: Mapping[str, str], **changes: object) -> 
         rebuild=False,
         store=folder_identity(place.folder),
         function="xxh3-128",
-    ).model_copy(update=changes)
+    )
+    return replace(asked, **changes)  # type: ignore[arg-type]
 
 
-def answered(place: Workplace, asked: Order) -> Answer:
-    return Answer.from_text(place.perform(asked.to_text()))
+def answered(place: Workplace, asked: Order) -> RunOutcome:
+    return place.perform("task", pickle.loads(pickle.dumps(asked))).outcome
 
 
 def test_an_order_runs_with_the_workers_own_python_and_what_it_makes_is_in_its_store(place: Workplace) -> None:
     asked = order(place, versions(["onnxruntime"]))
-    answer = answered(place, asked)
-    assert (answer.ending, answer.error) == ("done", "")
-    assert Store(place.folder).record(asked.key) == answer.record
-    assert answered(place, asked.model_copy(update={"id": "again"})).ending == "found"
+    outcome = answered(place, asked)
+    assert isinstance(outcome, StageResult)
+    assert (outcome.status, outcome.error) == (Status.RAN, "")
+    assert Store(place.folder).record(asked.key) == outcome.record
+    assert isinstance(answered(place, asked), Reuse)
 
 
 def test_what_a_worker_has_from_an_earlier_build_is_put_into_the_remote_of_this_one(
@@ -84,65 +86,44 @@ def test_what_a_worker_has_from_an_earlier_build_is_put_into_the_remote_of_this_
 ) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
 
-    def answered_with(remote: Path) -> tuple[Answer, set[str]]:
+    def answered_with(remote: Path) -> tuple[RunOutcome, set[str]]:
         settings = RemoteSettings((TierSettings(remote.as_uri(), Mode.READ_WRITE),), accept_unsigned=True)
-        asked = order(place, versions(["onnxruntime"]), remotes=settings.levels, store="another", function="sha256")
-        answer = answered(place, asked)
-        return answer, {path.name for path in remote.glob("*/*")}
+        asked = order(place, versions(["onnxruntime"]), remotes=settings.tiers, store="another", function="sha256")
+        outcome = answered(place, asked)
+        return outcome, {path.name for path in remote.glob("*/*")}
 
     made, there = answered_with(tmp_path / "first")
     found, there_now = answered_with(tmp_path / "second")
-    assert (made.ending, found.ending) == ("done", "found")
-    assert found.record is not None
+    assert isinstance(made, StageResult)
+    assert isinstance(found, Reuse)
     assert {found.record.cache_key, *(file.digest.removeprefix("sha256:") for file in found.record.files())} <= there
     assert there_now == there
 
 
-def test_a_toolchain_that_the_worker_does_not_make_is_refused_before_anything_runs(place: Workplace) -> None:
-    answer = answered(place, order(place, {"onnxruntime": "0.1", "numpy": versions(["numpy"])["numpy"]}))
-    assert answer.ending == "differs"
-    assert answer.error == f"has onnxruntime {versions(['onnxruntime'])['onnxruntime']}, not 0.1"
-    assert Report.from_text(answer.report).places == 2
+def test_a_worker_leaves_whose_toolchain_is_another_one_before_anything_runs(place: Workplace) -> None:
+    left: list[bool] = []
+    place.leave = lambda: left.append(True)
+    with pytest.raises(Reschedule):
+        answered(place, order(place, {"onnxruntime": "0.1", "numpy": versions(["numpy"])["numpy"]}))
+    assert left
+    assert place.outdated == f"has onnxruntime {versions(['onnxruntime'])['onnxruntime']}, not 0.1"
     assert list((place.folder / "scratch").glob("*")) == []
 
 
-def test_whatever_is_wrong_with_an_order_is_in_the_answer(place: Workplace) -> None:
+def test_an_order_with_another_key_is_refused_and_a_closed_worker_runs_nothing(place: Workplace) -> None:
     right = order(place, versions(["onnxruntime"]))
-    assert "another key" in answered(place, right.model_copy(update={"key": "0" * 64})).error
-    assert "no order" in Answer.from_text(place.perform('{"protocol": 1}')).error
+    with pytest.raises(StageError, match="another key"):
+        answered(place, replace(right, key="0" * 64))
     place.close()
     with pytest.raises(Reschedule):
-        place.perform(right.to_text())
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs a named pipe")
-def test_what_a_stage_says_arrives_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It continues only when its message was received."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "if 'winml_dag.engine.worker' in sys.orig_argv:\n"
-        f"    print('so far', flush=True)\n    open({str(tmp_path / 'pipe')!r}).read()\n",
-        encoding="utf-8",
-    )
-    os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    told: list[tuple[str, JsonObject]] = []
-
-    def hear(topic: str, message: JsonObject) -> None:
-        told.append((topic, message))
-        (tmp_path / "pipe").write_text("go on", encoding="utf-8")
-
-    place = workplace(tmp_path / "cache")
-    place.say = hear
-    assert answered(place, order(place, versions(["onnxruntime"]))).ending == "done"
-    assert told[0] == ("topic", {"order": "id", "progress": None, "log": "so far\n"})
+        answered(place, right)
 
 
 def worker(place: Workplace, **changes: str) -> Worker:
     """Return a worker on this machine, with other versions of some packages."""
-    told = json.loads(place.report().to_text())
+    told = json.loads(report(place).model_dump_json())
     told["environments"][""]["distributions"].update(changes)
-    return Worker("tcp://one", Report.from_text(json.dumps(told)), "sha256", has_our_store=False)
+    return Worker("tcp://one", Report.model_validate(told), "sha256", shares_store=False)
 
 
 def test_a_report_tells_which_nodes_fit(place: Workplace) -> None:
@@ -157,12 +138,6 @@ def test_a_report_tells_which_nodes_fit(place: Workplace) -> None:
     assert beside.differs(need) == "has onnxruntime-openvino 1.2, not none"
     assert worker(place).differs(replace(need, environment="openvino/npu")) == "has no openvino"
     assert {"rack2", "ep:cpu"} <= set(worker(place).report.tags)
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"protocol": 0}', "[]", '{"protocol": 1, "environments": {}}'])
-def test_a_report_of_another_version_is_said_to_be_one(text: str) -> None:
-    with pytest.raises(StageError, match="no report of this version"):
-        Report.from_text(text)
 
 
 def test_a_plan_takes_a_provider_that_only_a_worker_has_from_its_report(
@@ -188,31 +163,24 @@ def test_of_workers_that_differ_the_most_places_count_however_they_are_listed(pl
     assert environments_of([one, other]) == environments_of([other, one])
 
 
-def told(place: Workplace, *levels: TierSettings) -> tuple[str, RemoteSettings]:
-    """Return the text of an order with these remotes, and the worker's interpretation of them."""
-    text = order(place, {}, remotes=levels).to_text()
-    return text, with_secrets_of_this_machine(Order.from_text(text).remotes)
-
-
-def test_remotes_of_a_build_go_without_keys(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remotes_of_a_build_get_the_secrets_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
     own = TierSettings("file:///team", Mode.READ_WRITE, "pull/12", is_back_filled=False, gets_token=True)
-    levels = (own, TierSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), TierSettings("s3://company"))
-    assert told(place, *levels)[1] == RemoteSettings(levels, accept_unsigned=True)
+    tiers = (own, TierSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), TierSettings("s3://company"))
+    assert with_secrets_of_this_machine(tiers) == RemoteSettings(tiers, accept_unsigned=True)
     # A worker whose token is for another host does not send it.
     monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", "cache.example.com")
-    assert not any(level.gets_token for level in told(place, *levels)[1].levels)
-    require_shared(RemoteSettings(levels))
-    for settings in (None, RemoteSettings(levels[1:])):
+    assert not any(tier.gets_token for tier in with_secrets_of_this_machine(tiers).tiers)
+    require_shared(RemoteSettings(tiers))
+    for settings in (None, RemoteSettings(tiers[1:])):
         with pytest.raises(UsageError, match="through a remote"):
             require_shared(settings)
 
 
-def test_passwords_stay_on_each_machine(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_inserts_its_own_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE", "https://worker:secret@HOST/cache/ https://another")
-    text, settings = told(place, TierSettings("https://ours:hidden@host/cache"), TierSettings("https://other"))
-    assert "hidden" not in text
-    assert [level.url for level in settings.levels] == ["https://worker:secret@HOST/cache/", "https://other"]
+    settings = with_secrets_of_this_machine((TierSettings("https://host/cache"), TierSettings("https://other")))
+    assert [tier.url for tier in settings.tiers] == ["https://worker:secret@HOST/cache/", "https://other"]
 
 
 def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +195,7 @@ def test_what_cannot_be_an_address_is_told_at_once_to_builds_and_to_workers(addr
     with pytest.raises(UsageError, match="There is no scheduler at"):
         connect(address)
     with pytest.raises(UsageError, match="There is no scheduler at"):
-        serve(address, tmp_path, partial(Report.here, tmp_path, 1, None), None, lambda *_: None)
+        serve(address, tmp_path, NO_REPORT, None, lambda _: None)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.opened import let_go, open_store
+from winml_dag.pipeline.opened import close_store, open_store
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote import http, transfer
 from winml_dag.store.store import Store
@@ -67,7 +67,7 @@ def test_what_is_wrong_with_a_remote_is_logged_once_and_counted(
         assert store.record(KEY) is None
         assert store.record("b" * 64) is None
     assert [record.message.partition(" cannot")[0] for record in caplog.records] == ["The remote http://127.0.0.1:1"]
-    let_go(store)
+    close_store(store)
     assert read_statistics(store.folder, store.locks).traffic.left_alone == 1
 
 

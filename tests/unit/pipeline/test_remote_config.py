@@ -32,13 +32,13 @@ def project_file(tmp_path: Path) -> Path:
     return tmp_path / "repository" / "winml_dag.toml"
 
 
-def levels(**options: object) -> tuple[TierSettings, ...]:
+def tiers(**options: object) -> tuple[TierSettings, ...]:
     settings = remote_settings(RemoteOptions(**options))  # type: ignore[arg-type]
-    return () if settings is None else settings.levels
+    return () if settings is None else settings.tiers
 
 
 def urls(**options: object) -> list[str]:
-    return [level.url for level in levels(**options)]
+    return [tier.url for tier in tiers(**options)]
 
 
 def test_nobody_who_says_nothing_has_a_remote() -> None:
@@ -63,33 +63,33 @@ def test_what_may_be_done_is_read_unless_somebody_says_more(
     project_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project_file.write_text('[[remote]]\nurl = "https://a"\n[[remote]]\nurl = "https://b"\nmode = "read-write"\n')
-    assert [level.mode for level in levels()] == [Mode.READ, Mode.READ_WRITE]
+    assert [tier.mode for tier in tiers()] == [Mode.READ, Mode.READ_WRITE]
     monkeypatch.setenv("WINML_DAG_REMOTE_MODE", "read")
-    assert [level.mode for level in levels()] == [Mode.READ, Mode.READ]
-    assert [level.mode for level in levels(mode="off")] == [Mode.OFF, Mode.OFF]
+    assert [tier.mode for tier in tiers()] == [Mode.READ, Mode.READ]
+    assert [tier.mode for tier in tiers(mode="off")] == [Mode.OFF, Mode.OFF]
 
 
 def test_the_environment_may_name_the_namespace_of_all(project_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project_file.write_text('[[remote]]\nurl = "https://a"\nnamespace = "main"\n')
-    assert levels()[0].namespace == "main"
+    assert tiers()[0].namespace == "main"
     monkeypatch.setenv("WINML_DAG_REMOTE_NAMESPACE", "pull/12")
-    assert levels()[0].namespace == "pull/12"
+    assert tiers()[0].namespace == "pull/12"
     monkeypatch.setenv("WINML_DAG_REMOTE_NAMESPACE", "../main")
     with pytest.raises(UsageError, match=r"WINML_DAG_REMOTE_NAMESPACE is '\.\./main', which is no namespace"):
-        levels()
+        tiers()
 
 
 @pytest.mark.parametrize("variable", ["WINML_DAG_REMOTE_MODE", "WINML_DAG_REMOTE_ACCEPT_UNSIGNED"])
 def test_a_variable_that_means_nothing_is_refused_by_name(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "reed")
     with pytest.raises(UsageError, match=f"{variable} is 'reed'"):
-        levels(urls=("https://a",))
+        tiers(urls=("https://a",))
 
 
 def test_a_mode_without_a_remote_says_that_there_is_none() -> None:
     with pytest.raises(UsageError, match=r"--remote-mode read-write was given, and there is no remote\. Name one"):
-        levels(mode="read-write")
-    assert levels(mode="off") == ()
+        tiers(mode="read-write")
+    assert tiers(mode="off") == ()
 
 
 class TestAFolderThatOnlyTheProjectNames:
@@ -112,44 +112,44 @@ class TestAFolderThatOnlyTheProjectNames:
     ) -> None:
         names(scheme + url.format(up=tmp_path.as_posix(), here=project_file.parent.as_posix()))
         with pytest.raises(UsageError, match=r"winml_dag\.toml.*outside of the project") as raised:
-            levels()
+            tiers()
         assert "config.toml" in raised.value.advice or "user.toml" in raised.value.advice
 
     def test_is_not_written_outside_of_it_either_where_the_mode_is_given_alone(
         self, names: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         names(f"file://{tmp_path.as_posix()}/outside", "read")
-        assert [level.mode for level in levels()] == [Mode.READ]
+        assert [tier.mode for tier in tiers()] == [Mode.READ]
         with pytest.raises(UsageError, match="outside of the project"):
-            levels(mode="read-write")
+            tiers(mode="read-write")
         monkeypatch.setenv("WINML_DAG_REMOTE_MODE", "read-write")
         with pytest.raises(UsageError, match="outside of the project"):
-            levels()
-        assert [level.mode for level in levels(mode="off")] == [Mode.OFF]
+            tiers()
+        assert [tier.mode for tier in tiers(mode="off")] == [Mode.OFF]
 
     @pytest.mark.parametrize("name", ["ac", "cas"])
     def test_is_not_left_by_a_link_in_it(self, names: Callable[..., None], project_file: Path, name: str) -> None:
         names(f"file://{project_file.parent.as_posix()}")
         (project_file.parent / "link").rename(project_file.parent / name)
         with pytest.raises(UsageError, match="outside of the project"):
-            levels()
+            tiers()
 
     def test_is_not_left_by_the_namespace(self, names: Callable[..., None], project_file: Path) -> None:
         names(f"file://{project_file.parent.as_posix()}")
         project_file.write_text(project_file.read_text() + 'namespace = "link"\n')
         with pytest.raises(UsageError, match="outside of the project"):
-            levels()
+            tiers()
 
     def test_is_written_inside_of_it_and_where_the_user_names_it_too(
         self, names: Callable[..., None], tmp_path: Path, project_file: Path, user_file: Path
     ) -> None:
         names(f"file://{project_file.parent.as_posix()}/shared")
-        assert [level.mode for level in levels()] == [Mode.READ_WRITE]
+        assert [tier.mode for tier in tiers()] == [Mode.READ_WRITE]
         outside = f"file://{tmp_path.as_posix()}/outside"
         names(outside)
-        assert [level.url for level in levels(urls=(outside,), mode="read-write")] == [outside]
+        assert [tier.url for tier in tiers(urls=(outside,), mode="read-write")] == [outside]
         user_file.write_text(f'[[remote]]\nurl = "{outside}"\nmode = "read-write"\n')
-        assert [level.mode for level in levels()] == [Mode.READ_WRITE]
+        assert [tier.mode for tier in tiers()] == [Mode.READ_WRITE]
 
 
 class TestTheProject:
@@ -182,35 +182,35 @@ class TestTheProject:
     def test_cannot_say_whom_its_users_believe(self, project_file: Path) -> None:
         project_file.write_text('[[remote]]\nurl = "https://a"\n[signing]\naccept_unsigned = true\n')
         with pytest.raises(UsageError, match="a project comes from whoever wrote it"):
-            levels()
+            tiers()
 
     def test_cannot_take_back_what_its_user_has_said_of_the_same_remote(
         self, user_file: Path, project_file: Path
     ) -> None:
         user_file.write_text('[[remote]]\nurl = "https://a"\nmode = "read"\ntrusted = ["main", "old"]\n')
         project_file.write_text('[[remote]]\nurl = "https://a"\nmode = "read-write"\n')
-        assert levels()[0].mode is Mode.READ
-        assert levels()[0].trusted == {"main", "old"}
+        assert tiers()[0].mode is Mode.READ
+        assert tiers()[0].trusted == {"main", "old"}
         project_file.write_text('[[remote]]\nurl = "https://a"\nmode = "off"\ntrusted = ["main", "theirs"]\n')
-        assert levels()[0].mode is Mode.OFF
-        assert levels()[0].trusted == {"main"}
+        assert tiers()[0].mode is Mode.OFF
+        assert tiers()[0].trusted == {"main"}
         project_file.write_text('[[remote]]\nurl = "https://A/"\nmode = "read-write"\n')
-        assert levels()[0].mode is Mode.READ
+        assert tiers()[0].mode is Mode.READ
         # Nor by omitting the user name.
         user_file.write_text('[[remote]]\nurl = "https://me:secret@a"\n')
-        assert levels()[0].mode is Mode.READ
+        assert tiers()[0].mode is Mode.READ
 
     def test_has_the_token_sent_only_where_its_user_leads_too(
         self, user_file: Path, project_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         user_file.write_text('[[remote]]\nurl = "https://a"\n')
         project_file.write_text('[[remote]]\nurl = "https://A/"\n[[remote]]\nurl = "https://b:8443/cache"\n')
-        assert [level.gets_token for level in levels()] == [True, False]
+        assert [tier.gets_token for tier in tiers()] == [True, False]
         for host in ("b", "B:8443"):
             monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", host)
-            assert [level.gets_token for level in levels()] == [False, True]
+            assert [tier.gets_token for tier in tiers()] == [False, True]
         monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", "b.example.com")
-        assert not any(level.gets_token for level in levels(urls=("https://b", "https://a@b.example.com.c")))
+        assert not any(tier.gets_token for tier in tiers(urls=("https://b", "https://a@b.example.com.c")))
 
     def test_that_says_nothing_names_no_remote(self, project_file: Path) -> None:
         project_file.write_text("# later\n\n")
@@ -244,7 +244,7 @@ class TestTheUser:
     def test_who_misspells_remotes_is_told(self, user_file: Path) -> None:
         user_file.write_text('[[remotes]]\nurl = "https://a"\n')
         with pytest.raises(UsageError, match="remotes: unknown key; did you mean 'remote'"):
-            levels()
+            tiers()
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ class TestTheUser:
 def test_what_a_file_cannot_say_is_refused_with_its_line(text: str, told: str, project_file: Path) -> None:
     project_file.write_text(text)
     with pytest.raises(UsageError) as refused:
-        levels()
+        tiers()
     assert str(project_file) in str(refused.value)
     assert told in str(refused.value)
 
@@ -277,7 +277,7 @@ def test_what_a_file_cannot_say_is_refused_with_its_line(text: str, told: str, p
 def test_a_file_that_cannot_be_read_is_told_of(user_file: Path) -> None:
     user_file.mkdir()
     with pytest.raises(UsageError, match=r"user\.toml cannot be read"):
-        levels()
+        tiers()
 
 
 def test_a_cache_that_was_made_without_a_remote_has_another_in_it_for_builds_with_one(

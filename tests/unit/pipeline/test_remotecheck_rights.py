@@ -8,15 +8,15 @@ import pytest
 from servers.faulty import FaultyServer
 from servers.nginx import nginx_server
 
-from winml_dag.pipeline.remotecheck import check_level
+from winml_dag.pipeline.remotecheck import check_tier
 from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings, open_remote
 
 
 def test_who_may_not_write_is_told_so_also_where_somebody_has_written_before(tmp_path: Path) -> None:
     def may_write(url: str, namespace: str) -> bool:
-        level = TierSettings(url, Mode.READ_WRITE, namespace)
-        settings = RemoteSettings((level,), accept_unsigned=True)
-        findings = list(check_level(level, settings, open_remote(url, namespace), tmp_path))
+        tier = TierSettings(url, Mode.READ_WRITE, namespace)
+        settings = RemoteSettings((tier,), accept_unsigned=True)
+        findings = list(check_tier(tier, settings, open_remote(url, namespace), tmp_path))
         return next(finding.is_well for finding in findings if finding.what == "write")
 
     with nginx_server(tmp_path / "nginx") as nginx:
@@ -29,9 +29,9 @@ def test_who_may_not_write_is_told_so_also_where_somebody_has_written_before(tmp
 def test_that_a_token_is_not_sent_is_told_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with FaultyServer() as server:
 
-        def told(level: TierSettings) -> list[str]:
-            settings = RemoteSettings((level,), accept_unsigned=True)
-            findings = check_level(level, settings, open_remote(server.url), tmp_path)
+        def told(tier: TierSettings) -> list[str]:
+            settings = RemoteSettings((tier,), accept_unsigned=True)
+            findings = check_tier(tier, settings, open_remote(server.url), tmp_path)
             return [finding.advice for finding in findings if not finding.is_well]
 
         assert told(TierSettings(server.url)) == []
@@ -43,8 +43,8 @@ def test_that_a_token_is_not_sent_is_told_where_there_is_one(monkeypatch: pytest
 
 
 def test_who_is_trusted_is_told_where_only_other_keys_are_here(tmp_path: Path) -> None:
-    level = TierSettings(tmp_path.as_uri(), trusted=frozenset({"main"}))
-    settings = RemoteSettings((level,), (SigningKey("pull", bytes(32)),))
-    keys = next(iter(check_level(level, settings, open_remote(level.url), tmp_path)))
+    tier = TierSettings(tmp_path.as_uri(), trusted=frozenset({"main"}))
+    settings = RemoteSettings((tier,), (SigningKey("pull", bytes(32)),))
+    keys = next(iter(check_tier(tier, settings, open_remote(tier.url), tmp_path)))
     assert (keys.what, keys.is_well) == ("keys", False)
     assert keys.text == "It is trusted with main, and here is pull"

@@ -16,7 +16,6 @@ from reproduce_stages import SAYS
 from winml_dag.engine.events import Silent, StageResult
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.plan import source_artifact
 from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage
@@ -25,7 +24,13 @@ from winml_dag.pipeline.assess.reproduce import ReproduceOptions, Reproduction, 
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import STAMP_NS
+from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
+
+
+def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:
+    """Return the content of the files of *source*."""
+    return Artifact.of(fingerprints.entry(file.path, file.name) for file in source.files)
 
 
 class Bench:

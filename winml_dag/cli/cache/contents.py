@@ -114,14 +114,14 @@ def _moved(traffic: Traffic) -> list[str]:
     if traffic == Traffic():
         return []
 
-    def told(records: int, blobs: int, size: int) -> str:
+    def text(records: int, blobs: int, size: int) -> str:
         return f"{counted(records, 'record')}, {counted(blobs, 'blob')} ({size_text(size)})"
 
     asked = traffic.records_found + traffic.records_missed
     lines = [
         f"remote         {counted(traffic.requests, 'request')}; {traffic.records_found} of {asked} records were there",
-        f"  fetched      {told(traffic.records_found, traffic.blobs_fetched, traffic.bytes_fetched)}",
-        f"  put          {told(traffic.records_put, traffic.blobs_put, traffic.bytes_put)}",
+        f"  fetched      {text(traffic.records_found, traffic.blobs_fetched, traffic.bytes_fetched)}",
+        f"  put          {text(traffic.records_put, traffic.blobs_put, traffic.bytes_put)}",
     ]
     if traffic.refused:
         lines.append(f"  refused      {traffic.refused}, which were not believed")
@@ -226,7 +226,7 @@ def _print_record(entry: Entry, missing: list[FileEntry]) -> None:
     echo("outputs")
     for slot, artifact in record.outputs.items():
         for file in artifact.files:
-            told = "  in a remote, not here" if record.origin else "  MISSING or damaged"
-            gone = told if file in missing else ""
+            where = "  in a remote, not here" if record.origin else "  MISSING or damaged"
+            gone = where if file in missing else ""
             echo(f"  {slot}: {file.name}  {size_text(file.size)}  {file.digest}{gone}")
     _section("metrics", _leaves(record.metrics))

@@ -83,8 +83,8 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
         lacking = sum(bool(store.remote_only(record.files())) for record in records.values())
         traffic = store.traffic()
         if format_ == "json":
-            told = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
-            print_object({**told, **traffic_json(traffic)})
+            counts = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
+            print_object({**counts, **traffic_json(traffic)})
         else:
             _tell_of_pull(len(records), to_run, traffic)
         return _code(traffic)
@@ -104,7 +104,7 @@ def _refuse_unwritable(remote: RemoteOptions) -> None:
     from winml_dag.store.remote.settings import Mode
 
     settings, why = settled_remotes(remote)
-    if settings is not None and not any(level.mode is Mode.READ_WRITE for level in settings.levels):
+    if settings is not None and not any(tier.mode is Mode.READ_WRITE for tier in settings.tiers):
         raise UsageError(
             f"No remote may be written. {why}".rstrip(), advice="" if why else "Give --remote-mode read-write."
         )
@@ -218,15 +218,15 @@ def check(format_: str, **options: Any) -> int:
                 "There is no remote to check.",
                 advice="Name one with --remote, WINML_DAG_REMOTE, or in a winml_dag.toml.",
             )
-        found = [(level, _findings(level, settings)) for level in settings.levels]
+        found = [(tier, _findings(tier, settings)) for tier in settings.tiers]
     is_well = all(finding.is_well for _, findings in found for finding in findings)
     if format_ == "json":
-        remotes = [_json(level, findings) for level, findings in found]
+        remotes = [_json(tier, findings) for tier, findings in found]
         print_object({"is_well": is_well, "named_by": named_by(named), "remotes": remotes})
     else:
         echo(f"named by {named_by(named)}")
-        for level, findings in found:
-            _print(level, findings)
+        for tier, findings in found:
+            _print(tier, findings)
     if restricted:
         echo(f"note: {restricted}", err=True)
     return 0 if is_well else 1
@@ -257,22 +257,22 @@ def key(name: str, output: Path | None, format_: str) -> int:
     return 0
 
 
-def _findings(level: TierSettings, settings: RemoteSettings) -> list[Finding]:
-    from winml_dag.pipeline.remotecheck import check_level
+def _findings(tier: TierSettings, settings: RemoteSettings) -> list[Finding]:
+    from winml_dag.pipeline.remotecheck import check_tier
     from winml_dag.store.remote.settings import Mode, open_remote
 
-    if level.mode is Mode.OFF:
+    if tier.mode is Mode.OFF:
         return []
-    opened = open_remote(level.url, level.namespace, gets_token=level.gets_token)
+    opened = open_remote(tier.url, tier.namespace, gets_token=tier.gets_token)
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            return list(check_level(level, settings, opened, Path(scratch)))
+            return list(check_tier(tier, settings, opened, Path(scratch)))
     finally:
         opened.close()
 
 
-def _print(level: TierSettings, findings: list[Finding]) -> None:
-    echo(f"{_called(level)} ({level.mode}{f', namespace {level.namespace}' if level.namespace else ''})")
+def _print(tier: TierSettings, findings: list[Finding]) -> None:
+    echo(f"{_called(tier)} ({tier.mode}{f', namespace {tier.namespace}' if tier.namespace else ''})")
     if not findings:
         echo("  switched off: nothing is asked of it")
     for finding in findings:
@@ -280,11 +280,11 @@ def _print(level: TierSettings, findings: list[Finding]) -> None:
         echo(f"  {'ok' if finding.is_well else 'FAILS':<5}  {finding.what}: {text}")
 
 
-def _json(level: TierSettings, findings: list[Finding]) -> JsonObject:
+def _json(tier: TierSettings, findings: list[Finding]) -> JsonObject:
     return {
-        "url": _called(level),
-        "mode": str(level.mode),
-        "namespace": level.namespace,
+        "url": _called(tier),
+        "mode": str(tier.mode),
+        "namespace": tier.namespace,
         "findings": [_finding_json(finding) for finding in findings],
     }
 
@@ -293,10 +293,10 @@ def _finding_json(finding: Finding) -> Mapping[str, Any]:
     return {"what": finding.what, "is_well": finding.is_well, "text": finding.text, "advice": finding.advice}
 
 
-def _called(level: TierSettings) -> str:
+def _called(tier: TierSettings) -> str:
     from winml_dag.store.remote.settings import shown
 
-    return shown(level.url)
+    return shown(tier.url)
 
 
 def _write(path: Path, line: str) -> None:

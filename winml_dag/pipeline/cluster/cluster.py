@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from distributed import Scheduler, Security, SpecCluster
+from pydantic import ValidationError
 
 from winml_dag import TOOL_ID, __version__
 from winml_dag.engine.execute import LOG_FILE, log_tail, python_path
@@ -30,8 +30,8 @@ from winml_dag.ep.registry import find_ep
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.inputs import Inputs
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environments_of, folder_identity
-from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns
-from winml_dag.pipeline.cluster.workers import Workers, connect, silence
+from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns, Workers, connect
+from winml_dag.pipeline.cluster.worker import silence
 from winml_dag.pipeline.opened import settled_remotes
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote.settings import Mode, RemoteSettings
@@ -64,7 +64,7 @@ class Cluster:
         self._store = folder_identity(store)
         self._function = Store(store).function
         self._settings = settings
-        self.workers = Workers(client, f"winml-dag/{uuid4().hex}", self._read)
+        self.workers = Workers(client, self._read)
         here = Capacity.of_this_machine(options.places, options.memory_bytes)
         self.admission = ClusterAdmission(here, self.workers)
 
@@ -85,8 +85,7 @@ class Cluster:
             store,
             self.workers,
             self.admission,
-            () if self._settings is None else self._settings.levels,
-            scratch,
+            () if self._settings is None else self._settings.tiers,
             timeout_seconds=timeout_seconds,
             rebuild=rebuild,
         )
@@ -95,18 +94,18 @@ class Cluster:
         """The worker at *address* with its report."""
         function = self._function
         try:
-            report = Report.from_text(text)
-        except StageError:
+            report = Report.model_validate_json(text)
+        except ValidationError:
             return Worker(address, NO_REPORT, function, False, "is of another version of winml_dag")
         refusal = ""
-        is_ours = report.store == self._store
+        shares_store = report.store == self._store
         if report.version != __version__:
             refusal = f"has winml_dag {report.version}, not {__version__}"
         elif lacking := [tag for tag in self._options.tags if tag not in report.tags]:
             refusal = f"has no tag {', '.join(lacking)}"
-        elif not is_ours and self._settings is None:
+        elif not shares_store and self._settings is None:
             refusal = "has a cache folder of its own, and there is no remote"
-        return Worker(address, report, function, is_ours, refusal)
+        return Worker(address, report, function, shares_store, refusal)
 
 
 @contextmanager
@@ -168,7 +167,7 @@ def _refuse(where: str, workers: Sequence[Worker], settings: RemoteSettings | No
 
 def require_shared(settings: RemoteSettings | None) -> None:
     """Raise UsageError unless there is a remote through which files can go to other machines."""
-    if settings is None or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
+    if settings is None or not any(tier.mode is Mode.READ_WRITE for tier in settings.tiers):
         raise UsageError(
             "Inputs and outputs go to workers on other machines through a remote, and there is none that this build "
             "may write to.",

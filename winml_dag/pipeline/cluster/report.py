@@ -26,7 +26,6 @@ from winml_dag.ep.availability import installed
 from winml_dag.ep.environments import RemoteEnvironment
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, runtime_builds
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.cluster.order import Text
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.store import Store
@@ -49,12 +48,14 @@ class Installed(BaseModel):
     pools: tuple[str, ...]
 
 
-class Report(Text):
+class Report(BaseModel):
     """The report of a worker.
 
     ``host``: the machine, which several workers may share. ``store``: identity of its cache folder. ``environments``:
     by name; the worker's own has an empty name.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     version: str
     places: int
@@ -172,14 +173,14 @@ class Requirement:
 class Worker:
     """A worker as a build sees it.
 
-    ``refusal``: why the build does not use it at all, as the end of a sentence; empty if it does. ``has_our_store``:
+    ``refusal``: why the build does not use it at all, as the end of a sentence; empty if it does. ``shares_store``:
     whether it uses the build's own cache folder.
     """
 
     address: str
     report: Report
     function: DigestFunction
-    has_our_store: bool
+    shares_store: bool
     refusal: str = ""
 
     @property

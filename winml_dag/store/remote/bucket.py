@@ -1,8 +1,7 @@
 """A remote in a bucket of S3, Azure or Google, or in a shared folder.
 
-Every upload is conditional on nothing being there, where the store supports that. It does not for multipart uploads:
-blobs above 5 GB, and large ones where we may not sign requests. Two machines that upload the same blob at once then
-both do so, with the same bytes.
+Every upload is conditional on nothing being there, except in parts, for blobs above 5 MiB: two machines that upload the
+same blob at once then both do so, with the same bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from http import HTTPStatus
@@ -32,19 +31,13 @@ from winml_dag.store.remote.protocol import (
 )
 
 if TYPE_CHECKING:
-    from obstore import SignCapableStore
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
-    from urllib3 import PoolManager
 
 _PIECE_BYTES = 1 << 20
-# Larger files go to a bucket in one request that obstore only signs. Its own put reads a file into memory, or sends it
-# in parts without a condition and without progress, so that a slow line looks like a dead one.
-_SMALL_BYTES = 256 << 10
-# The limit of S3 and Azure for one request.
-_MOST_STREAMED_BYTES = 5000 << 20
-_SIGNED_FOR = timedelta(hours=1)
+# Larger files get more time: obstore reports no progress within a request or part.
+_QUICK_BYTES = 256 << 10
 _NO_LIMIT = timedelta(days=1)
-# Bounds the memory of a multipart upload. S3 requires parts of at least 5 MiB, and at most 10,000.
+# Larger files go in parts, which bounds memory. S3 requires parts of at least 5 MiB, and at most 10,000.
 _PART_BYTES = 5 << 20
 _PARTS_AT_ONCE = 2
 # A folder yields as much at once as is requested. From a network we take what has arrived, so that a trickle shows.
@@ -60,12 +53,6 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 # Where clients look for credentials last: services of the cloud's own machines.
 _CREDENTIAL_SERVICES = ("/latest/api/token", "/latest/meta-data", "/metadata/identity", "/computeMetadata/")
 
-# Headers of a signed PUT. Google requires conditions to be signed, and obstore signs none.
-_STREAMED_WITH = {
-    "s3": {"If-None-Match": "*"},
-    "az": {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"},
-    "gs": dict[str, str](),
-}
 _CREDENTIALS_IN = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
@@ -78,24 +65,12 @@ _Opener: TypeAlias = "Callable[[int | None], ObjectStore]"
 
 
 class ObjectRemote:
-    """See ``Remote``: what lies below *prefix* of the store that *opener* opens. Large files go in one request that
-    *signer* signs, with these *headers*; without one, in parts.
-    """
+    """See ``Remote``: what lies below *prefix* of the store that *opener* opens."""
 
-    def __init__(
-        self,
-        opener: _Opener,
-        prefix: str,
-        read_bytes: int = 1,
-        signer: SignCapableStore | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, opener: _Opener, prefix: str, read_bytes: int = 1) -> None:
         self._open = opener
         self._prefix = f"{prefix}/" if prefix else ""
         self._read_bytes = read_bytes
-        self._signer = signer
-        self._headers = headers or {}
-        self._pool: PoolManager | None = None
 
     def record(self, key: str) -> bytes | None:
         try:
@@ -121,17 +96,12 @@ class ObjectRemote:
 
     def put(self, digest: str, path: Path, on_progress: Callable[[int], None]) -> bool:
         blob, size = blob_path(digest), path.stat().st_size
-        if size <= _SMALL_BYTES:
+        if size > _QUICK_BYTES and self.has(digest):
+            return False
+        if size <= _PART_BYTES:
             if put := self._create(blob, path.read_bytes()):
                 on_progress(size)
             return put
-        if self.has(digest):
-            return False
-        if size <= _MOST_STREAMED_BYTES and (url := self._signed(blob)) is not None:
-            from winml_dag.store.remote.http import pool_for, put_file
-
-            self._pool = self._pool or pool_for(url)
-            return put_file(self._pool, url, self._headers, path, on_progress)
         with _translated():
             pieces = _pieces(path, on_progress)
             store, name = self._open(size), self._prefix + blob
@@ -139,19 +109,7 @@ class ObjectRemote:
         return True
 
     def close(self) -> None:
-        """obstore closes its own connections by itself."""
-        if self._pool is not None:
-            self._pool.clear()
-
-    def _signed(self, path: str) -> str | None:
-        """The URL to put a file to; None where we may not sign, which requires a permission of its own."""
-        if self._signer is not None:
-            try:
-                with _translated():
-                    return obstore.sign(self._signer, "PUT", self._prefix + path, _SIGNED_FOR)
-            except RemoteError:
-                self._signer = None
-        return None
+        """Does nothing: obstore closes its connections by itself."""
 
     def _create(self, path: str, data: bytes) -> bool:
         with _translated():
@@ -216,12 +174,12 @@ def open_bucket(scheme: str, bucket: str, prefix: str) -> ObjectRemote:
         ) from error
 
     def opener(size: int | None) -> ObjectStore:
-        return quick if size is None or size <= _SMALL_BYTES else patient
+        return quick if size is None or size <= _QUICK_BYTES else patient
 
-    return ObjectRemote(opener, prefix, signer=patient, headers=_STREAMED_WITH[scheme])
+    return ObjectRemote(opener, prefix)
 
 
-def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> SignCapableStore:
+def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> ObjectStore:
     options: ClientConfig = {
         "connect_timeout": timedelta(seconds=ATTEMPT_SECONDS),
         "user_agent": "winml_dag",

@@ -23,7 +23,7 @@ from winml_dag.store.digest import new_hash, split_digest
 from winml_dag.store.files import PARTIAL, in_words, make_writable, partial_in, remove_file, write
 from winml_dag.store.locks import Locks
 from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, Traffic, TrafficCounter
-from winml_dag.store.remote.transfer import RemoteUnavailable, Transfer
+from winml_dag.store.remote.transfer import Pace, RemoteUnavailable, Transfer
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.tier import RemoteTier
@@ -176,14 +176,16 @@ class Downloader:
         if partial.size == partial.file.size and partial.sources:
             return
         pieces = transfer.wait_for(lambda: tier.remote.read(partial.file.digest, partial.size))
+        pace = Pace(tier.reading)
 
         def next_piece() -> bytes | None:
+            began = monotonic()
             piece = next(pieces, None)
             if piece is not None:
                 self._count.add(Traffic(bytes_fetched=len(piece)))
                 if self._on_received is not None:
                     self._on_received(len(piece))
-                transfer.moved(len(piece))
+                pace.moved(len(piece), monotonic() - began)
             return piece
 
         # A piece is received while the last is hashed and written: 300 MiB take 1.4 s, not 2.7 s, on a busy machine.

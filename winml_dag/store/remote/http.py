@@ -67,7 +67,7 @@ class HttpRemote:
         self._url = url.rstrip("/")
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "winml_dag"}
         self._secrets = {"Authorization": authorization} if authorization else {}
-        self._pool = pool_for(url)
+        self._pool = _pool_for(url)
         self._conditions = {"If-None-Match": "*"}
 
     def record(self, key: str) -> bytes | None:
@@ -118,8 +118,11 @@ class HttpRemote:
         """Whether it was stored. *body* returns the pieces, again for each request."""
 
         def send(conditions: Mapping[str, str]) -> int:
-            headers = {**self._headers, **self._secrets, **conditions}
-            return _send(self._pool, f"{self._url}/{path}", headers, body(), size)
+            headers = {**self._headers, **self._secrets, **conditions, "Content-Length": str(size)}
+            headers["Content-Type"] = "application/octet-stream"
+            response = _request(self._pool, "PUT", f"{self._url}/{path}", headers, body(), size)
+            _release(response)
+            return response.status
 
         status = send(self._conditions)
         if self._conditions and status in _NO_CONDITIONS:
@@ -130,7 +133,11 @@ class HttpRemote:
         if status == HTTPStatus.CONFLICT and not self._exists(path):
             error = RemoteError.of_status(status)
             raise RemoteError("forbidden", f"{error.message}, and makes no folders for what is put")
-        return _was_put(status)
+        if status in _EXISTS:
+            return False
+        if not _is_success(status):
+            raise RemoteError.of_status(status)
+        return True
 
     def _get(self, method: str, path: str, more: Mapping[str, str] | None = None) -> BaseHTTPResponse | None:
         """The open response, None when nothing exists at *path*. Raises RemoteError for other statuses but 416.
@@ -188,7 +195,7 @@ class _Body(Iterator[bytes]):
         self._response.close()
 
 
-def pool_for(url: str) -> urllib3.PoolManager:
+def _pool_for(url: str) -> urllib3.PoolManager:
     """Connections to *url*, through a proxy where the environment or the system names one. Certificates are checked.
 
     Raises:
@@ -201,23 +208,6 @@ def pool_for(url: str) -> urllib3.PoolManager:
     through = parse_url(proxy)
     headers = make_headers(proxy_basic_auth=unquote(through.auth)) if through.auth else None
     return urllib3.ProxyManager(proxy, maxsize=_IDLE_CONNECTIONS, proxy_headers=headers, socket_options=_SOCKET_OPTIONS)
-
-
-def put_file(
-    pool: urllib3.PoolManager, url: str, headers: Mapping[str, str], path: Path, on_progress: Callable[[int], None]
-) -> bool:
-    """Put the file at *path* to *url* in one request; return whether it was stored. *on_progress* and errors as of
-    ``Remote.put``.
-    """
-    return _was_put(_send(pool, url, headers, _pieces(path, on_progress), path.stat().st_size))
-
-
-def _send(pool: urllib3.PoolManager, url: str, headers: Mapping[str, str], body: Iterable[bytes], size: int) -> int:
-    """The status of a PUT of *body*, which has *size* bytes."""
-    headers = {**headers, "Content-Length": str(size), "Content-Type": "application/octet-stream"}
-    response = _request(pool, "PUT", url, headers, body, size)
-    _release(response)
-    return response.status
 
 
 def _request(
@@ -247,14 +237,6 @@ def _request(
 
 def _is_success(status: int) -> bool:
     return 200 <= status < 300
-
-
-def _was_put(status: int) -> bool:
-    if status in _EXISTS:
-        return False
-    if not _is_success(status):
-        raise RemoteError.of_status(status)
-    return True
 
 
 def _pieces(path: Path, on_progress: Callable[[int], None]) -> Iterator[bytes]:

@@ -92,12 +92,12 @@ class RemoteSettings:
     """All remotes, the nearest first, and how records are verified.
 
     Attributes:
-        levels: asked in this order.
+        tiers: asked in this order.
         keys: the first signs, all are accepted.
         accept_unsigned: accept unsigned records, for a folder that only its owner writes to.
     """
 
-    levels: tuple[TierSettings, ...]
+    tiers: tuple[TierSettings, ...]
     keys: tuple[SigningKey, ...] = ()
     accept_unsigned: bool = False
 
@@ -243,19 +243,19 @@ def check_keys(settings: RemoteSettings) -> None:
     Raises:
         UsageError: when there are no keys, or none that a remote trusts.
     """
-    for level in settings.levels:
-        if level.mode is Mode.OFF:
+    for tier in settings.tiers:
+        if tier.mode is Mode.OFF:
             continue
-        if level.trusted is not None and not any(key.id in level.trusted for key in settings.keys):
-            trusted = ", ".join(sorted(level.trusted)) or "none"
+        if tier.trusted is not None and not any(key.id in tier.trusted for key in settings.keys):
+            trusted = ", ".join(sorted(tier.trusted)) or "none"
             raise UsageError(
-                f"Of the keys that {shown(level.url)} is trusted with ({trusted}) none is here, so no record from there"
+                f"Of the keys that {shown(tier.url)} is trusted with ({trusted}) none is here, so no record from there"
                 " could be believed.",
                 advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE}, or use --remote-mode off.",
             )
         if not settings.keys and not settings.accept_unsigned:
             raise UsageError(
-                f"There is no key to check the records of {shown(level.url)} with, and nothing unsigned is believed.",
+                f"There is no key to check the records of {shown(tier.url)} with, and nothing unsigned is believed.",
                 advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE} (`winml-dag cache remote key` makes one),"
                 " or use --remote-mode off.",
             )

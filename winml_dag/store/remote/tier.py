@@ -8,8 +8,8 @@ requests of a build do not wait for uploads.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,28 +21,23 @@ from winml_dag.store.quantities import counted
 from winml_dag.store.records import Record
 from winml_dag.store.remote.download import Downloader
 from winml_dag.store.remote.protocol import (
-    ATTEMPT_SECONDS,
-    SETTLING_BYTES_PER_SECOND,
+    PART_SECONDS,
     Remote,
     Traffic,
     TrafficCounter,
 )
 from winml_dag.store.remote.settings import Mode, TierSettings, shown
-from winml_dag.store.remote.transfer import CircuitBreaker, RemoteUnavailable, Transfer, ask_all
+from winml_dag.store.remote.transfer import LEAST_BYTES_PER_SECOND, CircuitBreaker, RemoteUnavailable, Transfer, ask_all
 from winml_dag.store.remote.trust import Refused, Trust
-from winml_dag.store.remote.upload import Uploader
+from winml_dag.store.remote.upload import UPLOADS_AT_ONCE, Uploader
 
 _NOT_READ = "it is left alone for the rest of this run, and what it may have is made here instead"
 _NOT_PUT = "nothing more is put there in this run, what is made stays on this machine"
 # More are only counted: a namespace that was filled without a key has thousands.
-_MOST_TOLD = 3
-# The digest of an empty blob, to probe a tier with: whether it exists does not matter.
-_EMPTY = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+_MOST_WARNINGS = 3
 # Requests and answers are small: their latency is what takes time.
 _REQUESTS_AT_ONCE = 16
 _BLOBS_AT_ONCE = 8
-# Longer than a healthy remote takes to answer, and short compared with the time that a dead one costs.
-_PATIENCE_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -51,29 +46,6 @@ class Tier:
 
     remote: Remote
     settings: TierSettings
-
-
-class _Warnings:
-    """Similar warnings: the first few are shown, the *rest* only counted. Thread-safe."""
-
-    def __init__(self, warn: Callable[[str], None], rest: str) -> None:
-        self._warn = warn
-        self._rest = rest
-        self._number = 0
-        self._lock = threading.Lock()
-
-    def add(self, sentence: str) -> None:
-        with self._lock:
-            self._number += 1
-            is_shown = self._number <= _MOST_TOLD
-        if is_shown:
-            self._warn(sentence)
-
-    def flush(self) -> None:
-        with self._lock:
-            more, self._number = max(0, self._number - _MOST_TOLD), min(self._number, _MOST_TOLD)
-        if more:
-            self._warn(f"Besides, {counted(more, 'record')} {self._rest}.")
 
 
 class RemoteTier:
@@ -89,9 +61,11 @@ class RemoteTier:
         self.reading = CircuitBreaker(self.name, _NOT_READ, count, warn, self.writing)
         self._trust = trust
         self._count = count
-        self._refused = _Warnings(warn, f"of the remote {self.name} had to be refused")
-        self._withheld = _Warnings(warn, f"were not put into the remote {self.name}")
+        self._warn = warn
+        # How many records there were of each sort that the user is warned of.
+        self._records_warned: Counter[str] = Counter()
         self._blobs: dict[str, bool] = {}
+        self._lock = threading.Lock()
 
     def record(self, key: str, transfer: Transfer) -> Record | None:
         """The record of *key*; None if there is none that is trusted, or no answer."""
@@ -107,7 +81,10 @@ class RemoteTier:
         except Refused as refused:
             self._count.add(Traffic(refused=1))
             why = refused.message.rstrip(".")
-            self._refused.add(f"A record in the remote {self.name} is refused ({key[:12]}): {why}.")
+            self._warn_of_record(
+                f"A record in the remote {self.name} is refused ({key[:12]}): {why}.",
+                f"of the remote {self.name} had to be refused",
+            )
             return None
 
     def has(self, digest: str, transfer: Transfer, *, to_put: bool = False) -> bool:
@@ -126,14 +103,13 @@ class RemoteTier:
         """The blob has turned out to be missing."""
         self._blobs[digest] = False
 
-    def probe(self) -> None:
-        """Find out whether the remote answers."""
-        self.has(_EMPTY, Transfer())
-
     def put_blob(self, file: FileEntry, path: Path, transfer: Transfer, on_progress: Callable[[int], None]) -> None:
         """Upload the blob of *file* at *path* unless it exists. *on_progress* gets the sent bytes, and a negative
         number for those of a failed attempt. Raises RemoteUnavailable when the blob does not exist then.
         """
+
+        # Some libraries report no progress, so an upload has a time limit as a whole.
+        seconds = PART_SECONDS + file.size / (LEAST_BYTES_PER_SECOND / UPLOADS_AT_ONCE)
 
         def attempt() -> bool:
             sent = 0
@@ -142,12 +118,10 @@ class RemoteTier:
                 nonlocal sent
                 sent += count
                 on_progress(count)
-                transfer.moved(count)
-                if sent >= file.size:
-                    transfer.allow(ATTEMPT_SECONDS + file.size / SETTLING_BYTES_PER_SECOND)
+                transfer.check()
 
             try:
-                return transfer.wait_for(lambda: self.remote.put(file.digest, path, moved))
+                return transfer.wait_for(lambda: self.remote.put(file.digest, path, moved), seconds)
             except BaseException:
                 on_progress(-sent)
                 raise
@@ -164,7 +138,10 @@ class RemoteTier:
             data = self._trust.sign(record, self.settings.namespace)
         except Refused as refused:
             stage = record.key_inputs.stage
-            self._withheld.add(f"The record of {stage} is not put into the remote {self.name}: {refused}.")
+            self._warn_of_record(
+                f"The record of {stage} is not put into the remote {self.name}: {refused}.",
+                f"were not put into the remote {self.name}",
+            )
             return False
         put = self.writing.ask(transfer, partial(self.remote.put_record, record.cache_key, data))
         if put:
@@ -172,14 +149,23 @@ class RemoteTier:
         return put
 
     def flush_warnings(self) -> None:
-        """Report how many records were refused, and how many not uploaded, beyond those already shown."""
-        self._refused.flush()
-        self._withheld.flush()
+        """Report how many records there were beyond those that were named."""
+        for sort, number in self._records_warned.items():
+            if number > _MOST_WARNINGS:
+                self._warn(f"Besides, {counted(number - _MOST_WARNINGS, 'record')} {sort}.")
+                self._records_warned[sort] = _MOST_WARNINGS
 
     def close(self) -> None:
         self.flush_warnings()
         # Closing connections may hang too, and nothing depends on it.
         threading.Thread(target=self.remote.close, name="remote", daemon=True).start()
+
+    def _warn_of_record(self, sentence: str, sort: str) -> None:
+        with self._lock:
+            self._records_warned[sort] += 1
+            is_shown = self._records_warned[sort] <= _MOST_WARNINGS
+        if is_shown:
+            self._warn(sentence)
 
 
 class Remotes:
@@ -210,8 +196,6 @@ class Remotes:
         self._tiers = [
             RemoteTier(tier, trust, self._count, warn) for tier in tiers if tier.settings.mode is not Mode.OFF
         ]
-        # Tiers that got a request or a probe.
-        self._asked: set[RemoteTier] = set()
         self._downloader = Downloader(blobs, scratch, locks or Locks(scratch), self._count, on_received)
         self._uploader = Uploader(blobs)
 
@@ -225,8 +209,7 @@ class Remotes:
             if not left or tier.reading.is_open:
                 continue
             asked = True
-            with self._probing_next(number):
-                answers = ask_all(tier.record, left, _REQUESTS_AT_ONCE, tier.reading)
+            answers = ask_all(tier.record, left, _REQUESTS_AT_ONCE, tier.reading)
             for record in filter(None, answers):
                 found[record.cache_key] = record
                 # Its blobs are uploaded there when they are fetched.
@@ -241,11 +224,10 @@ class Remotes:
         """Those of *digests* whose blob a remote says it has; each is asked for once in a run."""
         found: set[str] = set()
         left = list(dict.fromkeys(digests))
-        for number, tier in enumerate(self._tiers):
+        for tier in self._tiers:
             if not left:
                 break
-            with self._probing_next(number):
-                answers = ask_all(tier.has, left, _REQUESTS_AT_ONCE, tier.reading)
+            answers = ask_all(tier.has, left, _REQUESTS_AT_ONCE, tier.reading)
             found.update(digest for digest, has in zip(left, answers, strict=True) if has)
             left = [digest for digest in left if digest not in found]
         return found
@@ -292,29 +274,3 @@ class Remotes:
     def _filled_from(self, number: int) -> Iterator[RemoteTier]:
         """The nearer tiers that get a copy of what tier *number* had."""
         return (tier for tier in self._tiers[: max(0, number)] if tier.is_writable and tier.settings.is_back_filled)
-
-    @contextmanager
-    def _probing_next(self, number: int) -> Iterator[None]:
-        """If the first request of the block to tier *number* takes long, probe the tiers after it: dead tiers are found
-        in parallel and cost two seconds together.
-        """
-
-        def probe() -> None:
-            for each in rest:
-                if each not in self._asked:
-                    self._asked.add(each)
-                    with suppress(RuntimeError):  # no more threads
-                        threading.Thread(target=each.probe, name="remote", daemon=True).start()
-
-        tier, rest = self._tiers[number], self._tiers[number + 1 :]
-        is_first = tier not in self._asked
-        self._asked.add(tier)
-        timer = threading.Timer(_PATIENCE_SECONDS, probe)
-        timer.daemon = True
-        if is_first and rest:
-            with suppress(RuntimeError):
-                timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()

@@ -1,9 +1,9 @@
 """Time limits, retries and circuit breakers: a dead or slow remote costs seconds, and never a result.
 
-Threads call remotes directly, and the client libraries limit how long one byte may take. What they do not limit (a
-trickle, a name server, a share that hangs) is limited here: a ``Transfer`` has a deadline that each byte extends, and
-whoever waits for its thread abandons it once that has passed. A ``CircuitBreaker`` opens for the rest of a run when a
-remote does not answer, denies access, or sent wrong content too often.
+Client libraries limit how long one byte may take. What they do not limit (a trickle, a name server, a share that hangs)
+is limited here: each call has a deadline, and whoever waits for its thread abandons it once that has passed. A
+``CircuitBreaker`` opens for the rest of a run when a remote does not answer, denies access, or sent wrong content too
+often.
 """
 
 from __future__ import annotations
@@ -32,19 +32,16 @@ LEAST_BYTES_PER_SECOND = 100_000
 _GRACE_SECONDS = 1.0
 # The longest sleep of a thread that waits for others: on Windows an interrupt does not wake it.
 POLL_SECONDS = 0.2
-# With the pauses between them, each twice as long as the one before, these fill ATTEMPT_SECONDS.
-_ATTEMPTS = 5
-# A slow attempt has taken ATTEMPT_SECONDS by itself.
-_SLOW_COUNTS = 3
-_FIRST_PAUSE_SECONDS = 0.1
-# This many bytes count as an answer: ATTEMPT_SECONDS at the minimum rate.
-_ANSWER_BYTES = int(LEAST_BYTES_PER_SECOND * ATTEMPT_SECONDS)
-# One wrong blob may be an accident on the server's disk, and so may one request that fails while others succeed.
-_MOST_LIES, _MOST_FAILURES = 3, 3
+# Each pause is twice as long as the one before: with the attempts they fill ATTEMPT_SECONDS.
+_PAUSES = (0.1, 0.2, 0.4, 0.8)
+# This much begins the time for retries anew: what the minimum rate moves in an attempt.
+_PROGRESS_BYTES = int(LEAST_BYTES_PER_SECOND * ATTEMPT_SECONDS)
+# One wrong blob may be an accident on the server's disk.
+_MOST_LIES = 3
 
 
 class RemoteUnavailable(Exception):
-    """There is no answer: the remote was given up, or this one request fails."""
+    """There is no answer: the remote was given up, or nobody waits for this request."""
 
 
 class ThreadPool:
@@ -98,43 +95,28 @@ def _resolve(future: Future[T], work: Callable[[], T]) -> None:
 
 
 class Transfer:
-    """The requests of one thread, one after another, and the deadline of the current attempt.
+    """The calls of one thread to a remote, one after another.
 
-    An attempt may take ``ATTEMPT_SECONDS`` without a sign of life. Each byte extends that in proportion to the minimum
-    rate, but never beyond *stock*: a trickle ends as silence does. Only time within :meth:`wait_for` counts, not that
-    of the local disk.
-
-    Args:
-        stock: the most seconds that bytes can add up to, if more than ``ATTEMPT_SECONDS``.
+    Attributes:
+        breaker: that of the remote, once a call was begun.
+        is_cancelled: nobody waits for this thread any more.
     """
 
-    def __init__(self, stock: float = 0) -> None:
-        self._stock = max(stock, ATTEMPT_SECONDS)
-        self._left = self._stock
-        self._deadline = self._hung_after = inf
-        self._breaker: CircuitBreaker | None = None
+    def __init__(self) -> None:
+        self.breaker: CircuitBreaker | None = None
         self.is_cancelled = False
+        self._hung_after = inf
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether an attempt was started."""
-        return self._breaker is not None
-
-    def begin(self, breaker: CircuitBreaker) -> None:
-        """Start an attempt. Raises RemoteUnavailable when none may be made."""
-        self._breaker = breaker
-        self._left = self._stock
-        self._check()
-
-    def wait_for(self, call: Callable[[], T]) -> T:
-        """The result of *call*, which waits for the remote.
+    def wait_for(self, call: Callable[[], T], seconds: float = 0.0) -> T:
+        """The result of *call*, which waits for the remote at most *seconds*, and ``ATTEMPT_SECONDS`` at the least.
 
         Raises:
             RemoteError: also for an unexpected error of a client library: no build fails because of one.
             KeyError: as *call* does.
             RemoteUnavailable: when nobody waits for this thread any more.
         """
-        self._expect_by(monotonic() + self._left)
+        self.check()
+        self._hung_after = monotonic() + max(seconds, ATTEMPT_SECONDS) + _GRACE_SECONDS
         try:
             result = call()
         except (RemoteError, RemoteUnavailable, KeyError):
@@ -142,46 +124,42 @@ class Transfer:
         except Exception as error:
             raise RemoteError("failing", f"cannot be used ({explanation(error)})") from error
         finally:
-            self._left, self._hung_after = self._deadline - monotonic(), inf
-        self._check()
+            self._hung_after = inf
+        self.check()
         return result
 
-    def moved(self, count: int) -> None:
-        """Report *count* transferred bytes, within :meth:`wait_for`, which passes on what this raises.
-
-        Raises:
-            RemoteError: when they took too long.
-            RemoteUnavailable: when nobody waits for this thread any more.
-        """
-        self._check()
-        assert self._breaker is not None
-        now = monotonic()
-        self._expect_by(min(self._deadline + count / self._breaker.least_rate, now + self._stock))
-        if now > self._deadline:
-            raise RemoteError.too_slow()
-        self._breaker.moved(count)
-
-    def allow(self, seconds: float) -> None:
-        """Give the remote *seconds* from now to store what it has received. Called within :meth:`wait_for`."""
-        self._expect_by(max(self._deadline, monotonic() + seconds))
+    def check(self) -> None:
+        """Raise RemoteUnavailable when nobody waits for this thread any more."""
+        if self.is_cancelled or (self.breaker is not None and self.breaker.is_open):
+            raise RemoteUnavailable
 
     def abandon_if_hung(self) -> bool:
         """Give the remote up if this thread hangs in it; return whether it does."""
         if monotonic() <= self._hung_after:
             return False
         self.is_cancelled = True
-        if self._breaker is not None:
-            self._breaker.open(RemoteError.too_slow())
+        if self.breaker is not None:
+            self.breaker.open(RemoteError.too_slow())
         return True
 
-    def _expect_by(self, deadline: float) -> None:
-        self._deadline = deadline
-        # The client library may wait ATTEMPT_SECONDS for the next byte, however little time is left.
-        self._hung_after = max(deadline, monotonic() + ATTEMPT_SECONDS) + _GRACE_SECONDS
 
-    def _check(self) -> None:
-        if self.is_cancelled or (self._breaker is not None and self._breaker.is_open):
-            raise RemoteUnavailable
+class Pace:
+    """The minimum rate of a stream, less in proportion to the number of parallel ones.
+
+    ``ATTEMPT_SECONDS`` without a byte are allowed. Each byte gives time back, but never more than that: a trickle ends
+    as silence does.
+    """
+
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        self._breaker = breaker
+        self._left = ATTEMPT_SECONDS
+
+    def moved(self, count: int, seconds: float) -> None:
+        """*count* bytes took *seconds* to arrive. Raises RemoteError when that is too slow."""
+        rate = LEAST_BYTES_PER_SECOND / max(1, self._breaker.underway)
+        self._left = min(ATTEMPT_SECONDS, self._left - seconds + count / rate)
+        if self._left < 0:
+            raise RemoteError.too_slow()
 
 
 class CircuitBreaker:
@@ -190,6 +168,9 @@ class CircuitBreaker:
     Args:
         consequence: what the user is told when it opens.
         also: opens silently with this one.
+
+    Attributes:
+        underway: the number of current attempts.
     """
 
     def __init__(
@@ -200,6 +181,7 @@ class CircuitBreaker:
         warn: Callable[[str], None],
         also: CircuitBreaker | None = None,
     ) -> None:
+        self.underway = 0
         self._name = name
         self._consequence = consequence
         self._count = count
@@ -208,40 +190,30 @@ class CircuitBreaker:
         self._lock = threading.Lock()
         self._opened = threading.Event()
         self._answered = monotonic()
-        self._underway = self._bytes = self._lies = self._failures = 0
+        self._lies = 0
 
     @property
     def is_open(self) -> bool:
         return self._opened.is_set()
-
-    @property
-    def least_rate(self) -> float:
-        """The minimum rate of each transfer, in bytes per second."""
-        return LEAST_BYTES_PER_SECOND / max(1, self._underway)
-
-    def moved(self, count: int) -> None:
-        with self._lock:
-            self._bytes += count
-            if self._bytes >= _ANSWER_BYTES:
-                self._bytes, self._answered = 0, monotonic()
 
     def ask(self, transfer: Transfer, request: Callable[[], T]) -> T:
         """The answer to *request*. Raises as :meth:`run` does."""
         return self.run(transfer, partial(transfer.wait_for, request))
 
     def run(self, transfer: Transfer, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
-        """The result of *attempt*, retried as long as that makes sense. More *progress* is a reason to go on.
+        """The result of *attempt*, retried for ``ATTEMPT_SECONDS``, which *progress* in bytes begins anew.
 
         Raises:
             KeyError: as *attempt* does.
             RemoteUnavailable: when no retry makes sense.
         """
-        began, failed, before = monotonic(), 0, progress()
+        transfer.breaker = self
+        before, failed, began = progress(), 0, monotonic()
         while True:
-            transfer.begin(self)
+            transfer.check()
             self._count.add(Traffic(requests=1))
             with self._lock:
-                self._underway += 1
+                self.underway += 1
             try:
                 result = attempt()
                 self._answered = monotonic()
@@ -250,18 +222,24 @@ class CircuitBreaker:
                 self._answered = monotonic()
                 raise
             except RemoteError as error:
-                if self.is_open or transfer.is_cancelled:
-                    raise RemoteUnavailable from error
-                if progress() - before >= _ANSWER_BYTES:
-                    failed, before = 0, progress()
-                failed += _SLOW_COUNTS if error.trouble == "slow" else 1
-                if not self._may_retry(error, failed, began):
-                    raise RemoteUnavailable from error
+                transfer.check()
+                if (now := progress()) - before >= _PROGRESS_BYTES:
+                    before, failed, began = now, 0, monotonic()
+                # What was slow is retried only if others are answered: this machine may be overloaded.
+                is_late = monotonic() - max(began, self._answered) >= ATTEMPT_SECONDS
+                if error.trouble == "lying":
+                    self.lied(error.message)
+                elif is_late or failed == len(_PAUSES) or not error.may_pass:
+                    self.open(error)
+                else:
+                    # Half of the pause is random: requests that failed together do not come back together.
+                    self._opened.wait(_PAUSES[failed] * random.uniform(0.5, 1.5))
+                    failed += 1
+                    continue
+                raise RemoteUnavailable from error
             finally:
                 with self._lock:
-                    self._underway -= 1
-            # Half of the pause is random: requests that failed together do not come back together.
-            self._opened.wait(_FIRST_PAUSE_SECONDS * 2 ** (failed - 1) * random.uniform(0.5, 1.5))
+                    self.underway -= 1
 
     def lied(self, what: str) -> None:
         """Refuse *what* the remote did, which no honest one does, with a message. Opens after several times."""
@@ -283,22 +261,6 @@ class CircuitBreaker:
         self._warn(f"The remote {self._name} {error.message.rstrip('.')}: {self._consequence}.")
         if self._also is not None:
             self._also._opened.set()
-
-    def _may_retry(self, error: RemoteError, failed: int, began: float) -> bool:
-        """Whether another attempt makes sense after *failed* ones; if none does, give the remote up, or the request."""
-        if error.trouble == "lying":
-            self.lied(error.message)
-            return False
-        if error.may_pass and monotonic() - max(began, self._answered) < ATTEMPT_SECONDS:
-            if failed < _ATTEMPTS:
-                return True
-            with self._lock:
-                self._failures += 1
-            # Where others get answers meanwhile, it may be this one request that the remote cannot serve.
-            if self._failures < _MOST_FAILURES and self._answered > began:
-                return False
-        self.open(error)
-        return False
 
 
 def ask_all(

@@ -100,7 +100,7 @@ class Maker:
                 texts = {name: value[name] for name in _TEXTS}
                 if all(_is_printable(text, _MOST_CHARACTERS) for text in [*texts.values(), *tools, *tools.values()]):
                     return cls(**cast(dict[str, str], texts), tools=cast(Mapping[str, str], tools))
-        raise StoreError("Who made a record is not told as it should be.")
+        raise StoreError("The maker of a record is not what it should be.")
 
 
 def maker_here(builder: str, *, run: str = "", revision: str = "") -> Maker:
@@ -262,11 +262,11 @@ def _parse(text: bytes) -> JsonObject:
     return cast(JsonObject, value) if isinstance(value, dict) else _refuse("it is no JSON object")
 
 
-def _is_deeper(value: JsonValue, levels: int) -> bool:
+def _is_deeper(value: JsonValue, tiers: int) -> bool:
     if isinstance(value, str) or not isinstance(value, list | dict):
         return False
     within = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(each, levels - 1) for each in within)
+    return tiers == 0 or any(_is_deeper(each, tiers - 1) for each in within)
 
 
 def _check(record: Record, key: str) -> None:
@@ -315,21 +315,21 @@ def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[R
         return environment.get(name, "").strip()
 
     restriction = next((find(variable) for marker, find in _SYSTEMS.items() if variable(marker)), None)
-    if restriction is None or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
+    if restriction is None or not any(tier.mode is Mode.READ_WRITE for tier in settings.tiers):
         return settings, ""
     sentence, pull = restriction
-    levels = tuple(each for level in settings.levels for each in _restrict(level, pull))
-    return replace(settings, levels=levels), sentence
+    tiers = tuple(each for tier in settings.tiers for each in _restrict(tier, pull))
+    return replace(settings, tiers=tiers), sentence
 
 
-def _restrict(level: TierSettings, pull: int | None) -> tuple[TierSettings, ...]:
-    if level.mode is not Mode.READ_WRITE:
-        return (level,)
-    shared = replace(level, mode=Mode.READ)
+def _restrict(tier: TierSettings, pull: int | None) -> tuple[TierSettings, ...]:
+    if tier.mode is not Mode.READ_WRITE:
+        return (tier,)
+    shared = replace(tier, mode=Mode.READ)
     if pull is None:
         return (shared,)
     # Its own is asked first: it has what the pull request changed. What is shared already is not copied there.
-    own = replace(level, namespace=f"{_PULL}/{pull}", trusted=None, is_back_filled=False)
+    own = replace(tier, namespace=f"{_PULL}/{pull}", trusted=None, is_back_filled=False)
     return own, shared
 
 

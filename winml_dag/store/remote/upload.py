@@ -18,7 +18,6 @@ from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.records import Record
-from winml_dag.store.remote.protocol import PART_SECONDS
 from winml_dag.store.remote.transfer import POLL_SECONDS, RemoteUnavailable, ThreadPool, Transfer
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 # Each reads its file in small pieces, so this bounds memory as well. A record waits in a thread for its blobs, whose
 # uploads have all started before: the pool is a queue.
-_UPLOADS_AT_ONCE = 8
+UPLOADS_AT_ONCE = 8
 
 
 class Uploader:
@@ -35,7 +34,7 @@ class Uploader:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         # One for each tier: the threads of one that hangs are lost.
-        self._pools: defaultdict[RemoteTier, ThreadPool] = defaultdict(partial(ThreadPool, _UPLOADS_AT_ONCE))
+        self._pools: defaultdict[RemoteTier, ThreadPool] = defaultdict(partial(ThreadPool, UPLOADS_AT_ONCE))
         # Reentrant: where the system has no more threads, the caller does the work itself.
         self._lock = threading.RLock()
         # Whether each blob exists there, by tier and digest.
@@ -75,7 +74,7 @@ class Uploader:
             wait(underway, POLL_SECONDS)
             for future, (tier, transfer) in underway.items():
                 # All threads may hang, and then nothing else begins.
-                if transfer.abandon_if_hung() or (tier.writing.is_open and not transfer.has_begun):
+                if transfer.abandon_if_hung() or (tier.writing.is_open and transfer.breaker is None):
                     _abandon(future)
 
     def close(self) -> None:
@@ -88,8 +87,7 @@ class Uploader:
             _abandon(future)
 
     def _start(self, tier: RemoteTier, work: Callable[[Transfer], bool]) -> Future[bool]:
-        # Some libraries do not report progress within a part.
-        transfer = Transfer(PART_SECONDS)
+        transfer = Transfer()
 
         def attempt() -> bool:
             try:

@@ -13,5 +13,5 @@ from winml_dag.store.remote import transfer
 def _short_pauses() -> Iterator[None]:
     """Retry at once; these tests have no server that needs time to recover."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "_FIRST_PAUSE_SECONDS", 0.0001)
+        patch.setattr(transfer, "_PAUSES", (0.001,) * 4)
         yield

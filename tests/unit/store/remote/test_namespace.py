@@ -61,7 +61,7 @@ def test_a_pull_request_writes_its_own_namespace_only(environment: dict[str, str
     bounded, said = allowed(SETTINGS, environment)
 
     own = TierSettings("https://team", Mode.READ_WRITE, "pull/12", None, is_back_filled=False)
-    assert bounded.levels == (own, replace(MAIN, mode=Mode.READ), COMPANY)
+    assert bounded.tiers == (own, replace(MAIN, mode=Mode.READ), COMPANY)
     assert said == "This is pull request 12: what it makes is put into the namespace pull/12 only."
 
 
@@ -89,16 +89,16 @@ def test_a_pull_request_gets_no_more_than_is_configured(environment: dict[str, s
 def test_a_run_whose_code_may_be_anybodys_writes_nothing(changed: dict[str, str]) -> None:
     bounded, said = allowed(SETTINGS, GITHUB | changed)
 
-    assert [level.mode for level in bounded.levels] == [Mode.READ, Mode.READ]
+    assert [tier.mode for tier in bounded.tiers] == [Mode.READ, Mode.READ]
     assert "nothing is put into remotes" in said
 
 
 def test_other_branches_than_main_write_nothing_where_ci_does_not_know_of_protection() -> None:
     feature = AZURE | {"BUILD_SOURCEBRANCH": "refs/heads/feature"}
 
-    assert allowed(SETTINGS, feature)[0].levels[0].mode is Mode.READ
+    assert allowed(SETTINGS, feature)[0].tiers[0].mode is Mode.READ
     assert allowed(SETTINGS, feature)[1].startswith("The branch feature is not known to be protected")
-    assert allowed(SETTINGS, GITLAB | {"CI_COMMIT_REF_PROTECTED": "false"})[0].levels[0].mode is Mode.READ
+    assert allowed(SETTINGS, GITLAB | {"CI_COMMIT_REF_PROTECTED": "false"})[0].tiers[0].mode is Mode.READ
 
 
 def test_branches_that_may_write_can_be_named_and_no_pull_request_becomes_one() -> None:
@@ -106,7 +106,7 @@ def test_branches_that_may_write_can_be_named_and_no_pull_request_becomes_one() 
     named = {"WINML_DAG_REMOTE_BRANCHES": "main, release/*"}
 
     assert allowed(SETTINGS, unprotected | named) == (SETTINGS, "")
-    assert allowed(SETTINGS, GITHUB | {"WINML_DAG_REMOTE_BRANCHES": "stable"})[0].levels[0].mode is Mode.READ
-    assert allowed(SETTINGS, GITHUB_PULL | {"WINML_DAG_REMOTE_BRANCHES": "*"})[0].levels[0].namespace == "pull/12"
+    assert allowed(SETTINGS, GITHUB | {"WINML_DAG_REMOTE_BRANCHES": "stable"})[0].tiers[0].mode is Mode.READ
+    assert allowed(SETTINGS, GITHUB_PULL | {"WINML_DAG_REMOTE_BRANCHES": "*"})[0].tiers[0].namespace == "pull/12"
     target = GITHUB | {"GITHUB_EVENT_NAME": "pull_request_target", "WINML_DAG_REMOTE_BRANCHES": "*"}
-    assert allowed(SETTINGS, target)[0].levels[0].mode is Mode.READ
+    assert allowed(SETTINGS, target)[0].tiers[0].mode is Mode.READ

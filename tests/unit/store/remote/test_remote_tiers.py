@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from remote_samples import KEYS, TRUST, Machine, ScriptedRemote, digest_of, entry, in_background, record_of
-from servers.faulty import Fault, FaultyServer
+from remote_samples import KEYS, TRUST, Machine, ScriptedRemote, digest_of, entry, record_of
 from servers.memory import MemoryRemote
 
 from winml_dag.store.remote.protocol import Remote, Traffic
-from winml_dag.store.remote.settings import Mode, SigningKey, open_remote
+from winml_dag.store.remote.settings import Mode, SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
 
 COLLEAGUE = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0", host="Windows ARM64"))
@@ -144,28 +142,6 @@ def test_one_level_in_trouble_costs_the_others_nothing(tmp_path: Path, trouble: 
     assert here.said[0].endswith(
         "it is left alone for the rest of this run, and what it may have is made here instead."
     )
-
-
-def test_tiers_that_are_dead_are_found_side_by_side(tmp_path: Path) -> None:
-    with ExitStack() as running:
-        silent = [running.enter_context(FaultyServer()) for _ in range(3)]
-        for server in silent:
-            server.switch_on(Fault.SILENT)
-        here = machine(tmp_path, *(open_remote(server.url) for server in silent))
-        asked = in_background(lambda: here.remotes.records([KEYS[0]]))
-        for server in silent:
-            server.wait_until_begun(1)
-        # Farther remotes are probed before the first one's time is used up.
-        assert not asked.done()
-        assert asked.result(30) == {}
-    assert len(here.said) == here.remotes.traffic().left_alone == 3
-
-
-def test_a_level_that_answers_at_once_has_none_behind_it_tried(tmp_path: Path) -> None:
-    near, far = remote_with(KEYS[0]), remote_with(KEYS[1])
-    here = machine(tmp_path, near, far)
-    here.remotes.records([KEYS[0]])
-    assert far.calls == []
 
 
 def test_a_record_that_never_ends_is_a_lie(tmp_path: Path) -> None:

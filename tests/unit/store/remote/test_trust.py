@@ -203,7 +203,7 @@ MALICE: dict[str, tuple[Callable[[dict[str, JsonValue]], object], str]] = {
     "a made-up origin": (lambda body: body["record"].update(origin={"signed_by": "ours"}), "itself where"),  # type: ignore[union-attr]
     "a pickle": (lambda body: body.update(record=base64.b64encode(b"\x80\x04cos\nsystem\n").decode()), "malformed"),
     "one field more": (lambda body: body.update(more=1), "fields are not those"),
-    "a maker that clears the screen": (lambda body: body["maker"].update(run="\x1b[2J"), "Who made a record"),  # type: ignore[union-attr]
+    "a maker that clears the screen": (lambda body: body["maker"].update(run="\x1b[2J"), "maker of a record"),  # type: ignore[union-attr]
     "a date that clears the screen": (lambda body: body["record"].update(made_at="\x1b[2J"), "cannot be shown"),  # type: ignore[union-attr]
     "a bomb of nesting": (lambda body: body["record"].update(metrics=nested(100)), "not JSON as we write it"),  # type: ignore[union-attr]
     "time that runs backwards": (lambda body: body["record"].update(elapsed_seconds=-1.0), "less than no time"),  # type: ignore[union-attr]
@@ -310,5 +310,5 @@ def test_a_run_whose_address_cannot_be_shown_is_not_named(address: str) -> None:
     ids=lambda changed: str(changed)[:20],
 )
 def test_what_is_told_in_another_way_is_refused(changed: dict[str, object]) -> None:
-    with pytest.raises(StoreError, match="Who made a record"):
+    with pytest.raises(StoreError, match="maker of a record"):
         Maker.from_json({**Maker("x").to_json(), **changed})  # type: ignore[dict-item]

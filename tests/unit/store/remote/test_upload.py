@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from remote_samples import KEYS, TRUST, Machine, ScriptedRemote, digest_of, entry
 from servers.memory import MemoryRemote
 
-from winml_dag.store.remote import transfer, upload
+from winml_dag.store.remote import tier, transfer
 from winml_dag.store.remote.protocol import RemoteError
 from winml_dag.store.remote.settings import Mode
 
@@ -192,7 +192,7 @@ def test_a_remote_that_hangs_is_not_waited_for_at_the_end_of_a_build(
     """As in a network share, where no client library has a timeout."""
     monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.05)
     monkeypatch.setattr(transfer, "_GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(upload, "PART_SECONDS", 0.05)
+    monkeypatch.setattr(tier, "PART_SECONDS", 0.05)
     remote, until = ScriptedRemote(), threading.Event()
     remote.hang(method, threading.Semaphore(0), until)
     here = Machine(tmp_path / "cache", remote)
