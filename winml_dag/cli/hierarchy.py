@@ -13,7 +13,7 @@ from winml_dag.errors import InputError
 from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.hierarchy import Module, alike, module_tree
-from winml_dag.pipeline.assess.modelfile import model_file
+from winml_dag.pipeline.assess.builtmodel import model_file
 from winml_dag.pipeline.layout import EXPORTED, HIERARCHY, MODEL, OPTIMIZED, QUANTIZED
 
 _INDENT = "  "
