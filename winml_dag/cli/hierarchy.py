@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.described import plain
+from winml_dag.cli.inspect import plain
 from winml_dag.errors import InputError
 from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.graphfile import read_model

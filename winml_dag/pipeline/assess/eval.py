@@ -23,7 +23,7 @@ from winml_dag.pipeline.assess.builtmodel import (
     processor_of,
     reference_at,
 )
-from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.calibration import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
@@ -98,12 +98,9 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True)
-class EvaluationPlan:
+class EvaluationPlan(AssessmentPlan):
     """An evaluation ready to run. ``notices``: what the user should know about it, a sentence each."""
 
-    measurement: MeasurementGraph
-    built: BuiltModel
-    target: Target
     task: str | None
     reference: OnnxFile | StoredModel | None
     notices: tuple[str, ...]

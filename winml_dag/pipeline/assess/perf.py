@@ -18,7 +18,7 @@ from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorS
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, options_on
 from winml_dag.pipeline.assess.host import Host
-from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.recipe.schema import Perf
 from winml_dag.stages import kinds
@@ -62,17 +62,14 @@ class PerfRequest:
 
 
 @dataclass(frozen=True)
-class PerfPlan:
+class PerfPlan(AssessmentPlan):
     """A measurement ready to run, and what it measures.
 
     ``precision``: that of the build, else the one found in the model; empty if neither is available. ``draws``: whether
     it outputs a picture.
     """
 
-    measurement: MeasurementGraph
-    built: BuiltModel
     precision: str
-    target: Target
     baseline: OnnxFile | None
     draws: bool
 
@@ -144,7 +141,7 @@ def plan_perf(built: BuiltModel, request: PerfRequest, host: Host, fingerprints:
     # The scope includes the target: a comparison across providers would list too many differences.
     scope = f"perf {built.model.path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), fingerprints, scope)
-    return PerfPlan(planned, built, precision, target, baseline, draws)
+    return PerfPlan(planned, built, target, precision, baseline, draws)
 
 
 def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObject:
