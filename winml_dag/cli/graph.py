@@ -151,7 +151,7 @@ def _write(path: Path, builds: Sequence[ForeseenBuild], notices: Sequence[str], 
     view = view_of(builds, notices)
     made = f"Planned {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by winml_dag {__version__}."
     with in_words(f"Cannot write {path}"):
-        write_whole(path, graph_html(view, title, made).encode("ascii"))
+        write_whole(path, graph_html(view, title, made, path).encode("ascii"))
     echo(f"{summary(view)}\nWrote {path}.")
 
 

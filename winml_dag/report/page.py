@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult, StageRun
 from winml_dag.report.compare import Comparison
 from winml_dag.report.measures import MEASURES
-from winml_dag.report.onefile import PAGES, PageKind, as_data, escaped, page_of
+from winml_dag.report.onefile import PAGES, PageKind, as_data, escaped, link_beside, page_of
 from winml_dag.report.row import Report, Row
 from winml_dag.store.quantities import size_text
 
@@ -42,13 +43,14 @@ _SCRIPTS = (
 REPORT_PAGE = PageKind("winml-dag report", PAGES / "report", _STYLES, _SCRIPTS)
 
 
-def html_of(report: Report, comparison: Comparison | None = None) -> str:
-    """Return the whole page, in ASCII, which is valid in any encoding."""
+def html_of(report: Report, comparison: Comparison | None = None, path: Path | None = None) -> str:
+    """Return the whole page, in ASCII, which is valid in any encoding. *path*: where it goes, to link other pages."""
     sentences = answers(report, comparison)
     return page_of(
         REPORT_PAGE,
         about=("description", escaped(" ".join(sentences))),
         title=escaped(report.name),
+        links=link_beside(path, "graph.html", "Graph of the stages"),
         answer="".join(f'<p dir="auto">{escaped(sentence)}</p>' for sentence in sentences),
         content=as_data(content_of(report, comparison)),
     )

@@ -112,3 +112,37 @@ function changesOfCell(row) {
     el("table", {}, el("thead", {}, el("tr", {}, ...["Measure", "Then", "Now", "Difference", "Allowed", "Verdict"].map((text) => el("th", { scope: "col", text })))),
       el("tbody", {}, ...changes.map((/** @type {any} */ change) => el("tr", {}, ...changeCells(change)))))))];
 }
+
+/** Two builds of this report beside each other: what differs in recipe, stages and figures. @returns {HTMLElement | null} */
+function sideBySide() {
+  if (rows.length < 2) return null;
+  const two = [rows.find((row) => (row.winner_of || []).length) || rows[0]];
+  two.push(/** @type {Row} */ (rows.find((row) => row !== two[0] && row.model === two[0].model) || rows.find((row) => row !== two[0])));
+  const table = el("table", { class: "beside" });
+  const draw = () => {
+    table.replaceChildren(el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "Differs" }), ...two.map((row) => el("th", { scope: "col" }, path(row.name))))),
+      el("tbody", {}, ...differences(two).map(([label, ...texts]) => el("tr", {}, el("th", { scope: "row" }, own(label)), ...texts.map((text) => el("td", {}, el("span", { class: "words" }, own(text))))))));
+    labelled(table);
+  };
+  const choosers = ["Build", "Beside it"].map((label, place) => chooser(label, rows.map((row) => /** @type {[string, string]} */ ([row.name, row.name])), two[place].name,
+    (name) => { two[place] = /** @type {Row} */ (rowsByName.get(name)); draw(); }));
+  draw();
+  return section("beside", "Two builds side by side", el("div", { class: "controls" }, ...choosers), scroller("Two builds side by side", table));
+}
+
+/** Every column and every stage in which the builds differ, with a text per build. @param {Row[]} two @returns {string[][]} */
+function differences(two) {
+  const columns = COLUMNS.filter((one) => one.id !== "name").map((one) => [fullLabel(one), ...two.map((row) => textOf(one, row))]);
+  const stages = two.map((row) => new Map(row.stages.map((/** @type {any} */ stage) => [stage.id, stage])));
+  const ids = [...new Set(stages.flatMap((some) => [...some.keys()]))];
+  const ofStages = ids.filter((id) => stages[0].get(id)?.cache_key !== stages[1].get(id)?.cache_key)
+    .map((id) => [`Stage ${id}`, ...stages.map((some) => stageText(some.get(id)))]);
+  return [...columns.filter(([, one, other]) => one !== other), ...ofStages];
+}
+
+/** @param {any} stage */
+function stageText(stage) {
+  if (!stage) return NONE;
+  const time = stage.made_in_seconds ?? stage.elapsed_seconds;
+  return [STAGE_WORDS[stage.status] || stage.status, time ? seconds(time) : "", stage.cache_key ? stage.cache_key.slice(0, 12) : stage.reason].filter(Boolean).join(", ");
+}

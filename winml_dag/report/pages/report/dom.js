@@ -41,7 +41,18 @@ function section(id, title, ...children) {
  * @param {...Child} children
  */
 function scroller(label, ...children) {
+  for (const child of children) labelled(child);
   return el("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": label }, ...children);
+}
+
+/** Gives each cell the heading of its column, which narrow windows show beside it. @param {any} table */
+function labelled(table) {
+  const headings = [...table.querySelectorAll("thead tr:last-child th")].map((one) => one.textContent);
+  for (const line of table.querySelectorAll("tbody tr")) {
+    // A heading of several lines is only in the first of them.
+    const offset = headings.length - [...line.cells].reduce((sum, cell) => sum + cell.colSpan, 0);
+    [...line.cells].forEach((cell, place) => cell.dataset.label ??= headings[place + offset] || "");
+  }
 }
 
 /**

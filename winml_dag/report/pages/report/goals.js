@@ -8,7 +8,7 @@ function goals() {
     el("thead", {}, el("tr", {}, ...["For", "Wanted", "Winner", "Its figures", "Put into"].map((text) => el("th", { scope: "col", text })))),
     el("tbody", {}, ...all.map(goalLine)));
   return section("goals", "Goals", scroller("Winners", table),
-    el("details", { open: all.length <= 3 }, el("summary", { text: "All candidates, and what ruled them out" }), ...all.map(candidates)));
+    el("details", {}, el("summary", { text: "All candidates, and what ruled them out" }), ...all.map(candidates)));
 }
 
 /** @param {any} goal */
@@ -75,7 +75,13 @@ function searched(search) {
 function verdictOn(candidate, goal) {
   if (candidate.cell === goal.winner) return el("strong", {}, glyph("\u2605 "), "winner");
   if (candidate.why) return el("span", {}, "ruled out: ", own(candidate.why));
-  return el("span", { text: goal.winner ? `meets the bounds, but its ${goal.minimize} is no less than the winner's` : "meets the bounds" });
+  const best = (goal.candidates || []).find((/** @type {any} */ one) => one.cell === goal.winner);
+  const [ours, least] = [candidate, best].map((one) => number(one?.values?.[goal.minimize]));
+  if (!goal.winner || ours === null || least === null) return el("span", { text: "meets the bounds" });
+  const texts = [ours, least].map((value) => measureText(goal.minimize, value));
+  if (texts[0] === texts[1]) return el("span", { text: `equal to the winner: ${texts[0]}` });
+  const word = { size: "larger", latency: "slower", peak_memory: "larger" }[/** @type {string} */ (goal.minimize)] || "more";
+  return el("span", { text: `${word} than the winner: ${texts[0]} against ${texts[1]}` });
 }
 
 /** @param {Row} row @returns {HTMLElement[]} */

@@ -47,7 +47,7 @@ function drawHeat(table, state) {
       el("tr", {}, ...targets.flatMap((one) => /** @type {string[]} */ (precisions.get(one)).map((precision, place) =>
         el("th", { scope: "col", class: place === 0 ? "group" : null }, own(precision || NONE)))))),
     el("tbody", {}, ...lines.map((line) => el("tr", {}, el("th", { scope: "row", class: line.label.length < SHORT / 2 ? "short" : null }, own(line.label)),
-      ...columns.map((key) => heatCell(line.cells.get(key), state.measure, scales.get(line)))))));
+      ...columns.map((key) => heatCell(key, line.cells.get(key), state.measure, scales.get(line)))))));
   const links = [...table.querySelectorAll("tbody a")];
   roving(table, links, (from, key) => neighbour(links, from, key));
 }
@@ -125,13 +125,13 @@ function step(value, scale, measure) {
   return Math.max(0, Math.min(STEPS - 1, Math.floor(good * STEPS)));
 }
 
-/** @param {Row[] | undefined} several @param {string} id of a measure @param {Scale | undefined} scale */
-function heatCell(several, id, scale) {
+/** @param {string} key @param {Row[] | undefined} several @param {string} id of a measure @param {Scale | undefined} scale */
+function heatCell(key, several, id, scale) {
   if (!several) return withTooltip(el("td", { class: "absent" }, glyph("\u00B7"), unseen("not in the sweep")), () => [["Not in the sweep."]]);
   const row = foremost(several);
   const measure = columnsById.get(id);
   const value = measure && id !== "status" ? measure.value(row) : null;
-  const cell = el("td", { class: heatClass(row, value, measure, scale) },
+  const cell = el("td", { class: heatClass(row, value, measure, scale), "data-label": JSON.parse(key).join(" ") },
     el("a", { href: addressOf(row) }, ...heatText(row, value, measure),
       trialMark(row) !== "" && el("small", { text: ` ${trialMark(row)}` }), several.length > 1 && el("small", { text: ` +${several.length - 1}` })));
   const why = isThere(row) && value === null && measure && id !== "status" ? [[whyMissing(row, measure.part)]] : [];

@@ -1,7 +1,7 @@
 // Routing: the fragment after # selects the page, so that links and the back button work.
 
 /** The cell that was shown last, and the scroll position of the overview before. */
-const lastCell = { scrolled: 0, from: "" };
+const lastCell = { scrolled: 0, from: "", link: /** @type {any} */ (null) };
 
 function route() {
   hideTooltip();
@@ -35,7 +35,9 @@ function showCell(hash) {
 /** Runs before the address changes: afterwards the browser may have scrolled already. @param {MouseEvent} event */
 function rememberPlace(event) {
   const link = event.target instanceof Element && event.target.closest("a[href^='#cell/']");
-  if (link && !byId("overview").hidden) lastCell.scrolled = window.scrollY;
+  if (!link || byId("overview").hidden) return;
+  lastCell.scrolled = window.scrollY;
+  lastCell.link = link;
 }
 
 /** @param {string} text */
@@ -50,13 +52,12 @@ function decoded(text) {
 /** Restore the scroll position, and focus the link that was followed. @param {string} hash */
 function returnTo(hash) {
   window.scrollTo(0, lastCell.scrolled);
-  const links = [...byId("overview").querySelectorAll("a")].filter((link) => link.getAttribute("href") === hash);
-  (links.find((link) => link.getAttribute("tabindex") === "0") || links[0])?.focus({ preventScroll: true });
+  if (lastCell.link?.getAttribute("href") === hash) lastCell.link.focus({ preventScroll: true });
 }
 
 function origin() {
   const host = Object.entries(report.host || {}).map(([name, value]) => `${name} ${value}`).join(", ");
-  const texts = [report.began_at ? `Built ${moment(report.began_at)}` : "", `told ${moment(report.made_at)}`, (report.subjects || []).join(", "), host].filter(Boolean);
+  const texts = [report.began_at ? `Built ${moment(report.began_at)}` : "", `reported ${moment(report.made_at)}`, (report.subjects || []).join(", "), host].filter(Boolean);
   byId("origin").replaceChildren(...texts.map((text) => el("span", {}, own(text))));
   byId("footer").replaceChildren(el("p", { text: ["winml_dag", report.made_by || ""].filter((text, place) => place === 1 || !(report.made_by || "").startsWith("winml_dag")).join(" ").trim() }));
 }

@@ -2,7 +2,7 @@
 
 /** @returns {HTMLElement[]} */
 function overview() {
-  const parts = rows.length === 0 ? [] : [comparison(), goals(), heatMap(), plots(), buildTable(), work()];
+  const parts = rows.length === 0 ? [] : [comparison(), goals(), heatMap(), plots(), buildTable(), sideBySide(), work()];
   const shown = /** @type {HTMLElement[]} */ (parts.filter(Boolean));
   return [totals(), ...(report.notices || []).map((/** @type {string} */ text) => el("p", { class: "notice" }, own(text))), contents(shown), ...shown];
 }
@@ -35,6 +35,7 @@ function work() {
   if (!graph.stages) return null;
   const list = (/** @type {Record<string, number>} */ some = {}) => Object.entries(some).map(([name, count]) => `${name} ${whole(count)}`).join(", ");
   return section("work", "The work",
+    el("p", { class: "note", text: "Time counts from the start of the run to its end, with measuring: after all builds, perf runs one model at a time, so that nothing disturbs it. Work adds up the stages, several of which run at a time." }),
     definitions([["Builds in one graph", graph.builds && whole(graph.builds)],
       ["Stages", graph.stages_apart ? `${whole(graph.stages)}; each build by itself would have had ${whole(graph.stages_apart)}` : whole(graph.stages)],
       ["Of each kind", list(graph.by_stage)], ["What became of them", list(graph.by_status)],

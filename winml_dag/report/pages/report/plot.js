@@ -1,6 +1,6 @@
 // The trade-offs: size and latency against quality, a point per build, the front as a line.
 
-const EDGE = { top: 14, right: 18, bottom: 44, left: 64 };
+const EDGE = { top: 14, right: 18, bottom: 44, left: 82 };
 const MARK = 6;
 
 /** @returns {HTMLElement | null} null if nothing was measured */
@@ -176,11 +176,11 @@ function shape(place, x, y, r) {
 function labels(points, onFront, across, up, width) {
   /** @type {number[][]} */
   const taken = points.map((point) => [across.at(point.x) - MARK, up.at(point.y) - MARK, across.at(point.x) + MARK, up.at(point.y) + MARK]);
-  const severalModels = grouped(points).size > 1;
+  const severalModels = grouped(points).size > 1, severalTargets = new Set(points.map((point) => target(point.row))).size > 1;
   return inReadingOrder(points).filter((point) => onFront.has(point.row)).flatMap((point) => {
-    const choice = point.row.precision + trialMark(point.row);
+    const choice = [severalTargets && target(point.row), point.row.precision + trialMark(point.row)].filter(Boolean).join(" ");
     const text = severalModels ? `${point.row.model} ${choice}` : choice;
-    const short = text.length > 24 ? `${text.slice(0, 23)}\u2026` : text;
+    const short = text.length > 30 ? `${text.slice(0, 29)}\u2026` : text;
     const place = freePlace(across.at(point.x), up.at(point.y), short.length * 6.6, taken, width);
     return place ? [svg("text", { class: "name", x: place[0], y: place[1], "aria-hidden": "true", direction: "ltr", text: short })] : [];
   });

@@ -87,6 +87,7 @@ function drawTable(table, state, sort) {
     el("caption", { class: "unseen", text: "All builds. A heading is a button that sorts by its column." }),
     el("thead", {}, el("tr", {}, ...headings)), el("tbody"));
   sortLines(table, state, lines);
+  labelled(table);
   return lines;
 }
 

@@ -43,7 +43,7 @@ function stageLine(stage, scale) {
     el("td", {}, stageMark(stage.status), shared, made && el("div", { class: "small" }, own(`made ${made}`))),
     el("td", { class: "number", text: stageTime(stage) }),
     el("td", { class: "bars" }, stageBar(stage, scale)),
-    el("td", {}, el("span", { class: "words" }, own(stage.reason || NONE))),
+    el("td", {}, el("span", { class: "words" }, own(moment(stage.reason || NONE)))),
     el("td", { class: "number", text: stage.peak_memory_bytes ? size(stage.peak_memory_bytes) : NONE }),
     el("td", {}, stage.cache_key ? withTooltip(el("code", { class: "key", text: stage.cache_key }), () => [[stage.cache_key]]) : NONE));
 }

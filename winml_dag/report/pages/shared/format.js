@@ -62,7 +62,7 @@ function counted(count, noun) {
   return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-/** A time without seconds. @param {string} [text] */
+/** Times in a text as ``2026-11-22 10:46 UTC``. @param {string} [text] */
 function moment(text = "") {
-  return text.replace(/(T\d\d:\d\d):\d\d(\.\d+)?/, "$1").replace("T", " ").replace(/(\+00:00|Z)$/, " UTC");
+  return text.replace(/(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)?(\.\d+)?(\+00:00|Z)/g, "$1 $2 UTC");
 }
