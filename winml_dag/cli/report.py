@@ -6,19 +6,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, plain
+from winml_dag.cli import echo, errors_as_object, plain
 from winml_dag.cli.options import FILE, TEXT, format_option
-from winml_dag.errors import StageError, UsageError, WinmlDagError
+from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from winml_dag.report.compare import Comparison
     from winml_dag.report.row import Report
     from winml_dag.report.table import Line
@@ -61,7 +58,7 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
     winml-dag report out --sort latency --filter model=bert
     winml-dag report out --against main/report.json --bound latency=+5%
     """
-    with _errors_as_json(format_):
+    with errors_as_object(format_ == "json", success=False):
         report, comparison = _reported(folders, options)
         files = _written(_files(folders, options), report, comparison, options)
     if format_ == "json":
@@ -78,7 +75,7 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
 
 def _reported(folders: tuple[Path, ...], options: dict[str, Any]) -> tuple[Report, Comparison | None]:
     from winml_dag.report.collect import collect
-    from winml_dag.report.rowchoice import SORTED_BY, chosen, sorted_by
+    from winml_dag.report.measures import SORTED_BY, chosen, sorted_by
 
     if not folders:
         raise UsageError("No folder is given.", advice="Give the output folder of a sweep or of a build.")
@@ -168,14 +165,3 @@ def _echo(lines: Iterable[Line]) -> None:
     # Without a terminal click omits colours itself.
     color = False if os.environ.get("NO_COLOR") else None
     click.echo("\n".join(click.style(plain(line.text), **looks[line.style]) for line in lines), color=color)
-
-
-@contextmanager
-def _errors_as_json(format_: str) -> Iterator[None]:
-    """With ``--format json``, also print an error as the single object on stdout. The message still goes to stderr."""
-    try:
-        yield
-    except WinmlDagError as error:
-        if format_ == "json":
-            echo(json.dumps({"success": False, "errors": [str(error)]}))
-        raise

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rich.cells import cell_len
+from rich.text import Text
+
 from winml_dag.pipeline.sweep.result import CellStatus
 from winml_dag.report.compare import Change, Compared, Comparison, Fate, Verdict
-from winml_dag.report.measures import MEASURES
+from winml_dag.report.measures import MEASURES, printable
 from winml_dag.report.row import Report, Row
 from winml_dag.store.quantities import counted, duration_text
 
@@ -67,15 +69,10 @@ def table_lines(report: Report, width: int) -> Iterator[Line]:
         yield Line(printable(line.text), line.style)
 
 
-def printable(text: str) -> str:
-    """Replace characters in *text* that a terminal would interpret."""
-    return "".join(each if each.isprintable() else "?" for each in text)
-
-
 def _lines(report: Report, width: int) -> Iterator[Line]:
     yield Line(_cut(f"{report.name}, {_when(report)}", width), Style.HEADING)
     columns = _columns_that_fit(report.rows, width)
-    widths = [max(map(_width, (column.heading, *map(column.of, report.rows)))) for column in columns]
+    widths = [max(map(cell_len, (column.heading, *map(column.of, report.rows)))) for column in columns]
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [row for row in report.rows if row.model == model]
         yield Line("")
@@ -97,7 +94,7 @@ def wrapped(text: str, width: int) -> Iterator[str]:
     """Wrap *text* to *width*, with continuation lines indented. A longer word gets its own line."""
     line = ""
     for word in text.split():
-        if line.strip() and _width(line) + 1 + _width(word) > width:
+        if line.strip() and cell_len(line) + 1 + cell_len(word) > width:
             yield line
             line = f"  {word}"
         else:
@@ -146,7 +143,7 @@ def _columns_that_fit(rows: Sequence[Row], width: int) -> list[_Column]:
     left = width - 2
     chosen = set()
     for column in sorted(wanted, key=lambda one: one.rank):
-        needs = max(map(_width, (column.heading, *map(column.of, rows)))) + len(_GAP)
+        needs = max(map(cell_len, (column.heading, *map(column.of, rows)))) + len(_GAP)
         if column.rank < 0 or needs <= left:
             chosen.add(column.heading)
             left -= needs
@@ -318,7 +315,7 @@ def _missing(rows: Sequence[Row], columns: Sequence[_Column]) -> Iterator[tuple[
 
 def _aligned(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int], mark: str) -> str:
     filled = (
-        f"{' ' * (width - _width(cell))}{cell}" if column.right else f"{cell}{' ' * (width - _width(cell))}"
+        f"{' ' * (width - cell_len(cell))}{cell}" if column.right else f"{cell}{' ' * (width - cell_len(cell))}"
         for cell, column, width in zip(cells, columns, widths, strict=True)
     )
     return f"{mark}{_GAP.join(filled)}".rstrip()
@@ -326,20 +323,9 @@ def _aligned(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[
 
 def _cut(text: str, width: int) -> str:
     """Return the beginning of *text*, on one line."""
-    if _width(text) <= width:
-        return text
-    while _width(text) > width - 1:
-        text = text[:-1]
-    return f"{text}…"
-
-
-def _width(text: str) -> int:
-    """Return the terminal columns of *text*: East Asian wide characters take two, combining marks none."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text
-    )
+    line = Text(text)
+    line.truncate(width, overflow="ellipsis")
+    return line.plain
 
 
 # Maximum names listed of builds that only one of the reports has.
