@@ -9,7 +9,6 @@ const showHint = () => {
   );
 };
 
-/** @param {Drawing} drawing @param {number} place @param {(members: number[]) => void} unfold */
 const showDetails = (drawing, place, unfold) => {
   const box = drawing.view.boxes[place];
   const terms = el("dl");

@@ -1,13 +1,9 @@
 // The Pareto front of a plot: the points that no other point dominates.
 
-/** @typedef {{row: Row, x: number, y: number}} Point */
 
-/** The points on the front, from left to right. `signX` and `signY` are 1 if less is better, -1 if more is.
- * @param {Point[]} points @param {number} signX @param {number} signY @returns {Point[]}
- */
+/** The points on the front, from left to right. `signX` and `signY` are 1 if less is better, -1 if more is. */
 function frontOf(points, signX, signY) {
   const inOrder = [...points].sort((one, other) => signX * (one.x - other.x) || signY * (one.y - other.y));
-  /** @type {Point[]} */
   const front = [];
   for (const point of inOrder) {
     const last = front[front.length - 1];

@@ -1,7 +1,7 @@
 // Routing: the fragment after # selects the page, so that links and the back button work.
 
 /** The cell that was shown last, and the scroll position of the overview before. */
-const lastCell = { scrolled: 0, from: "", link: /** @type {any} */ (null) };
+const lastCell = { scrolled: 0, from: "", link: null };
 
 function route() {
   hideTooltip();
@@ -18,7 +18,6 @@ function route() {
   return undefined;
 }
 
-/** @param {string} hash */
 function showCell(hash) {
   lastCell.from = hash;
   const row = rowsByName.get(decoded(hash.slice("#cell/".length)));
@@ -32,7 +31,7 @@ function showCell(hash) {
   byId("cell-title").focus({ preventScroll: true });
 }
 
-/** Runs before the address changes: afterwards the browser may have scrolled already. @param {MouseEvent} event */
+/** Runs before the address changes: afterwards the browser may have scrolled already. */
 function rememberPlace(event) {
   const link = event.target instanceof Element && event.target.closest("a[href^='#cell/']");
   if (!link || byId("overview").hidden) return;
@@ -40,7 +39,6 @@ function rememberPlace(event) {
   lastCell.link = link;
 }
 
-/** @param {string} text */
 function decoded(text) {
   try {
     return decodeURIComponent(text);
@@ -49,7 +47,7 @@ function decoded(text) {
   }
 }
 
-/** Restore the scroll position, and focus the link that was followed. @param {string} hash */
+/** Restore the scroll position, and focus the link that was followed. */
 function returnTo(hash) {
   window.scrollTo(0, lastCell.scrolled);
   if (lastCell.link?.getAttribute("href") === hash) lastCell.link.focus({ preventScroll: true });
