@@ -72,7 +72,7 @@ def table_lines(report: Report, width: int) -> Iterator[Line]:
 def _lines(report: Report, width: int) -> Iterator[Line]:
     yield Line(_cut(f"{report.name}, {_when(report)}", width), Style.HEADING)
     columns = _columns_that_fit(report.rows, width)
-    widths = [max(map(cell_len, (column.heading, *map(column.of, report.rows)))) for column in columns]
+    widths = [max(map(_width, (column.heading, *map(column.of, report.rows)))) for column in columns]
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [row for row in report.rows if row.model == model]
         yield Line("")
@@ -94,7 +94,7 @@ def wrapped(text: str, width: int) -> Iterator[str]:
     """Wrap *text* to *width*, with continuation lines indented. A longer word gets its own line."""
     line = ""
     for word in text.split():
-        if line.strip() and cell_len(line) + 1 + cell_len(word) > width:
+        if line.strip() and _width(line) + 1 + _width(word) > width:
             yield line
             line = f"  {word}"
         else:
@@ -143,7 +143,7 @@ def _columns_that_fit(rows: Sequence[Row], width: int) -> list[_Column]:
     left = width - 2
     chosen = set()
     for column in sorted(wanted, key=lambda one: one.rank):
-        needs = max(map(cell_len, (column.heading, *map(column.of, rows)))) + len(_GAP)
+        needs = max(map(_width, (column.heading, *map(column.of, rows)))) + len(_GAP)
         if column.rank < 0 or needs <= left:
             chosen.add(column.heading)
             left -= needs
@@ -315,7 +315,7 @@ def _missing(rows: Sequence[Row], columns: Sequence[_Column]) -> Iterator[tuple[
 
 def _aligned(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int], mark: str) -> str:
     filled = (
-        f"{' ' * (width - cell_len(cell))}{cell}" if column.right else f"{cell}{' ' * (width - cell_len(cell))}"
+        f"{' ' * (width - _width(cell))}{cell}" if column.right else f"{cell}{' ' * (width - _width(cell))}"
         for cell, column, width in zip(cells, columns, widths, strict=True)
     )
     return f"{mark}{_GAP.join(filled)}".rstrip()
@@ -323,9 +323,13 @@ def _aligned(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[
 
 def _cut(text: str, width: int) -> str:
     """Return the beginning of *text*, on one line."""
-    line = Text(text)
+    line = Text(printable(text))
     line.truncate(width, overflow="ellipsis")
     return line.plain
+
+
+def _width(text: str) -> int:
+    return cell_len(printable(text))
 
 
 # Maximum names listed of builds that only one of the reports has.
