@@ -38,7 +38,7 @@ _EVAL = Settings(
         click.option("-t", "--task", type=TEXT, help="What is measured [what the model was built for]; see --schema."),
         click.option("--mode", type=click.Choice(["onnx", "compare"]), help="A task, or all outputs [onnx]."),
         click.option("--model-id", type=TEXT, help="The model whose tokenizer, image processor and labels are used."),
-        click.option("--reference", type=FILE, help="The float model beside it [what the build left of it]."),
+        click.option("--reference", type=FILE, help="The float model to compare with [the one that the build kept]."),
         click.option("--input-data", type=FILE, help="For --mode compare: inputs, such as a .npz [random ones]."),
         click.option("--batch-size", type=_COUNT, help="Samples at once, where the model takes any number [1]."),
         click.option("--pooling", type=click.Choice(["mean", "cls"]), help="Of the tokens' embeddings of a text."),
@@ -97,13 +97,13 @@ _DATASET = Settings(
     callback=pairs,
     help="End with exit code 1 when the model has less, such as accuracy=0.8.",
 )
-@click.option("--schema", is_flag=True, help="Tell which columns a task needs, and which metrics it has.")
+@click.option("--schema", is_flag=True, help="List the columns that a task needs, and its metrics.")
 @click.option("-o", "--output-dir", type=FILE, help="Where evaluation.json goes [nowhere].")
 @stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
-    """Evaluate a finished model: the metrics of its task on labelled data, with confidence intervals, beside those of
-    the float model on the same samples; or, with --mode compare, how far its outputs are from the float model's.
+    """Evaluate a finished model: the metrics of its task on labelled data, with confidence intervals, and those of the
+    float model on the same samples; or, with --mode compare, how far its outputs are from the float model's.
 
     \b
     winml-dag eval out --dataset pairs.csv

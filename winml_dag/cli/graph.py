@@ -41,8 +41,8 @@ def command(
     html: Path | None,
     **options: Any,
 ) -> int:
-    """Print the graph of a build: sources, stages, and what passes between them. Of several recipes or a sweep, the one
-    graph that all of them are.
+    """Print the graph of a build: sources, stages, and the artifacts between them. Several recipes or a sweep make one
+    graph, in which builds share stages.
     """
     from winml_dag.cli.remotes import opened
 

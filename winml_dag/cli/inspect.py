@@ -67,8 +67,8 @@ class Inspected:
 @click.option("-H", "--hierarchy", is_flag=True, help="Show the modules that the nodes come from, as a tree.")
 @format_option
 def command(*, path: Path | None, model: Path | None, top: int, hierarchy: bool, format_: str) -> int:
-    """Tell what an ONNX model is: inputs, outputs, operators, the precision that it really has, what it is compiled
-    for, the files that belong to it, its largest tensors, and which build made it.
+    """Describe an ONNX model: inputs, outputs, operators, its actual precision, what it is compiled for, the files that
+    belong to it, its largest tensors, and the build that made it.
 
     \b
     winml-dag inspect model.onnx

@@ -44,11 +44,11 @@ def _sizes(context: click.Context, parameter: click.Parameter, given: tuple[str,
 # Section `perf`.
 _PERF = Settings(
     (
-        click.option("--iterations", type=_COUNT, help="Inferences that are measured [100]."),
-        click.option("--warmup", type=click.IntRange(min=0), help="Inferences before, which are not counted [10]."),
+        click.option("--iterations", type=_COUNT, help="Inferences to measure [100]."),
+        click.option("--warmup", type=click.IntRange(min=0), help="Inferences before, not counted [10]."),
         click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to measure for."),
         click.option("--loads", type=_COUNT, help="Processes that load the model, each for the first time [5]."),
-        click.option("--threads", type=_COUNT, help="Threads of one operator [as onnxruntime thinks fit]."),
+        click.option("--threads", type=_COUNT, help="Threads of one operator [onnxruntime's default]."),
         click.option(
             "--batch-size", type=_COUNT, help="Samples in one inference; what its first axis is, where that is fixed."
         ),
@@ -72,15 +72,14 @@ _PERF = Settings(
 @built_model_options
 @run_target_options
 @_PERF
-@click.option("--baseline", type=FILE, help="Whose load is measured beside [what a compiled model was made from].")
-@click.option("--no-baseline", is_flag=True, help="Measure no load beside.")
+@click.option("--baseline", type=FILE, help="Model whose load is measured too [what a compiled model was made from].")
+@click.option("--no-baseline", is_flag=True, help="Measure no other model's load time.")
 @click.option("-o", "--output-dir", type=FILE, help="Where perf.json and histogram.png go [nowhere].")
 @stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
-    """Measure a finished model: how long it takes to load for the first time, compiled against not compiled, the
-    latency of an inference, throughput, and memory. What was measured on this machine before is told again, unless
-    --rebuild asks for it anew.
+    """Measure a finished model: the time of the first load, compiled and not compiled, the latency of an inference,
+    throughput, and memory. A result measured on this machine before comes from the cache; --rebuild measures again.
 
     \b
     winml-dag perf model.onnx

@@ -28,15 +28,15 @@ _KINDS = ("html", "json", "csv")
 @click.command(name="report")
 @click.argument("folders", type=FILE, nargs=-1, metavar="OUT...")
 @click.option("--html", type=FILE, help="Where the page goes [OUT/report.html].")
-@click.option("--json", "json_", type=FILE, help="Where everything goes as JSON [OUT/report.json].")
+@click.option("--json", "json_", type=FILE, help="Where the JSON goes [OUT/report.json].")
 @click.option("--csv", type=FILE, help="Where the table goes for spreadsheets [OUT/report.csv].")
-@click.option("--no-files", is_flag=True, help="Write no files but those that are named.")
-@click.option("--overwrite", is_flag=True, help="Replace a file that is not ours.")
+@click.option("--no-files", is_flag=True, help="Write only the files that are named.")
+@click.option("--overwrite", is_flag=True, help="Replace a file that this program did not write.")
 @click.option("--sort", type=TEXT, metavar="COLUMN", help="The best first: latency, size, cosine, time, ... or a name.")
 @click.option(
     "--filter", "filters", type=TEXT, multiple=True, help="Builds like model=bert,res* or precision!=fp32, or a name."
 )
-@click.option("--against", type=FILE, help="An older report: a folder, or a report.json. Ends with 1 when worse.")
+@click.option("--against", type=FILE, help="Compare with an older report: a folder, or a report.json.")
 @click.option(
     "--bound",
     "bounds",
@@ -47,11 +47,10 @@ _KINDS = ("html", "json", "csv")
 )
 @format_option
 def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
-    """Tell what became of the builds in OUT: the folder of a sweep, of one build, or several of them; shards of one
-    sweep are joined. All of it is written into OUT as a page, as JSON and as CSV too.
+    """Show the results of the builds in OUT: the folder of a sweep, of one build, or several of them; shards of one
+    sweep are joined. The report is also written into OUT as a page, as JSON and as CSV.
 
-    With --against, tell what has changed since another report, and end with 1 when something has become worse than
-    the bounds allow.
+    With --against, compare with an older report. The exit code is 1 when something is worse than the bounds allow.
 
     \b
     winml-dag report out

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--runs", type=click.IntRange(min=1), default=1, help="How often each stage is run [1].")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Stages at a time [number of processors].")
 @click.option("--stage-timeout", type=click.FloatRange(min=0.1), help="Seconds after which any stage is ended.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing while stages run.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing while stages run.")
 @format_option
 def command(
     *,
@@ -37,7 +37,7 @@ def command(
     format_: str,
     **options: Any,
 ) -> int:
-    """Run stages of a finished build again and compare what they put out with the record, byte for byte.
+    """Run stages of a finished build again and compare their outputs with the record, byte for byte.
 
     Each STAGE (a name or id; none means all) runs in a fresh process, from the inputs that it had. The cache, its
     records and the output folder stay as they are. The exit code is 0 only if all is equal.

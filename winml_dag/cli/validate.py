@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @click.command(name="validate")
 @built_model_options
-@click.option("--reference", type=FILE, help="The model to hold it against [the float model that its build left].")
-@click.option("--no-reference", is_flag=True, help="Only run it: it must give numbers.")
-@click.option("-p", "--precision", type=TEXT, help="Whose bounds count [what the model has].")
+@click.option("--reference", type=FILE, help="The model to compare with [the float model that its build kept].")
+@click.option("--no-reference", is_flag=True, help="Only run it: its outputs must be finite.")
+@click.option("-p", "--precision", type=TEXT, help="Precision whose bounds apply [the model's own].")
 @VALIDATION
 @BOUNDS
 @run_target_options
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 @click.option("-o", "--output-dir", type=FILE, help="Where validation.json goes [nowhere].")
 @how_options
 def command(**options: Any) -> int:
-    """Load a finished model where it is to run, run it, and hold every output against the model that it was made from.
-    It fails for what is no number, and for an output that is too far away.
+    """Load a finished model on its target, run it, and compare every output with that of the model it was made from.
+    It fails for NaN and infinite values, and for an output beyond its bound.
 
     \b
     winml-dag validate out
@@ -105,7 +105,7 @@ def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[
         yield from outputs_table(report.get("outputs", {}))
         if bounds := [f"{name} {bound:g}" for name, bound in plan.bounds.to_json().items() if bound is not None]:
             yield f"bounds kept: {', '.join(bounds)} ({plan.precision})"
-    against = "nothing to hold it against" if plan.reference is None else f"against {plan.reference.path}"
+    against = "without a reference" if plan.reference is None else f"against {plan.reference.path}"
     when = f"in {done.elapsed_seconds:.1f} s" if done.is_live else f"reused, made {done.made_at}"
     yield (
         f"Valid: {plan.built.model.path} on {plan.target.ep.name} {plan.target.device}, {against}, on"

@@ -21,19 +21,17 @@ _MOST_EXTRA = 10
 
 @click.command(name="verify")
 @click.argument("path", type=FILE)
-@click.option(
-    "--against", type=FILE, metavar="FILE", help="Hold it against what `winml-dag provenance` has written instead."
-)
+@click.option("--against", type=FILE, metavar="FILE", help="Compare with a document that `winml-dag provenance` wrote.")
 @format_option
 def command(*, path: Path, against: Path | None, format_: str) -> int:
-    """Read every file of an output folder again and hold it against build_manifest.json. PATH is the folder, or one
-    file in it, which is then checked with what belongs to it.
+    """Hash every file of an output folder and compare it with build_manifest.json. PATH is the folder, or one file in
+    it, which is then checked together with the files that belong to it.
 
-    With --against, hold it against SLSA provenance or a CycloneDX bill of materials, which is believed only as far as
-    its format: no signature is checked. By-products may be missing, since they were not to be shipped.
+    With --against, compare with SLSA provenance or a CycloneDX bill of materials instead. The format of the document is
+    validated; signatures are not checked. By-products may be missing, since they are not shipped.
 
-    Ends with 0 when all that is shipped is as it was built, and with 1 when not. Intermediate models that were deleted
-    or changed since, and files that no build put there, are told, and are no fault.
+    The exit code is 0 when everything that is shipped is as it was built, else 1. Intermediate models that were deleted
+    or changed, and files that no build wrote, are listed and are no error.
 
     \b
     winml-dag verify out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from rich.cells import cell_len
@@ -126,8 +127,16 @@ def _row_line(row: Row, columns: Sequence[_Column], widths: Sequence[int], width
 
 
 def _when(report: Report) -> str:
-    began = f"begun {report.began_at}, " if report.began_at else ""
-    return f"{began}told {report.made_at}"
+    began = f"built {_minute(report.began_at)}, " if report.began_at else ""
+    return f"{began}reported {_minute(report.made_at)}"
+
+
+def _minute(text: str) -> str:
+    """Format a time as ``2026-11-22 10:46 UTC``, as the pages do."""
+    try:
+        return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return text
 
 
 def _model_heading(rows: Sequence[Row]) -> str:
@@ -345,7 +354,7 @@ def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
 
 
 def _lines_of_comparison(comparison: Comparison) -> Iterator[Line]:
-    was, now = (f" ({when})" if when else "" for when in (comparison.then_made_at, comparison.now_made_at))
+    was, now = (f" ({_minute(when)})" if when else "" for when in (comparison.then_made_at, comparison.now_made_at))
     yield Line(f"Against {comparison.then}{was}: {comparison.now}{now}")
     for row in comparison.rows:
         yield from _row_lines(row)
