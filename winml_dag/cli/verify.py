@@ -11,9 +11,10 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli import echo, errors_as_object, print_object
 from winml_dag.cli.options import FILE, format_option
+from winml_dag.pipeline.assess.verification import FileCheck, Found, Verification, verify
+from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.assess.verification import FileCheck, Verification
     from winml_dag.report.provenance.against import Against
 
 _MOST_EXTRA = 10
@@ -38,8 +39,6 @@ def command(*, path: Path, against: Path | None, format_: str) -> int:
     winml-dag verify out/model.onnx
     winml-dag verify out --against out.slsa.json
     """
-    from winml_dag.pipeline.assess.verification import verify
-
     with errors_as_object(format_ == "json", sound=False, folders=[]):
         if against is not None:
             return _against(path, against, format_)
@@ -68,9 +67,6 @@ def _against(path: Path, document: Path, format_: str) -> int:
 
 
 def _against_lines(found: Against) -> Iterator[str]:
-    from winml_dag.pipeline.assess.verification import Found
-    from winml_dag.store.quantities import counted
-
     yield from _faults(found.files)
     yield from _named("left out, a by-product", found.left_out, found.folder)
     yield from _named("not in the document", found.extra, found.folder)
@@ -93,9 +89,6 @@ def _against_json(found: Against) -> JsonObject:
 
 
 def _lines(found: Sequence[Verification]) -> Iterator[str]:
-    from winml_dag.pipeline.assess.verification import Found
-    from winml_dag.store.quantities import counted, size_text
-
     for verification in found:
         folder = verification.manifest.parent
         yield from _faults(verification.files)
@@ -110,8 +103,6 @@ def _lines(found: Sequence[Verification]) -> Iterator[str]:
 
 
 def _faults(files: Sequence[FileCheck]) -> Iterator[str]:
-    from winml_dag.pipeline.assess.verification import Found
-
     for file in files:
         if file.found is not Found.SOUND:
             what = f"{file.found}, an intermediate" if file.is_intermediate else file.found

@@ -29,7 +29,6 @@ _SCRIPTS = (
     "tooltip.js",
     "heat.js",
     "table.js",
-    "front.js",
     "plot.js",
     "timeline.js",
     "cell.js",

@@ -414,12 +414,15 @@ def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
     def estimate(told: Any) -> Estimate:
         return Estimate(told["value"], told["low"], told["high"], told["interval"])
 
+    def difference(told: Any) -> Difference:
+        return Difference(told["value"], told["low"], told["high"], told["significant"], told["p_value"])
+
     found: Any = report_of(done)
     metrics = {
         name: MetricResult(
             estimate(one["candidate"]),
             None if one["reference"] is None else estimate(one["reference"]),
-            None if one["difference"] is None else Difference(**one["difference"]),
+            None if one["difference"] is None else difference(one["difference"]),
         )
         for name, one in found.get("metrics", {}).items()
     }

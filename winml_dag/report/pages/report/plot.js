@@ -188,3 +188,14 @@ function plotLegend(shown) {
   return el("p", { class: "legend" }, ...here.map((one) => el("span", { class: "entry" },
     svg("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true", class: `mark target-${all.indexOf(one) % 4} best` }, svg("path", { d: shape(all.indexOf(one) % 4, 8, 8, MARK) })), own(one))));
 }
+
+/** The points on the front, from left to right. `signX` and `signY` are 1 if less is better, -1 if more is. */
+function frontOf(points, signX, signY) {
+  const inOrder = [...points].sort((one, other) => signX * (one.x - other.x) || signY * (one.y - other.y));
+  const front = [];
+  for (const point of inOrder) {
+    const last = front[front.length - 1];
+    if (!last || signY * point.y < signY * last.y || (point.x === last.x && point.y === last.y)) front.push(point);
+  }
+  return front;
+}
