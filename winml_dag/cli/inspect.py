@@ -18,6 +18,7 @@ from winml_dag.onnxmodel.inspect import EpContext, TensorSpec
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.assess.builtmodel import model_file
 from winml_dag.pipeline.assess.verification import Found, Provenance, provenance_of
+from winml_dag.pipeline.documents import Stage
 from winml_dag.stages.compiled import cpu_nodes, first_names
 from winml_dag.stages.quality import Quality
 from winml_dag.store.quantities import counted, size_text
@@ -284,11 +285,19 @@ def _provenance(told: Provenance) -> Iterator[str]:
     state = "as it was built" if told.check.found is Found.SOUND else f"{told.check.found} since"
     yield f"{told.made_by or 'the build'}, {state} ({told.manifest}, {build['timestamp']})"
     yield f"{build['model_id']} in {build['precision']} for {build['execution_provider']} ({build['device']})"
-    ran = [f"{stage.name} {stage.seconds:.1f} s" for stage in told.stages if not stage.why_not]
+    ran = [f"{_id(stage)} {stage.elapsed_seconds or 0:.1f} s" for stage in told.stages if not _why_skipped(stage)]
     yield ", ".join(ran)
     if (quality := Quality.from_json(told.quality)) is not None:
         yield f"quality against the float model: {quality.sentence()}"
     yield from (f"note: {notice}" for notice in told.notices)
+
+
+def _id(stage: Stage) -> str:
+    return stage.id or stage.name
+
+
+def _why_skipped(stage: Stage) -> str:
+    return stage.reason if stage.status == "skipped" else ""
 
 
 def described_json(inspected: Inspected, top: int) -> JsonObject:
@@ -375,7 +384,11 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
             "quality": made.quality,
             "notices": made.notices,
             "stages": [
-                {"id": stage.name, "elapsed_seconds": stage.seconds, "left_out": stage.why_not or None}
+                {
+                    "id": _id(stage),
+                    "elapsed_seconds": stage.elapsed_seconds or 0.0,
+                    "left_out": _why_skipped(stage) or None,
+                }
                 for stage in made.stages
             ],
         },

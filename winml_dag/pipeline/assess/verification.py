@@ -325,15 +325,6 @@ def _digest_of_input(
 
 
 @dataclass(frozen=True)
-class StageTold:
-    """A stage of the build: ``seconds`` is how long it took when it ran; ``why_not`` is why it was skipped."""
-
-    name: str
-    seconds: float
-    why_not: str
-
-
-@dataclass(frozen=True)
 class Provenance:
     """What a manifest records about one file in its folder.
 
@@ -351,7 +342,7 @@ class Provenance:
     build: Mapping[str, str | None]
     quality: JsonObject | None
     notices: tuple[str, ...]
-    stages: tuple[StageTold, ...]
+    stages: tuple[Stage, ...]
     made_by: str
     check: FileCheck | None
 
@@ -377,13 +368,7 @@ def provenance_of(model: Path) -> Provenance | None:
         {**{name: getattr(own, name) or None for name in _OF_THE_MODEL}, "timestamp": told.timestamp or None},
         own.quality,
         tuple(told.notices),
-        tuple(_told(stage) for stage in told.stages if told.component_of(stage) in ("", component)),
+        tuple(stage for stage in told.stages if told.component_of(stage) in ("", component)),
         next((stage.id for stage in told.stages if model.name in (stage.filename, *stage.filenames)), ""),
         None if entry is None else check_file(model, entry),
-    )
-
-
-def _told(stage: Stage) -> StageTold:
-    return StageTold(
-        stage.id or stage.name, stage.elapsed_seconds or 0.0, stage.reason if stage.status == "skipped" else ""
     )
