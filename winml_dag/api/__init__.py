@@ -21,7 +21,8 @@ from winml_dag.api.builds import (
 )
 from winml_dag.api.measures import evaluate_onnx, measure_onnx, validate_onnx
 from winml_dag.api.sweeps import build_sweep
-from winml_dag.pipeline.assess.measured import EvalResult, PerfResult
+from winml_dag.pipeline.assess.eval import EvalResult
+from winml_dag.pipeline.assess.perf import PerfResult
 from winml_dag.pipeline.commandresult import CommandResult
 from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.sweep.result import SweepResult

@@ -10,8 +10,9 @@ from typing import Any, Unpack
 from winml_dag.api.arguments import FileArguments, only_known, remote_of, store_of
 from winml_dag.errors import MeasuredError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
-from winml_dag.pipeline.assess.measured import EvalResult, PerfResult, eval_result, perf_result
+from winml_dag.pipeline.assess.eval import EvalResult, EvaluationRequest, eval_result, eval_section, plan_evaluation
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, carry_out
+from winml_dag.pipeline.assess.perf import PerfRequest, PerfResult, perf_result, plan_perf
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
 from winml_dag.recipe.schema import Eval, Perf, Validate
 from winml_dag.store.store import Store
@@ -73,7 +74,6 @@ def measure_onnx(
     Raises the same errors as :func:`export_model`.
     """
     from winml_dag.pipeline.assess.host import this_host
-    from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
 
     perf = Perf.from_dict(config or {})
     request = PerfRequest(
@@ -108,8 +108,6 @@ def evaluate_onnx(
     *reference*: a model to evaluate as well, by default the float model that its build kept. *config*: fields of
     ``eval``. *output_dir*: where the report goes. Raises the same errors as :func:`export_model`.
     """
-    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
-
     said = {"task": task, "reference_path": reference, "ep": ep, "device": device}
     given = {name: os.fspath(value) for name, value in said.items() if value is not None}
     data = {} if dataset is None else {"path": os.fspath(dataset)}

@@ -11,10 +11,18 @@ import click
 
 from winml_dag.canonical import JsonValue
 from winml_dag.cli import echo, errors_as_object, print_object
-from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
+from winml_dag.cli.measuring import (
+    assessed,
+    built_model_options,
+    headline,
+    loaded_recipe,
+    refuse_both,
+    run_target_options,
+    stage_timeout_option,
+)
 from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.options import FILE, TEXT
-from winml_dag.cli.settings import Settings, ep_option, fields, pairs
+from winml_dag.cli.settings import Settings, fields, pairs
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted
 
@@ -30,12 +38,10 @@ _EVAL = Settings(
         click.option("-t", "--task", type=TEXT, help="What is measured [what the model was built for]; see --schema."),
         click.option("--mode", type=click.Choice(["onnx", "compare"]), help="A task, or all outputs [onnx]."),
         click.option("--model-id", type=TEXT, help="The model whose tokenizer, image processor and labels are used."),
-        click.option("--reference", type=FILE, help="The float model beside it [what the build left of it]."),
+        click.option("--reference", type=FILE, help="The float model to compare with [the one that the build kept]."),
         click.option("--input-data", type=FILE, help="For --mode compare: inputs, such as a .npz [random ones]."),
         click.option("--batch-size", type=_COUNT, help="Samples at once, where the model takes any number [1]."),
         click.option("--pooling", type=click.Choice(["mean", "cls"]), help="Of the tokens' embeddings of a text."),
-        click.option("--ep", type=TEXT, help="Execution provider to run on [the one that it was built for]."),
-        click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name too."),
     ),
     fields("task mode model_id input_data batch_size pooling ep device", reference_path="reference"),
 )
@@ -79,7 +85,7 @@ _DATASET = Settings(
 @click.command(name="eval")
 @built_model_options
 @_EVAL
-@ep_option
+@run_target_options
 @_DATASET
 @click.option("--no-reference", is_flag=True, help="Evaluate the model alone.")
 @click.option(
@@ -91,64 +97,54 @@ _DATASET = Settings(
     callback=pairs,
     help="End with exit code 1 when the model has less, such as accuracy=0.8.",
 )
-@click.option("--schema", is_flag=True, help="Tell which columns a task needs, and which metrics it has.")
+@click.option("--schema", is_flag=True, help="List the columns that a task needs, and its metrics.")
 @click.option("-o", "--output-dir", type=FILE, help="Where evaluation.json goes [nowhere].")
 @stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
-    """Evaluate a finished model: the metrics of its task on labelled data, with confidence intervals, beside those of
-    the float model on the same samples; or, with --mode compare, how far its outputs are from the float model's.
+    """Evaluate a finished model: the metrics of its task on labelled data, with confidence intervals, and those of the
+    float model on the same samples; or, with --mode compare, how far its outputs are from the float model's.
 
     \b
     winml-dag eval out --dataset pairs.csv
     winml-dag eval model.onnx -t text-classification --model-id ./bert --dataset nyu-mll/glue --dataset-name sst2
     winml-dag eval out --mode compare --input-data inputs.npz
     """
+    from winml_dag.pipeline.assess.eval import figures, kept, plan_evaluation, refuse_unbuilt
+
     how = How.of(options)
     if options["schema"]:
-        return _tell_schema(options["task"], how)
+        return _print_schema(options["task"], how)
     with errors_as_object(how.as_json, success=False):
         bounds = _numbers(options["bounds"] or {})
-        plan, done = _evaluate(options, how)
-        from winml_dag.pipeline.assess.eval import kept
-
-        require_known(bounds, done)
-    _tell(plan, done, how, options["output_dir"], bounds)
+        request = _request_of(options)
+        if options["recipe"] is not None:
+            refuse_unbuilt(request.section)
+        plan, done = assessed(options, how, request, plan_evaluation)
+        found = figures(done)
+        for name in bounds:
+            if name not in found:
+                raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(found)}.")
+    _print(plan, done, how, options["output_dir"], bounds)
     return 0 if all(kept(bounds, done).values()) else StageError.exit_code
 
 
-def _evaluate(options: Mapping[str, Any], how: How) -> tuple[EvaluationPlan, Measurement]:
-    from winml_dag.cli.remotes import opened
-    from winml_dag.pipeline.assess.eval import plan_evaluation, refuse_unbuilt
-
-    request = request_of(options)
-    if options["recipe"] is not None:
-        refuse_unbuilt(request.section)
-    built = built_model_of(options, how)
-    store = opened(how.cache_dir, how.remote)
-    plan = plan_evaluation(built, request, store)
-    return plan, measured(
-        plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
-    )
-
-
-def request_of(options: Mapping[str, Any]) -> EvaluationRequest:
+def _request_of(options: Mapping[str, Any]) -> EvaluationRequest:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section
-    from winml_dag.recipe.load import load_recipe
 
-    if options["no_reference"] and options["reference"] is not None:
-        raise UsageError("--reference and --no-reference exclude each other.", advice="Give one of them.")
-    loaded = None if options["recipe"] is None else load_recipe(options["recipe"])
+    refuse_both(options, "reference")
+    loaded, base = loaded_recipe(options)
     said, dataset = _EVAL.given(options), _DATASET.given(options)
-    said |= {name: _as_seen_here(said[name]) for name in ("model_id",) if name in said}
-    dataset |= {name: _as_seen_here(dataset[name]) for name in ("path",) if name in dataset}
+    for given, name in ((said, "model_id"), (dataset, "path")):
+        if name in given:
+            given[name] = _as_seen_here(given[name])
     section = eval_section(
         None if loaded is None else loaded.recipe.eval, said, {**dataset, **_labels(options["label_mapping"])}
     )
     return EvaluationRequest(
         section,
-        Path.cwd() if loaded is None else loaded.path.parent,
+        base,
         options=options["ep_option"] or {},
         has_reference=not options["no_reference"],
     )
@@ -187,19 +183,22 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
     return found
 
 
-def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None, bounds: Mapping[str, float]) -> None:
-    from winml_dag.pipeline.assess.eval import evaluated_json
+def _print(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None, bounds: Mapping[str, float]) -> None:
+    from winml_dag.pipeline.assess.eval import evaluated_json, figures, kept
 
-    for line in shortfalls(bounds, done):
-        echo(line, err=True)
+    found = figures(done)
+    for name, keeps in kept(bounds, done).items():
+        if not keeps:
+            value = "not defined" if found[name] is None else _number(found[name])
+            echo(f"error: {name} is {value}, and the bound is {bounds[name]:g}.", err=True)
     if how.as_json:
         print_object(evaluated_json(plan, done, folder, bounds))
         return
-    for line in evaluated_lines(plan, done, folder, quiet=how.quiet):
+    for line in _lines(plan, done, folder, quiet=how.quiet):
         echo(line)
 
 
-def _tell_schema(task: str | None, how: How) -> int:
+def _print_schema(task: str | None, how: How) -> int:
     from winml_dag.stages.evaluate import METRICS, TASKS
 
     with errors_as_object(how.as_json, success=False):
@@ -221,25 +220,14 @@ def _tell_schema(task: str | None, how: How) -> int:
     return 0
 
 
-def shortfalls(bounds: Mapping[str, float], done: Measurement) -> Iterator[str]:
-    """Yield a sentence for each of *bounds* that the model fails."""
-    from winml_dag.pipeline.assess.eval import figures, kept
-
-    known = figures(done)
-    for name, keeps in kept(bounds, done).items():
-        if not keeps:
-            found = "not defined" if known[name] is None else _number(known[name])
-            yield f"error: {name} is {found}, and the bound is {bounds[name]:g}."
-
-
-def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
+def _lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
     """Format the measurements for people. *quiet* keeps only the numbers."""
     from winml_dag.pipeline.assess.eval import notices_of, report_of
     from winml_dag.stages.evaluate import REPORT_FILE
 
     found: Any = report_of(done)
     if not quiet:
-        yield f"{_what(plan)}: {_when(done)}"
+        yield headline(plan, plan.built.precision, done, "evaluate")
         yield _on(plan, found)
     yield from _outputs_table(found["outputs"]) if "outputs" in found else _metrics_table(found["metrics"])
     if quiet:
@@ -248,27 +236,6 @@ def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None
         yield f"note: {notice}"
     if folder is not None:
         yield f"report: {folder / REPORT_FILE}"
-
-
-def require_known(bounds: Mapping[str, float], done: Measurement) -> None:
-    """Raise UsageError for a bound on a metric that was not measured."""
-    from winml_dag.pipeline.assess.eval import figures
-
-    known = figures(done)
-    for name in bounds:
-        if name not in known:
-            raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(known)}.")
-
-
-def _what(plan: EvaluationPlan) -> str:
-    precision = f" ({plan.built.precision})" if plan.built.precision else ""
-    return f"{plan.built.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
-
-
-def _when(done: Measurement) -> str:
-    if done.is_live:
-        return f"evaluated live, in {done.elapsed_seconds:.1f} s"
-    return f"cached, evaluated {done.made_at} (--rebuild evaluates again)"
 
 
 def _on(plan: EvaluationPlan, found: Any) -> str:

@@ -41,8 +41,8 @@ def command(
     html: Path | None,
     **options: Any,
 ) -> int:
-    """Print the graph of a build: sources, stages, and what passes between them. Of several recipes or a sweep, the one
-    graph that all of them are.
+    """Print the graph of a build: sources, stages, and the artifacts between them. Several recipes or a sweep make one
+    graph, in which builds share stages.
     """
     from winml_dag.cli.remotes import opened
 
@@ -151,7 +151,7 @@ def _write(path: Path, builds: Sequence[ForeseenBuild], notices: Sequence[str], 
     view = view_of(builds, notices)
     made = f"Planned {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by winml_dag {__version__}."
     with in_words(f"Cannot write {path}"):
-        write_whole(path, graph_html(view, title, made).encode("ascii"))
+        write_whole(path, graph_html(view, title, made, path).encode("ascii"))
     echo(f"{summary(view)}\nWrote {path}.")
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.described import plain
+from winml_dag.cli.inspect import plain
 from winml_dag.errors import InputError
 from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.hierarchy import Module, alike, module_tree
-from winml_dag.pipeline.assess.modelfile import model_file
+from winml_dag.pipeline.assess.builtmodel import model_file
 from winml_dag.pipeline.layout import EXPORTED, HIERARCHY, MODEL, OPTIMIZED, QUANTIZED
 
 _INDENT = "  "

@@ -1,4 +1,4 @@
-"""Shared by the commands that measure a finished model: finding the model, and running the measurement."""
+"""Shared by perf, eval, validate and analyze: open a built model, run the measurement, and say when it was made."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import click
 
 from winml_dag.cli import echo
 from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.settings import ep_option
 from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
     from winml_dag.cli.onestage import How
     from winml_dag.pipeline.assess.builtmodel import BuiltModel
-    from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph
+    from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, MeasurementGraph
+    from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.store.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+P = TypeVar("P", bound="AssessmentPlan")
 
 
 def built_model_options(function: F) -> F:
@@ -34,9 +38,60 @@ def built_model_options(function: F) -> F:
     return click.argument("path", type=FILE, required=False)(function)
 
 
+def run_target_options(function: F) -> F:
+    """Add the options that say where the model runs, by default on the target that it was built for."""
+    device = "npu, gpu, cpu or auto; an execution provider's name works too."
+    function = ep_option(function)
+    function = click.option("-d", "--device", type=TEXT, help=device)(function)
+    provider = "Execution provider to run on [the one that it was built for]."
+    return click.option("--ep", type=TEXT, help=provider)(function)
+
+
 def stage_timeout_option(function: F) -> F:
     text = "Seconds after which it is given up [3600]."
     return click.option("--stage-timeout", type=click.FloatRange(min=0.1), help=text)(function)
+
+
+def loaded_recipe(options: Mapping[str, Any]) -> tuple[LoadedRecipe | None, Path]:
+    """Return the recipe of ``--config``, if it is given, and the folder that paths of the request are relative to."""
+    if options["recipe"] is None:
+        return None, Path.cwd()
+    from winml_dag.recipe.load import load_recipe
+
+    loaded = load_recipe(options["recipe"])
+    return loaded, loaded.path.parent
+
+
+def refuse_both(options: Mapping[str, Any], name: str) -> None:
+    """Raise UsageError when both ``--NAME`` and ``--no-NAME`` are given."""
+    if options[name] is not None and options[f"no_{name}"]:
+        raise UsageError(f"--{name} and --no-{name} exclude each other.", advice="Give one of them.")
+
+
+def assessed(
+    options: Mapping[str, Any], how: How, request: R, plan: Callable[[BuiltModel, R, Store], P]
+) -> tuple[P, Measurement]:
+    """Open the built model of a call, plan *request* for it, and run that.
+
+    Raises:
+        UsageError, InputError, StageError: as :func:`built_model_of`, *plan* and :func:`measured`.
+    """
+    from winml_dag.cli.remotes import opened
+
+    built = built_model_of(options, how)
+    store = opened(how.cache_dir, how.remote)
+    planned = plan(built, request, store)
+    timeout = options.get("stage_timeout")
+    return planned, measured(planned.measurement, store, how, folder=options["output_dir"], timeout_seconds=timeout)
+
+
+def headline(plan: AssessmentPlan, precision: str | None, done: Measurement, verb: str) -> str:
+    """Format ``out/model.onnx (w8a8) on CPUExecutionProvider, cpu: measured live, in 1.2 s``."""
+    what = f"{plan.built.model.path}{f' ({precision})' if precision else ''}"
+    when = f"cached, {verb}d {done.made_at} (--rebuild {verb}s again)"
+    if done.is_live:
+        when = f"{verb}d live, in {done.elapsed_seconds:.1f} s"
+    return f"{what} on {plan.target.ep.name}, {plan.target.device}: {when}"
 
 
 def built_model_of(options: Mapping[str, Any], how: How) -> BuiltModel:

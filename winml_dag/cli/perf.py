@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli import echo, errors_as_object, print_object
-from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
+from winml_dag.cli.measuring import (
+    assessed,
+    built_model_options,
+    headline,
+    loaded_recipe,
+    refuse_both,
+    run_target_options,
+    stage_timeout_option,
+)
 from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.options import FILE, TEXT
-from winml_dag.cli.settings import Settings, ep_option, fields, pairs
+from winml_dag.cli.settings import Settings, fields, pairs
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted, size_text
 
@@ -36,11 +44,11 @@ def _sizes(context: click.Context, parameter: click.Parameter, given: tuple[str,
 # Section `perf`.
 _PERF = Settings(
     (
-        click.option("--iterations", type=_COUNT, help="Inferences that are measured [100]."),
-        click.option("--warmup", type=click.IntRange(min=0), help="Inferences before, which are not counted [10]."),
+        click.option("--iterations", type=_COUNT, help="Inferences to measure [100]."),
+        click.option("--warmup", type=click.IntRange(min=0), help="Inferences before, not counted [10]."),
         click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to measure for."),
         click.option("--loads", type=_COUNT, help="Processes that load the model, each for the first time [5]."),
-        click.option("--threads", type=_COUNT, help="Threads of one operator [as onnxruntime thinks fit]."),
+        click.option("--threads", type=_COUNT, help="Threads of one operator [onnxruntime's default]."),
         click.option(
             "--batch-size", type=_COUNT, help="Samples in one inference; what its first axis is, where that is fixed."
         ),
@@ -62,65 +70,57 @@ _PERF = Settings(
 
 @click.command(name="perf")
 @built_model_options
-@click.option("--ep", type=TEXT, help="Execution provider to measure on [the one that it was built for].")
-@click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too.")
-@ep_option
+@run_target_options
 @_PERF
-@click.option("--baseline", type=FILE, help="Whose load is measured beside [what a compiled model was made from].")
-@click.option("--no-baseline", is_flag=True, help="Measure no load beside.")
+@click.option("--baseline", type=FILE, help="Model whose load is measured too [what a compiled model was made from].")
+@click.option("--no-baseline", is_flag=True, help="Measure no other model's load time.")
 @click.option("-o", "--output-dir", type=FILE, help="Where perf.json and histogram.png go [nowhere].")
 @stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
-    """Measure a finished model: how long it takes to load for the first time, compiled against not compiled, the
-    latency of an inference, throughput, and memory. What was measured on this machine before is told again, unless
-    --rebuild asks for it anew.
+    """Measure a finished model: the time of the first load, compiled and not compiled, the latency of an inference,
+    throughput, and memory. A result measured on this machine before comes from the cache; --rebuild measures again.
 
     \b
     winml-dag perf model.onnx
     winml-dag perf out --duration 10 -o measured
     winml-dag perf -c recipe.yaml --format json
     """
+    from winml_dag.pipeline.assess.host import this_host
+    from winml_dag.pipeline.assess.perf import perf_json, plan_perf
+
     how = How.of(options)
     with errors_as_object(how.as_json, success=False):
-        plan, done = _measure(options, how)
-    _tell(plan, done, how, options["output_dir"])
+        plan, done = assessed(
+            options,
+            how,
+            _request_of(options),
+            lambda built, request, store: plan_perf(built, request, this_host(), store.fingerprints),
+        )
+    if how.as_json:
+        print_object(perf_json(plan, done, options["output_dir"]))
+    else:
+        for line in _lines(plan, done, options["output_dir"], quiet=how.quiet):
+            echo(line)
     return 0
 
 
-def _measure(options: Mapping[str, Any], how: How) -> tuple[PerfPlan, Measurement]:
-    from winml_dag.cli.remotes import opened
-    from winml_dag.pipeline.assess.host import this_host
-    from winml_dag.pipeline.assess.perf import plan_perf
-
-    request = request_of(options)
-    built = built_model_of(options, how)
-    store = opened(how.cache_dir, how.remote)
-    plan = plan_perf(built, request, this_host(), store.fingerprints)
-    return plan, measured(
-        plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
-    )
-
-
-def request_of(options: Mapping[str, Any]) -> PerfRequest:
+def _request_of(options: Mapping[str, Any]) -> PerfRequest:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.perf import PerfRequest
-    from winml_dag.recipe.load import load_recipe
     from winml_dag.recipe.paths import resolve_path
     from winml_dag.recipe.schema import Perf
 
-    if options["baseline"] is not None and options["no_baseline"]:
-        raise UsageError("--baseline and --no-baseline exclude each other.", advice="Give one of them.")
+    refuse_both(options, "baseline")
     given = _PERF.given(options)
     if "iterations" in given and "duration" in given:
         raise UsageError("--iterations and --duration say both when to end.", advice="Give one of them.")
-    loaded = None if options["recipe"] is None else load_recipe(options["recipe"])
+    loaded, base = loaded_recipe(options)
     written = {} if loaded is None else loaded.recipe.perf.to_dict()
     for one, other in (("iterations", "duration"), ("input_data", "sizes")):
         if given.keys() & {one, other}:  # an option for either replaces both
             written = {name: value for name, value in written.items() if name not in (one, other)}
     perf = Perf.from_dict({**written, **given})
-    base = Path.cwd() if loaded is None else loaded.path.parent
     return PerfRequest(
         perf,
         input_data=None if perf.input_data is None else resolve_path(base, perf.input_data),
@@ -133,24 +133,14 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
     )
 
 
-def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> None:
-    from winml_dag.pipeline.assess.perf import perf_json
-
-    if how.as_json:
-        print_object(perf_json(plan, done, folder))
-        return
-    for line in speed_lines(plan, done, folder, quiet=how.quiet):
-        echo(line)
-
-
-def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
+def _lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
     """Format the measurements for people. *quiet* keeps only the numbers."""
     from winml_dag.stages.perf import PICTURE_FILE, REPORT_FILE
     from winml_dag.stages.perf.notices import EMULATED
 
     found: Any = done.metrics
     if not quiet:
-        yield f"{_model(plan)}: {_when(done)}"
+        yield headline(plan, plan.precision, done, "measure")
     yield from _load_lines(plan, found)
     yield _labelled("first", f"{_digits(found['first_inference_ms'])} ms, the first inference after loading")
     yield from _latency_lines(found)
@@ -168,29 +158,15 @@ def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet
         yield f"report: {folder / REPORT_FILE}, picture: {folder / PICTURE_FILE if plan.draws else picture}"
 
 
-def _model(plan: PerfPlan) -> str:
-    precision = f" ({plan.precision})" if plan.precision else ""
-    return f"{plan.built.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
-
-
-def _when(done: Measurement) -> str:
-    if done.is_live:
-        return f"measured live, in {done.elapsed_seconds:.1f} s"
-    return f"cached, measured {done.made_at} (--rebuild measures again)"
-
-
 def _load_lines(plan: PerfPlan, found: Any) -> Iterator[str]:
     load, baseline = found["load"], found["baseline"]
     yield _labelled("load", _load(load))
     if baseline is None or plan.baseline is None:
         return
     ratio = f"{baseline['times_longer']:.3g} times as long"
-    label = "uncompiled" if plan.baseline.path == _path(plan.built.uncompiled) else "baseline"
+    uncompiled = plan.built.uncompiled
+    label = "uncompiled" if uncompiled is not None and plan.baseline.path == uncompiled.path else "baseline"
     yield _labelled(label, f"{_load(baseline['load'])}: {ratio} ({plan.baseline.path.name})")
-
-
-def _path(model: Any) -> Path | None:
-    return None if model is None else model.path
 
 
 def _load(load: Any) -> str:

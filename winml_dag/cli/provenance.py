@@ -22,14 +22,13 @@ from winml_dag.errors import UsageError
     help="SLSA provenance v1 in an in-toto statement, or a CycloneDX bill of materials.",
 )
 @click.option("-o", "--output", type=FILE, help="Where it goes [stdout]; with several statements, a folder.")
-@click.option("--overwrite", is_flag=True, help="Replace a file that is no such document.")
+@click.option("--overwrite", is_flag=True, help="Replace a file of another kind.")
 def command(*, folder: Path, format_: str, output: Path | None, overwrite: bool) -> None:
-    """Tell others of the build in OUT: which files it has put out, by SHA-256, what they were made from, and in a
-    statement with which tools and settings. OUT is checked first; of a folder that is not as it was built nothing is
-    told.
+    """Describe the build in OUT for others: its files by SHA-256, what they were made from, and in a statement also the
+    tools and settings. OUT is verified first; a folder that was changed since its build is rejected.
 
-    OUT may be the folder of a sweep: then a bill has every build, and of statements there is one for each, in the
-    folder -o. Nothing is signed: that is done by who has a key.
+    OUT may be the folder of a sweep: one bill covers all builds, and each build has a statement of its own in the
+    folder -o. Documents are not signed; use a signing tool.
 
     \b
     winml-dag provenance out --format slsa -o out.slsa.json

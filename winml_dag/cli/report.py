@@ -6,19 +6,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, plain
+from winml_dag.cli import echo, errors_as_object, plain
 from winml_dag.cli.options import FILE, TEXT, format_option
-from winml_dag.errors import StageError, UsageError, WinmlDagError
+from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from winml_dag.report.compare import Comparison
     from winml_dag.report.row import Report
     from winml_dag.report.table import Line
@@ -31,15 +28,15 @@ _KINDS = ("html", "json", "csv")
 @click.command(name="report")
 @click.argument("folders", type=FILE, nargs=-1, metavar="OUT...")
 @click.option("--html", type=FILE, help="Where the page goes [OUT/report.html].")
-@click.option("--json", "json_", type=FILE, help="Where everything goes as JSON [OUT/report.json].")
+@click.option("--json", "json_", type=FILE, help="Where the JSON goes [OUT/report.json].")
 @click.option("--csv", type=FILE, help="Where the table goes for spreadsheets [OUT/report.csv].")
-@click.option("--no-files", is_flag=True, help="Write no files but those that are named.")
-@click.option("--overwrite", is_flag=True, help="Replace a file that is not ours.")
+@click.option("--no-files", is_flag=True, help="Write only the files that are named.")
+@click.option("--overwrite", is_flag=True, help="Replace a file that this program did not write.")
 @click.option("--sort", type=TEXT, metavar="COLUMN", help="The best first: latency, size, cosine, time, ... or a name.")
 @click.option(
     "--filter", "filters", type=TEXT, multiple=True, help="Builds like model=bert,res* or precision!=fp32, or a name."
 )
-@click.option("--against", type=FILE, help="An older report: a folder, or a report.json. Ends with 1 when worse.")
+@click.option("--against", type=FILE, help="Compare with an older report: a folder, or a report.json.")
 @click.option(
     "--bound",
     "bounds",
@@ -50,18 +47,17 @@ _KINDS = ("html", "json", "csv")
 )
 @format_option
 def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
-    """Tell what became of the builds in OUT: the folder of a sweep, of one build, or several of them; shards of one
-    sweep are joined. All of it is written into OUT as a page, as JSON and as CSV too.
+    """Show the results of the builds in OUT: the folder of a sweep, of one build, or several of them; shards of one
+    sweep are joined. The report is also written into OUT as a page, as JSON and as CSV.
 
-    With --against, tell what has changed since another report, and end with 1 when something has become worse than
-    the bounds allow.
+    With --against, compare with an older report. The exit code is 1 when something is worse than the bounds allow.
 
     \b
     winml-dag report out
     winml-dag report out --sort latency --filter model=bert
     winml-dag report out --against main/report.json --bound latency=+5%
     """
-    with _errors_as_json(format_):
+    with errors_as_object(format_ == "json", success=False):
         report, comparison = _reported(folders, options)
         files = _written(_files(folders, options), report, comparison, options)
     if format_ == "json":
@@ -78,7 +74,7 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
 
 def _reported(folders: tuple[Path, ...], options: dict[str, Any]) -> tuple[Report, Comparison | None]:
     from winml_dag.report.collect import collect
-    from winml_dag.report.rowchoice import SORTED_BY, chosen, sorted_by
+    from winml_dag.report.measures import SORTED_BY, chosen, sorted_by
 
     if not folders:
         raise UsageError("No folder is given.", advice="Give the output folder of a sweep or of a build.")
@@ -168,14 +164,3 @@ def _echo(lines: Iterable[Line]) -> None:
     # Without a terminal click omits colours itself.
     color = False if os.environ.get("NO_COLOR") else None
     click.echo("\n".join(click.style(plain(line.text), **looks[line.style]) for line in lines), color=color)
-
-
-@contextmanager
-def _errors_as_json(format_: str) -> Iterator[None]:
-    """With ``--format json``, also print an error as the single object on stdout. The message still goes to stderr."""
-    try:
-        yield
-    except WinmlDagError as error:
-        if format_ == "json":
-            echo(json.dumps({"success": False, "errors": [str(error)]}))
-        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from winml_dag.cli import echo, print_object
 from winml_dag.cli.buildreport import errors_as_json, failure_lines
 from winml_dag.cli.options import format_option, planned_build, request_options
 from winml_dag.errors import StageError
+from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--runs", type=click.IntRange(min=1), default=1, help="How often each stage is run [1].")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Stages at a time [number of processors].")
 @click.option("--stage-timeout", type=click.FloatRange(min=0.1), help="Seconds after which any stage is ended.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing while stages run.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing while stages run.")
 @format_option
 def command(
     *,
@@ -37,7 +39,7 @@ def command(
     format_: str,
     **options: Any,
 ) -> int:
-    """Run stages of a finished build again and compare what they put out with the record, byte for byte.
+    """Run stages of a finished build again and compare their outputs with the record, byte for byte.
 
     Each STAGE (a name or id; none means all) runs in a fresh process, from the inputs that it had. The cache, its
     records and the output folder stay as they are. The exit code is 0 only if all is equal.
@@ -81,7 +83,8 @@ def _headline(stage: StageReproduction) -> str:
     if stage.failure is not None:
         return f"{stage.verdict:<7}  after {stage.elapsed_seconds:.1f} s"
     times = "" if stage.runs == 1 else f", {stage.runs} runs"
-    return f"{stage.verdict:<7}  {_files(stage.files)}, {stage.size} bytes{times} in {stage.elapsed_seconds:.1f} s"
+    files = counted(stage.files, "file")
+    return f"{stage.verdict:<7}  {files}, {stage.size} bytes{times} in {stage.elapsed_seconds:.1f} s"
 
 
 def _sentence(difference: Difference) -> str:
@@ -89,14 +92,10 @@ def _sentence(difference: Difference) -> str:
     return f"{difference.file}, {difference.other} -> {runs}: {difference.text}"
 
 
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
-
-
 def _summary(found: Reproduction) -> str:
     counts = Counter(str(stage.verdict) for stage in found.stages)
-    counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    return f"{'Reproduced' if found.equal else 'Not reproduced'}: {counted}, in {found.elapsed_seconds:.1f} s."
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"{'Reproduced' if found.equal else 'Not reproduced'}: {verdicts}, in {found.elapsed_seconds:.1f} s."
 
 
 def _json(found: Reproduction) -> JsonObject:
@@ -117,16 +116,7 @@ def _stage_json(stage: StageReproduction) -> JsonObject:
         "files": stage.files,
         "size": stage.size,
         "elapsed_seconds": stage.elapsed_seconds,
-        "differences": [
-            {
-                "slot": difference.slot,
-                "file": difference.file,
-                "runs": list(difference.runs),
-                "other": difference.other,
-                "text": difference.text,
-            }
-            for difference in stage.differences
-        ],
+        "differences": [asdict(difference) for difference in stage.differences],
         "error": None if failure is None else failure.error,
         "log": None if failure is None or failure.log is None else str(failure.log),
     }

@@ -11,9 +11,10 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli import echo, errors_as_object, print_object
 from winml_dag.cli.options import FILE, format_option
+from winml_dag.pipeline.assess.verification import FileCheck, Found, Verification, verify
+from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.assess.verification import FileCheck, Verification
     from winml_dag.report.provenance.against import Against
 
 _MOST_EXTRA = 10
@@ -21,27 +22,23 @@ _MOST_EXTRA = 10
 
 @click.command(name="verify")
 @click.argument("path", type=FILE)
-@click.option(
-    "--against", type=FILE, metavar="FILE", help="Hold it against what `winml-dag provenance` has written instead."
-)
+@click.option("--against", type=FILE, metavar="FILE", help="Compare with a document that `winml-dag provenance` wrote.")
 @format_option
 def command(*, path: Path, against: Path | None, format_: str) -> int:
-    """Read every file of an output folder again and hold it against build_manifest.json. PATH is the folder, or one
-    file in it, which is then checked with what belongs to it.
+    """Hash every file of an output folder and compare it with build_manifest.json. PATH is the folder, or one file in
+    it, which is then checked together with the files that belong to it.
 
-    With --against, hold it against SLSA provenance or a CycloneDX bill of materials, which is believed only as far as
-    its format: no signature is checked. By-products may be missing, since they were not to be shipped.
+    With --against, compare with SLSA provenance or a CycloneDX bill of materials instead. The format of the document is
+    validated; signatures are not checked. By-products may be missing, since they are not shipped.
 
-    Ends with 0 when all that is shipped is as it was built, and with 1 when not. Intermediate models that were deleted
-    or changed since, and files that no build put there, are told, and are no fault.
+    The exit code is 0 when everything that is shipped is as it was built, else 1. Intermediate models that were deleted
+    or changed, and files that no build wrote, are listed and are no error.
 
     \b
     winml-dag verify out
     winml-dag verify out/model.onnx
     winml-dag verify out --against out.slsa.json
     """
-    from winml_dag.pipeline.assess.verification import verify
-
     with errors_as_object(format_ == "json", sound=False, folders=[]):
         if against is not None:
             return _against(path, against, format_)
@@ -70,9 +67,6 @@ def _against(path: Path, document: Path, format_: str) -> int:
 
 
 def _against_lines(found: Against) -> Iterator[str]:
-    from winml_dag.pipeline.assess.verification import Found
-    from winml_dag.store.quantities import counted
-
     yield from _faults(found.files)
     yield from _named("left out, a by-product", found.left_out, found.folder)
     yield from _named("not in the document", found.extra, found.folder)
@@ -95,9 +89,6 @@ def _against_json(found: Against) -> JsonObject:
 
 
 def _lines(found: Sequence[Verification]) -> Iterator[str]:
-    from winml_dag.pipeline.assess.verification import Found
-    from winml_dag.store.quantities import counted, size_text
-
     for verification in found:
         folder = verification.manifest.parent
         yield from _faults(verification.files)
@@ -112,8 +103,6 @@ def _lines(found: Sequence[Verification]) -> Iterator[str]:
 
 
 def _faults(files: Sequence[FileCheck]) -> Iterator[str]:
-    from winml_dag.pipeline.assess.verification import Found
-
     for file in files:
         if file.found is not Found.SOUND:
             what = f"{file.found}, an intermediate" if file.is_intermediate else file.found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.ep.registry import find_ep
@@ -24,12 +24,12 @@ _EMULATED = "emulated"
 
 def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
     """Return the complete row of the build whose *manifest* is in *folder*."""
-    told, components = manifest.told, tuple(manifest.told.components)
-    stages = [_Stage.of(stage, components) for stage in told.stages]
-    done = [stage for stage in stages if stage.told.is_done]
+    told, stages = manifest.told, manifest.told.stages
+    done = [stage for stage in stages if stage.is_done]
     quality, no_quality = _quality(stages)
     placement, no_placement = _placement(stages)
-    quantized = _last_of_each(stages, "quantize")
+    # Of each component the last: a second quantization describes the final model.
+    quantized = {told.component_of(stage): stage for stage in _done(stages, "quantize")}.values()
     size, no_size = _size(manifest, done)
     missing = {
         "size": no_size,
@@ -37,10 +37,10 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
         "placement": no_placement,
         "nodes_quantized": "" if quantized else _why_skipped(stages, "quantize", "nothing was quantized"),
     }
-    runs = tuple(stage.run for stage in stages)
+    runs = tuple(map(_run, stages))
     reasons: Counter[str] = Counter()
     for stage in quantized:
-        for by_reason in stage.told.nodes_skipped_reasons.values():
+        for by_reason in stage.nodes_skipped_reasons.values():
             reasons.update(by_reason)
     return Row(
         name=name,
@@ -57,8 +57,8 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
         size=size,
         quality=quality,
         placement=placement,
-        nodes_quantized=_sum(stage.told.nodes_quantized for stage in quantized),
-        nodes_skipped=_sum(stage.told.nodes_skipped for stage in quantized),
+        nodes_quantized=_sum(stage.nodes_quantized for stage in quantized),
+        nodes_skipped=_sum(stage.nodes_skipped for stage in quantized),
         skipped_reasons=dict(reasons),
         seconds=told.elapsed_seconds or 0.0,
         made_in_seconds=sum(run.made_in_seconds or 0.0 for run in runs),
@@ -67,58 +67,42 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
         versions=_versions(done),
         digest=next((found for stage in reversed(done) if (found := _digest(stage))), ""),
         notices=tuple(told.notices),
-        components=components,
+        components=tuple(told.components),
         missing={part: why for part, why in missing.items() if why},
     )
 
 
-def _model(told: BuildManifest, done: Sequence[_Stage]) -> str:
+def _model(told: BuildManifest, done: Sequence[Stage]) -> str:
     """Return the model's name, with the module if only that was built: each module is a model of its own."""
-    modules = (stage.told.settings.loader.module_path for stage in _done(done, "export"))
+    modules = (stage.settings.loader.module_path for stage in _done(done, "export"))
     return " ".join(part for part in (told.model_id, next(modules, "")) if part)
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """One stage of a manifest, and the data that a report uses."""
-
-    told: Stage
-    run: StageRun
-    component: str
-
-    @classmethod
-    def of(cls, told: Stage, components: Sequence[str]) -> _Stage:
-        run_id = told.id or told.name
-        component = next((each for each in components if run_id.startswith(f"{each}.")), "")
-        if not told.is_done:
-            return cls(told, StageRun(run_id, told.name, "skipped", told.reason), component)
-        run = StageRun(
-            id=run_id,
-            stage=told.name,
-            status="reused" if told.cached else "ran",
-            reason=told.reason,
-            cache_key=told.cache_key or None,
-            elapsed_seconds=0.0 if told.cached else told.elapsed_seconds or 0.0,
-            made_in_seconds=told.elapsed_seconds,
-            peak_memory_bytes=told.metrics.peak_memory_bytes,
-            made_at=told.made_at,
-            made_by=told.made_by,
-        )
-        return cls(told, run, component)
+def _run(stage: Stage) -> StageRun:
+    run_id = stage.id or stage.name
+    if not stage.is_done:
+        return StageRun(run_id, stage.name, "skipped", stage.reason)
+    return StageRun(
+        id=run_id,
+        stage=stage.name,
+        status="reused" if stage.cached else "ran",
+        reason=stage.reason,
+        cache_key=stage.cache_key or None,
+        elapsed_seconds=0.0 if stage.cached else stage.elapsed_seconds or 0.0,
+        made_in_seconds=stage.elapsed_seconds,
+        peak_memory_bytes=stage.metrics.peak_memory_bytes,
+        made_at=stage.made_at,
+        made_by=stage.made_by,
+    )
 
 
-def _why_skipped(stages: Iterable[_Stage], name: str, otherwise: str) -> str:
+def _why_skipped(stages: Iterable[Stage], name: str, otherwise: str) -> str:
     """Return why no stage called *name* has a result."""
-    return next((stage.told.reason for stage in stages if stage.told.name == name and stage.told.reason), otherwise)
+    return next((stage.reason for stage in stages if stage.name == name and stage.reason), otherwise)
 
 
-def _done(stages: Iterable[_Stage], name: str) -> list[_Stage]:
-    return [stage for stage in stages if stage.told.name == name and stage.told.is_done]
-
-
-def _last_of_each(stages: Iterable[_Stage], name: str) -> list[_Stage]:
-    """Return the last stage of each component: a second quantization describes the final model."""
-    return list({stage.component: stage for stage in _done(stages, name)}.values())
+def _done(stages: Iterable[Stage], name: str) -> list[Stage]:
+    return [stage for stage in stages if stage.name == name and stage.is_done]
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
@@ -126,24 +110,24 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return sum(found) if found else None
 
 
-def _size(manifest: Manifest, done: Sequence[_Stage]) -> tuple[Size | None, str]:
+def _size(manifest: Manifest, done: Sequence[Stage]) -> tuple[Size | None, str]:
     """Return the size of the model and the folder. Files of equal content count once."""
     folder = sum({file.digest: file.size for file in manifest.files}.values())
-    shipped = {file.digest: (file.size, file.name) for stage in _done(done, "finalize") for file in stage.told.files}
+    shipped = {file.digest: (file.size, file.name) for stage in _done(done, "finalize") for file in stage.files}
     if not shipped:
         placed = {file.digest: file.size for files in manifest.placed.values() for file in files}
         if not placed:
             return None, "the build ships no model"
         return None, f"the recipe's own stages put {counted(len(placed), 'file')} in place, and none is its model"
     beside = sum(size for size, name in shipped.values() if not name.endswith(".onnx"))
-    embeds = any(stage.told.settings.compile.embed_context for stage in _done(done, "compile"))
+    embeds = any(stage.settings.compile.embed_context for stage in _done(done, "compile"))
     return Size(sum(size for size, _ in shipped.values()), beside, folder, embeds), ""
 
 
-def _quality(stages: Sequence[_Stage]) -> tuple[Quality | None, str]:
+def _quality(stages: Sequence[Stage]) -> tuple[Quality | None, str]:
     """Return the quality; of several components, that of the one farthest from its float model."""
     validated = _done(stages, "validate")
-    found = [quality for stage in validated if (quality := _quality_of(stage.told)) is not None]
+    found = [quality for stage in validated if (quality := _quality_of(stage)) is not None]
     if found:
         return min(found, key=lambda one: 1.0 if one.cosine is None else one.cosine), ""
     if validated:
@@ -159,45 +143,45 @@ def _quality_of(stage: Stage) -> Quality | None:
     return Quality(**dict(told), bound=bound, passed=None if bound is None else True)
 
 
-def _placement(stages: Sequence[_Stage]) -> tuple[Placement | None, str]:
+def _placement(stages: Sequence[Stage]) -> tuple[Placement | None, str]:
     compiled = _done(stages, "compile")
     if not compiled:
         why = _why_skipped(stages, "compile", "nothing was compiled")
         return None, f"{why}{_when_loaded(stages)}"
     on_cpu: Counter[str] = Counter()
     for stage in compiled:
-        on_cpu.update(stage.told.nodes_on_cpu)
-    return Placement(_sum(stage.told.ep_context_partitions for stage in compiled) or 0, dict(on_cpu)), ""
+        on_cpu.update(stage.nodes_on_cpu)
+    return Placement(_sum(stage.ep_context_partitions for stage in compiled) or 0, dict(on_cpu)), ""
 
 
-def _when_loaded(stages: Sequence[_Stage]) -> str:
+def _when_loaded(stages: Sequence[Stage]) -> str:
     """Return where the nodes of an uncompiled model ran during validation; empty if on the CPU."""
     assigned: Counter[str] = Counter()
     for stage in _done(stages, "validate"):
-        for provider, by_type in stage.told.metrics.assigned_nodes.items():
+        for provider, by_type in stage.metrics.assigned_nodes.items():
             assigned[_alias(provider)] += sum(by_type.values())
     told = ", ".join(f"{counted(count, 'node')} on {ep}" for ep, count in sorted(assigned.items()))
     return f"; when it was validated: {told}" if told else ""
 
 
-def _versions(done: Iterable[_Stage]) -> dict[str, str]:
+def _versions(done: Iterable[Stage]) -> dict[str, str]:
     """Return versions per tool; all of them if stages ran with different ones."""
     found: dict[str, set[str]] = {}
     for stage in done:
-        for name, version in stage.told.toolchain.items():
+        for name, version in stage.toolchain.items():
             if not version.startswith(_DIGESTS):
                 found.setdefault(name, set()).add(version)
-        if stage.told.name == "compile" and stage.told.ep_sdk_version:
-            found.setdefault("SDK of the provider", set()).add(stage.told.ep_sdk_version)
-        maker, _, version = stage.told.made_by.rpartition(" ")
+        if stage.name == "compile" and stage.ep_sdk_version:
+            found.setdefault("SDK of the provider", set()).add(stage.ep_sdk_version)
+        maker, _, version = stage.made_by.rpartition(" ")
         if maker:
             found.setdefault(maker, set()).add(version)
     return {name: ", ".join(sorted(versions)) for name, versions in sorted(found.items())}
 
 
-def _digest(stage: _Stage) -> str:
-    model = stage.told.outputs.get("model")
-    return model.digest if model is not None and stage.told.name == "finalize" else ""
+def _digest(stage: Stage) -> str:
+    model = stage.outputs.get("model")
+    return model.digest if model is not None and stage.name == "finalize" else ""
 
 
 def _alias(provider: str) -> str:

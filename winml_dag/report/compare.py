@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.result import CellStatus
@@ -26,6 +27,9 @@ _ROUNDING = 1e-12
 _FEWEST = 20
 # Nobody requested these cells, so a missing result is no problem.
 _NOT_WANTED = (CellStatus.LEFT_OUT, CellStatus.NOT_REACHED)
+
+# Model, precision, provider and device.
+_Kind: TypeAlias = tuple[str, str, str, str]
 
 
 class Verdict(StrEnum):
@@ -149,7 +153,7 @@ def compare(now: Report, then: Report, bounds: Sequence[Bound]) -> Comparison:
     pairs = _pairs(now.rows, then.rows)
     rows = [_compared(row, old, bounds) for row, old in pairs]
     matched = {old.name for _, old in pairs if old is not None}
-    rows += [_gone(old) for old in then.rows if old.name not in matched]
+    rows += [Compared(old.name, old.name, Fate.GONE, *_kind(old)) for old in then.rows if old.name not in matched]
     return Comparison(
         then=", ".join(then.subjects),
         now=", ".join(now.subjects),
@@ -171,32 +175,23 @@ def _pairs(rows: Sequence[Row], old_rows: Sequence[Row]) -> list[tuple[Row, Row 
     ]
 
 
-def _only_ones(rows: Sequence[Row]) -> dict[tuple[str, ...], Row]:
+def _only_ones(rows: Sequence[Row]) -> dict[_Kind, Row]:
     """Return the rows that are unique in model, precision, provider and device."""
-    alike: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    alike: dict[_Kind, list[Row]] = defaultdict(list)
     for row in rows:
         alike[_kind(row)].append(row)
     return {kind: same[0] for kind, same in alike.items() if len(same) == 1}
 
 
-def _kind(row: Row) -> tuple[str, ...]:
+def _kind(row: Row) -> _Kind:
     return row.model, row.precision, row.ep, row.device
 
 
 def _compared(now: Row, then: Row | None, bounds: Sequence[Bound]) -> Compared:
     fate = _fate(now, then)
     changes = tuple(_changes(now, then, bounds)) if fate is Fate.SAME and then is not None else ()
-    return Compared(
-        name=now.name,
-        then=None if then is None else then.name,
-        fate=fate,
-        model=now.model,
-        precision=now.precision,
-        ep=now.ep,
-        device=now.device,
-        changes=changes,
-        why=_why(now) if fate in (Fate.NOW_FAILING, Fate.MISSING) else "",
-    )
+    why = _why(now) if fate in (Fate.NOW_FAILING, Fate.MISSING) else ""
+    return Compared(now.name, None if then is None else then.name, fate, *_kind(now), changes, why)
 
 
 def _fate(now: Row, then: Row | None) -> Fate:
@@ -204,7 +199,9 @@ def _fate(now: Row, then: Row | None) -> Fate:
         return Fate.NEW
     if _is_there(now):
         if _is_there(then):
-            return Fate.NOW_FAILING if _lost(now, then) else Fate.SAME
+            # A bound on what was measured then and could not be measured now must report that.
+            lost = any(getattr(then, part) is not None for part in now.unmeasured)
+            return Fate.NOW_FAILING if lost else Fate.SAME
         return Fate.NOW_THERE
     if not _is_there(then):
         return Fate.MISSING
@@ -212,17 +209,8 @@ def _fate(now: Row, then: Row | None) -> Fate:
     return Fate.GONE if now.status in _NOT_WANTED else Fate.NOW_FAILING
 
 
-def _lost(now: Row, then: Row) -> tuple[str, ...]:
-    """Return the parts that were measured then and could not be measured now: a bound on them must report that."""
-    return tuple(part for part in now.unmeasured if getattr(then, part) is not None)
-
-
 def _is_there(row: Row) -> bool:
     return row.status in (CellStatus.BUILT, CellStatus.UP_TO_DATE)
-
-
-def _gone(then: Row) -> Compared:
-    return Compared(then.name, then.name, Fate.GONE, then.model, then.precision, then.ep, then.device)
 
 
 def _why(row: Row) -> str:

@@ -213,12 +213,12 @@ def write_files(files: dict[str, Path], report: Report, comparison: Comparison |
                 f"{path} is in the way, and no report of ours.", advice="Move it away, or give --overwrite."
             )
     for kind, path in files.items():
-        put_text(path, _text(kind, report, comparison))
+        put_text(path, _text(kind, path, report, comparison))
 
 
-def _text(kind: str, report: Report, comparison: Comparison | None) -> str:
+def _text(kind: str, path: Path, report: Report, comparison: Comparison | None) -> str:
     if kind == "html":
-        return html_of(report, comparison)
+        return html_of(report, comparison, path)
     if kind == "csv":
         return csv_of(report)
     told = {} if comparison is None else {"comparison": comparison_json(comparison)}

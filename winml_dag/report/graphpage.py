@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, takewhile
+from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ import networkx
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.report.graphview import MOST_BOXES, SOURCE, Box, GraphView, folded_view
-from winml_dag.report.onefile import PAGES, PageKind, as_data, escaped, page_of
+from winml_dag.report.onefile import PAGES, PageKind, as_data, escaped, link_beside, page_of
 from winml_dag.store.quantities import counted
 
 GRAPH_PAGE = PageKind(
@@ -28,12 +29,11 @@ GRAPH_PAGE = PageKind(
     ("drawing.js", "camera.js", "details.js", "search.js", "main.js"),
 )
 _SEPARATOR = re.compile(r"(?<=[-_/. ])")
-_LONGEST = 400
 _WORDS = {"ran": "would run", "reused": "reused", "failed": "failed"}
 
 
-def graph_html(view: GraphView, title: str, made: str) -> str:
-    """Return the whole page, in ASCII. *made*: creation time and program."""
+def graph_html(view: GraphView, title: str, made: str, path: Path | None = None) -> str:
+    """Return the whole page, in ASCII. *made*: creation time and program. *path*: where it goes, for links."""
     folded = folded_view(view)
     content: JsonObject = {
         "cells": list(view.cells),
@@ -48,6 +48,7 @@ def graph_html(view: GraphView, title: str, made: str) -> str:
         title=escaped(title),
         summary=escaped(summary(view)),
         made=escaped(made),
+        links=link_beside(path, "report.html", "Report"),
         notices="".join(f'<p class="notice" dir="auto">{escaped(text)}</p>' for text in view.notices),
         content=as_data(content),
     )
@@ -76,7 +77,7 @@ def _drawn(view: GraphView) -> JsonObject:
         {**_box(box, view.cells), "column": column, "row": row}
         for box, column, row in zip(view.boxes, layout.columns, layout.rows, strict=True)
     ]
-    lines: list[JsonValue] = [[line.maker, line.reader, line.artifact, line.count] for line in view.lines]
+    lines: list[JsonValue] = [[line.maker, line.reader, layout.route(line.maker, line.reader)] for line in view.lines]
     return {"boxes": boxes, "lines": lines, "width": layout.width, "height": layout.height}
 
 
@@ -86,7 +87,6 @@ def _box(box: Box, cells: Sequence[str]) -> JsonObject:
         "step": box.stage or "sources" if box.step == SOURCE else box.step,
         "status": box.status,
         "label": _label(box, cells),
-        "apart": box.apart[:_LONGEST],
         "cells": list(box.cells),
         "reason": box.reason,
         "error": box.error,
@@ -119,16 +119,21 @@ def _label(box: Box, cells: Sequence[str]) -> str:
 Name = TypeVar("Name", bound=Hashable)
 
 # Higher values removed no further crossings in sweeps of 40 and of 136 builds.
-_ORDERINGS = 6
-_ALIGNMENTS = 8
+_TURNS = 7
+# The height of a line where it passes a column, in rows.
+_LANE = 0.4
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``columns`` and ``rows`` of boxes, by their index. Rows may be fractional, at least 1 apart."""
+    """``columns`` and ``rows`` of boxes, by their index. Rows may be fractional, at least 1 apart.
+
+    ``lanes``: the row where lines from a box pass a column between the boxes of that, by box and column.
+    """
 
     columns: tuple[int, ...]
     rows: tuple[float, ...]
+    lanes: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -136,7 +141,11 @@ class Layout:
 
     @property
     def height(self) -> float:
-        return max(self.rows, default=0.0) + 1.0
+        return max((*self.rows, *self.lanes.values()), default=0.0) + 1.0
+
+    def route(self, maker: int, reader: int) -> list[JsonValue]:
+        """Return the rows at which a line passes the columns between its ends."""
+        return [self.lanes[maker, column] for column in range(self.columns[maker] + 1, self.columns[reader])]
 
 
 def lay_out(
@@ -149,22 +158,28 @@ def lay_out(
     moves no other box: a source that everything reads would pull everything together.
     """
     columns = _columns(steps, edges, pulls)
-    before, after = _neighbours(len(steps), edges, pulls)
+    # A line over several columns passes each of them in a lane, which takes part in the layout like a box.
+    lanes: dict[tuple[int, int], int] = {}
+    heights, order, pulling = [1.0] * len(steps), [*ranks], [*pulls]
+    parts: dict[tuple[int, int], None] = {}
+    for maker, reader in edges:
+        here = maker
+        for column in range(columns[maker] + 1, columns[reader]):
+            if (maker, column) not in lanes:
+                lanes[maker, column] = len(heights)
+                heights.append(_LANE)
+                order.append(ranks[maker])
+                pulling.append(pulls[maker])
+            parts[here, lanes[maker, column]] = None
+            here = lanes[maker, column]
+        parts[here, reader] = None
     in_columns: list[list[int]] = [[] for _ in range(max(columns, default=-1) + 1)]
-    for box, column in enumerate(columns):
-        in_columns[column].append(box)
-    rows = {box: float(place) for boxes in in_columns for place, box in enumerate(boxes)}
-    for turn in range(_ORDERINGS):
-        for boxes in _swept(in_columns, turn):
-            wanted = _wanted_rows(boxes, (before, after)[turn % 2], rows)
-            boxes.sort(key=lambda box, wanted=wanted: (ranks[box], wanted[box]))  # type: ignore[misc]
-            rows |= {box: float(place) for place, box in enumerate(boxes)}
-    for turn in range(_ALIGNMENTS):
-        for boxes in _swept(in_columns, turn):
-            wanted = _wanted_rows(boxes, (before, after)[turn % 2], rows)
-            rows |= dict(zip(boxes, _apart([wanted[box] for box in boxes]), strict=True))
+    for place, column in enumerate([*columns, *(column for _, column in lanes)]):
+        in_columns[column].append(place)
+    rows = _rows(in_columns, _neighbours(len(heights), parts, pulling), order, heights)
     top = min(rows.values(), default=0.0)
-    return Layout(tuple(columns), tuple(round(rows[box] - top, 2) for box in range(len(steps))))
+    settled = [round(rows[place] - top, 2) for place in range(len(heights))]
+    return Layout(tuple(columns), tuple(settled[: len(steps)]), {lane: settled[at] for lane, at in lanes.items()})
 
 
 def _columns(steps: Sequence[str], edges: Sequence[tuple[int, int]], pulls: Sequence[bool]) -> list[int]:
@@ -210,31 +225,43 @@ def _neighbours(
     return before, after
 
 
-def _swept(in_columns: list[list[int]], turn: int) -> Iterable[list[int]]:
-    return in_columns if turn % 2 == 0 else reversed(in_columns)
-
-
-def _wanted_rows(
-    boxes: Sequence[int], neighbours: Sequence[Sequence[int]], rows: Mapping[int, float]
+def _rows(
+    in_columns: list[list[int]],
+    neighbours: tuple[list[list[int]], list[list[int]]],
+    ranks: Sequence[float],
+    heights: Sequence[float],
 ) -> dict[int, float]:
-    """Return the mean row of each box's neighbours, or its own row without neighbours."""
-    return {
-        box: sum(rows[other] for other in neighbours[box]) / len(neighbours[box]) if neighbours[box] else rows[box]
-        for box in boxes
-    }
+    """Return the row of each box: first its order in the column, by the mean row of its neighbours, then the distances.
 
-
-def _apart(wanted: Sequence[float]) -> list[float]:
-    """Return the rows nearest to those *wanted* (least squares) that keep the order and are at least 1 apart.
-
-    Without the distance this is isotonic regression, solved by merging neighbours that are out of order.
+    Columns are visited from left to right and back, so that each follows the one before.
     """
+    rows = {box: float(place) for boxes in in_columns for place, box in enumerate(boxes)}
+    for turn in range(2 * _TURNS):
+        for boxes in in_columns if turn % 2 == 0 else reversed(in_columns):
+            near = neighbours[turn % 2]
+            wanted = {box: fmean(rows[other] for other in near[box]) if near[box] else rows[box] for box in boxes}
+            if turn < _TURNS - 1:
+                boxes.sort(key=lambda box, wanted=wanted: (ranks[box], wanted[box]))  # type: ignore[misc]
+                rows |= {box: float(place) for place, box in enumerate(boxes)}
+            else:
+                rows |= dict(
+                    zip(boxes, _apart([wanted[box] for box in boxes], [heights[box] for box in boxes]), strict=True)
+                )
+    return rows
+
+
+def _apart(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
+    """Return the rows nearest to those *wanted* (least squares) that keep the order and have room for *heights*.
+
+    Without the heights this is isotonic regression, solved by merging neighbours that are out of order.
+    """
+    offsets = [0.0, *accumulate((one + other) / 2 for one, other in pairwise(heights))]
     blocks: list[tuple[float, int]] = []
-    for place, row in enumerate(wanted):
-        total, count = row - place, 1
+    for row, offset in zip(wanted, offsets, strict=False):
+        total, count = row - offset, 1
         while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
             earlier, others = blocks.pop()
             total, count = total + earlier, count + others
         blocks.append((total, count))
     levels = [total / count for total, count in blocks for _ in range(count)]
-    return [level + place for place, level in enumerate(levels)]
+    return [level + offset for level, offset in zip(levels, offsets, strict=False)]

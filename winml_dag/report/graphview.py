@@ -3,17 +3,15 @@
 Rounds of optimize and analyze with the same result as an earlier round are not drawn: their readers read that one. In a
 sweep of a hundred builds they would be half of all boxes, without information.
 
-A graph of hundreds of boxes is folded to a few dozen: boxes of one step become one, or a few with different configs.
+A graph of hundreds of boxes is folded: boxes of one step become one.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from winml_dag.canonical import JsonObject, JsonValue, json_hash
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import plan_graph
@@ -37,9 +35,7 @@ class Box:
         status: ``source``, or that of a plan: ``ran`` means it would run.
         cells: indices of the builds that contain it, in order.
         seconds: the time it took, or the estimate if it would run; None if unknown.
-        config: the recipe fields that the stage reads.
         members: for a folded box, the indices of the boxes it represents.
-        apart: the parts of its config that distinguish it from other boxes of its step, if these are few.
         last: its outcome in the last recorded run, and ``last_reason`` the reason; empty without one.
     """
 
@@ -51,21 +47,17 @@ class Box:
     key: str = ""
     seconds: float | None = None
     error: str = ""
-    config: JsonObject = field(default_factory=dict)
     members: tuple[int, ...] = ()
-    apart: str = ""
     last: str = ""
     last_reason: str = ""
 
 
 @dataclass(frozen=True)
 class Line:
-    """The artifact of ``maker`` that ``reader`` reads, both as indices; ``count``: number of edges folded into one."""
+    """``reader`` reads what ``maker`` puts out; both are indices of boxes."""
 
     maker: int
     reader: int
-    artifact: str
-    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -217,16 +209,10 @@ def _cells(readers: Mapping[str, Sequence[tuple[int, str]]], like: Mapping[str, 
 
 
 def _lines(merged: Merged, nodes: Sequence[Node], like: Mapping[str, str], places: Mapping[str, int]) -> Iterator[Line]:
-    graph = merged.graph
+    makers = merged.graph.makers
     for node in nodes:
-        drawn: set[tuple[str, str]] = set()
-        for name in node.inputs.values():
-            maker = graph.makers[name].id if name in graph.makers else name
-            artifact = name.removeprefix(f"{maker}.") if name != maker else "files"
-            maker = _settled(maker, like)
-            if (maker, artifact) not in drawn:
-                drawn.add((maker, artifact))
-                yield Line(places[maker], places[node.id], artifact)
+        read = (makers[name].id if name in makers else name for name in node.inputs.values())
+        yield from dict.fromkeys(Line(places[_settled(maker, like)], places[node.id]) for maker in read)
 
 
 def _box(node: Node, step: str, cells: set[int], status: Status, result: StageResult, error: str) -> Box:
@@ -240,76 +226,26 @@ def _box(node: Node, step: str, cells: set[int], status: Status, result: StageRe
         key=result.cache_key or "",
         seconds=result.elapsed_seconds if record is None else record.elapsed_seconds,
         error=error,
-        config=node.config,
     )
 
 
 # Above this number a page shows the folded graph first.
 MOST_BOXES = 300
-# A step with more configs is folded to one box, since every export has a config of its own.
-_MOST_CONFIGS = 8
-_SAYS_NOTHING = ("false", "null", "", "[]", "{}")
-_WORST_FIRST = (Status.FAILED, Status.RAN, Status.REUSED, Status.SKIPPED)
 
 
 def folded_view(view: GraphView) -> GraphView:
-    """Fold boxes of one step and equal config; of a step with many configs, all."""
-    kinds = _kinds(view.boxes)
-    groups: dict[tuple[str, str], list[int]] = {}
-    for place, kind in enumerate(kinds):
-        groups.setdefault(kind, []).append(place)
-    places = {kind: place for place, kind in enumerate(groups)}
-    lines = Counter((places[kinds[line.maker]], places[kinds[line.reader]], line.artifact) for line in view.lines)
-    boxes = [_folded(view.boxes, members) for members in groups.values()]
+    """Fold all boxes of one step into one."""
+    groups: dict[str, list[int]] = {}
+    for index, box in enumerate(view.boxes):
+        groups.setdefault(box.step, []).append(index)
+    places = {step: place for place, step in enumerate(groups)}
+    steps = [places[box.step] for box in view.boxes]
+    lines = dict.fromkeys(Line(steps[line.maker], steps[line.reader]) for line in view.lines)
+    # Rounds of one step may read each other.
+    between = tuple(line for line in lines if line.maker != line.reader)
     return GraphView(
-        view.cells,
-        tuple(_told_apart(boxes)),
-        tuple(Line(maker, reader, artifact, count) for (maker, reader, artifact), count in lines.items()),
-        view.notices,
+        view.cells, tuple(_folded(view.boxes, members) for members in groups.values()), between, view.notices
     )
-
-
-def _kinds(boxes: Sequence[Box]) -> list[tuple[str, str]]:
-    """Return the key by which each box is folded."""
-    hashes = [json_hash(box.config) for box in boxes]
-    configs: dict[str, set[str]] = {}
-    for box, config in zip(boxes, hashes, strict=True):
-        configs.setdefault(box.step, set()).add(config)
-    return [
-        (box.step, config if len(configs[box.step]) <= _MOST_CONFIGS else "")
-        for box, config in zip(boxes, hashes, strict=True)
-    ]
-
-
-def _told_apart(boxes: Sequence[Box]) -> Iterator[Box]:
-    """Yield *boxes* with the config fields that differ within their step."""
-    by_step: dict[str, list[dict[str, str]]] = {}
-    for box in boxes:
-        by_step.setdefault(box.step, []).append(_fields(box.config))
-    for box in boxes:
-        others = by_step[box.step]
-        own = _fields(box.config)
-        differ = [name for name in own if any(other.get(name) != own[name] for other in others)]
-        yield replace(box, apart=", ".join(_said(name.rpartition(".")[2], own[name]) for name in _telling(differ, own)))
-
-
-def _telling(names: Sequence[str], fields: Mapping[str, str]) -> list[str]:
-    """Return the informative ones of *names*. Boolean flags come last, as they say less than texts and numbers."""
-    return sorted(
-        (name for name in names if fields[name] not in _SAYS_NOTHING), key=lambda name: fields[name] == "true"
-    )
-
-
-def _said(name: str, value: str) -> str:
-    return name if value == "true" else f"{name} {value}"
-
-
-def _fields(config: JsonValue, name: str = "") -> dict[str, str]:
-    """Flatten a config to texts by dotted name."""
-    if not isinstance(config, Mapping):
-        return {name: config if isinstance(config, str) else json.dumps(config, ensure_ascii=False)}
-    inside = [_fields(value, f"{name}.{key}" if name else key) for key, value in config.items()]
-    return {dotted: text for of_one in inside for dotted, text in of_one.items()}
 
 
 def _folded(boxes: Sequence[Box], members: Sequence[int]) -> Box:
@@ -323,13 +259,12 @@ def _folded(boxes: Sequence[Box], members: Sequence[int]) -> Box:
     return Box(
         step=first.step,
         stage=first.stage if first.step != SOURCE else "",
-        status=next((str(status) for status in _WORST_FIRST if statuses[status]), SOURCE),
+        status=next((str(status) for status in _FIRST_TOLD if statuses[status]), SOURCE),
         cells=tuple(sorted({cell for box in inside for cell in box.cells})),
         reason=_status_counts(statuses),
         seconds=sum(known) if known else None,
-        config=first.config,
         members=tuple(members),
-        last=next((str(status) for status in _WORST_FIRST if last[status]), ""),
+        last=next((str(status) for status in _FIRST_TOLD if last[status]), ""),
     )
 
 

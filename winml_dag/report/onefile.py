@@ -67,6 +67,11 @@ def page_of(kind: PageKind, *, about: tuple[str, str], **fields: str) -> str:
     )
 
 
+def link_beside(page: Path | None, name: str, text: str) -> str:
+    """Return a link to the page *name* in the folder of *page*; empty if there is none."""
+    return f'<a href="{name}">{text}</a>' if page is not None and (page.parent / name).is_file() else ""
+
+
 def policy(style: str, script: str) -> str:
     """Return the Content-Security-Policy for one *style* and one *script*, both ASCII, and nothing else."""
     return (

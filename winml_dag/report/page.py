@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.pipeline.sweep.codec import encode
 from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult, StageRun
 from winml_dag.report.compare import Comparison
 from winml_dag.report.measures import MEASURES
-from winml_dag.report.onefile import PAGES, PageKind, as_data, escaped, page_of
+from winml_dag.report.onefile import PAGES, PageKind, as_data, escaped, link_beside, page_of
 from winml_dag.report.row import Report, Row
 from winml_dag.store.quantities import size_text
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _STYLES = ("base.css", "parts.css", "views.css", "print.css")
 _SCRIPTS = (
@@ -30,7 +29,6 @@ _SCRIPTS = (
     "tooltip.js",
     "heat.js",
     "table.js",
-    "front.js",
     "plot.js",
     "timeline.js",
     "cell.js",
@@ -42,13 +40,14 @@ _SCRIPTS = (
 REPORT_PAGE = PageKind("winml-dag report", PAGES / "report", _STYLES, _SCRIPTS)
 
 
-def html_of(report: Report, comparison: Comparison | None = None) -> str:
-    """Return the whole page, in ASCII, which is valid in any encoding."""
+def html_of(report: Report, comparison: Comparison | None = None, path: Path | None = None) -> str:
+    """Return the whole page, in ASCII, which is valid in any encoding. *path*: where it goes, to link other pages."""
     sentences = answers(report, comparison)
     return page_of(
         REPORT_PAGE,
         about=("description", escaped(" ".join(sentences))),
         title=escaped(report.name),
+        links=link_beside(path, "graph.html", "Graph of the stages"),
         answer="".join(f'<p dir="auto">{escaped(sentence)}</p>' for sentence in sentences),
         content=as_data(content_of(report, comparison)),
     )
@@ -174,7 +173,6 @@ def _sentence(text: str) -> str:
 
 
 _STAGE_COLUMNS = tuple(field.name for field in fields(StageRun))
-_PACKED = ("stages", "versions")
 _DIGITS = 7
 
 
@@ -195,9 +193,18 @@ class _Pool:
 def content_of(report: Report, comparison: Comparison | None) -> JsonObject:
     """Return everything that the page shows. Numbers outside JSON become ``"Infinity"``, ``"-Infinity"`` or null."""
     texts, versions = _Pool(), _Pool()
-    rows: list[JsonValue] = [_row(row, texts, versions) for row in report.rows]
+    rows: list[JsonValue] = []
+    for row in report.rows:
+        told = tuple(sorted(row.versions.items()))
+        rows.append(
+            {
+                **_compact(encode(replace(row, stages=(), versions={}))),
+                "stages": [_stage(stage, texts) for stage in row.stages],
+                "versions": versions.place(told, _compact(dict(told))),
+            }
+        )
     return {
-        **_members(report, without=("rows",)),
+        **_compact(encode(replace(report, rows=()))),
         "rows": rows,
         "stage_columns": list(_STAGE_COLUMNS),
         "texts": texts.values,
@@ -206,60 +213,32 @@ def content_of(report: Report, comparison: Comparison | None) -> JsonObject:
     }
 
 
-def _row(row: Row, texts: _Pool, versions: _Pool) -> JsonObject:
-    return {
-        **_members(row, without=_PACKED),
-        "stages": [_stage(stage, texts) for stage in row.stages],
-        "versions": versions.place(tuple(sorted(row.versions.items())), _mapping(row.versions)),
-    }
-
-
 def _stage(stage: StageRun, texts: _Pool) -> JsonValue:
     """Return the values of ``stage_columns``; a text is replaced by its index in ``texts``."""
-    values = (_plain(getattr(stage, name)) for name in _STAGE_COLUMNS)
+    values = (_compact(getattr(stage, name)) for name in _STAGE_COLUMNS)
     return [texts.place(value, value) if isinstance(value, str) else value for value in values]
 
 
 def _compared(comparison: Comparison) -> JsonObject:
-    rows: list[JsonValue] = [
-        {**_members(row), "is_regression": row.is_regression, "is_improvement": row.is_improvement}
+    rows = [
+        {**encode(row), "is_regression": row.is_regression, "is_improvement": row.is_improvement}
         for row in comparison.rows
     ]
-    return {**_members(comparison, without=("rows",)), "rows": rows}
+    return {**_compact(encode(replace(comparison, rows=()))), "rows": _compact(rows)}
 
 
-def _members(value: DataclassInstance, without: Iterable[str] = ()) -> JsonObject:
-    names = (field.name for field in fields(value) if field.name not in without)
-    plain = ((name, _plain(getattr(value, name))) for name in names)
-    return {name: told for name, told in plain if told is not None and told != "" and told != [] and told != {}}
+def _compact(value: Any) -> Any:
+    """Return JSON without empty members, with numbers that it can hold, and with texts of valid Unicode.
 
-
-def _mapping(value: Mapping[str, object]) -> JsonObject:
-    return {_well_formed(str(name)): _plain(one) for name, one in value.items()}
-
-
-def _plain(value: object) -> JsonValue:
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, str):
-        return _well_formed(str(value))
+    File names may contain undecodable bytes, which URLs cannot hold.
+    """
     if isinstance(value, Mapping):
-        return _mapping(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _members(value)
-    if isinstance(value, Iterable):
-        return [_plain(one) for one in value]
-    raise TypeError(f"a report holds no {type(value).__name__}")
-
-
-def _number(value: float) -> JsonValue:
-    if math.isnan(value):
-        return None
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else f"{'-' * (value < 0)}Infinity"
-
-
-def _well_formed(text: str) -> str:
-    """Return *text* as valid Unicode: file names may contain undecodable bytes, which URLs cannot hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+        members = ((_compact(name), _compact(inner)) for name, inner in value.items())
+        return {name: inner for name, inner in members if inner is not None and inner not in ("", [], {})}
+    if isinstance(value, list):
+        return [_compact(inner) for inner in value]
+    if isinstance(value, str):
+        return str(value).encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
+
+from rich.cells import cell_len
+from rich.text import Text
 
 from winml_dag.pipeline.sweep.result import CellStatus
 from winml_dag.report.compare import Change, Compared, Comparison, Fate, Verdict
-from winml_dag.report.measures import MEASURES
+from winml_dag.report.measures import MEASURES, printable
 from winml_dag.report.row import Report, Row
 from winml_dag.store.quantities import counted, duration_text
 
@@ -65,11 +68,6 @@ def table_lines(report: Report, width: int) -> Iterator[Line]:
     """
     for line in _lines(report, width):
         yield Line(printable(line.text), line.style)
-
-
-def printable(text: str) -> str:
-    """Replace characters in *text* that a terminal would interpret."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _lines(report: Report, width: int) -> Iterator[Line]:
@@ -129,8 +127,16 @@ def _row_line(row: Row, columns: Sequence[_Column], widths: Sequence[int], width
 
 
 def _when(report: Report) -> str:
-    began = f"begun {report.began_at}, " if report.began_at else ""
-    return f"{began}told {report.made_at}"
+    began = f"built {_minute(report.began_at)}, " if report.began_at else ""
+    return f"{began}reported {_minute(report.made_at)}"
+
+
+def _minute(text: str) -> str:
+    """Format a time as ``2026-11-22 10:46 UTC``, as the pages do."""
+    try:
+        return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return text
 
 
 def _model_heading(rows: Sequence[Row]) -> str:
@@ -326,20 +332,13 @@ def _aligned(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[
 
 def _cut(text: str, width: int) -> str:
     """Return the beginning of *text*, on one line."""
-    if _width(text) <= width:
-        return text
-    while _width(text) > width - 1:
-        text = text[:-1]
-    return f"{text}…"
+    line = Text(printable(text))
+    line.truncate(width, overflow="ellipsis")
+    return line.plain
 
 
 def _width(text: str) -> int:
-    """Return the terminal columns of *text*: East Asian wide characters take two, combining marks none."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text
-    )
+    return cell_len(printable(text))
 
 
 # Maximum names listed of builds that only one of the reports has.
@@ -355,7 +354,7 @@ def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
 
 
 def _lines_of_comparison(comparison: Comparison) -> Iterator[Line]:
-    was, now = (f" ({when})" if when else "" for when in (comparison.then_made_at, comparison.now_made_at))
+    was, now = (f" ({_minute(when)})" if when else "" for when in (comparison.then_made_at, comparison.now_made_at))
     yield Line(f"Against {comparison.then}{was}: {comparison.now}{now}")
     for row in comparison.rows:
         yield from _row_lines(row)

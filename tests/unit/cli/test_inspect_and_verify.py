@@ -21,13 +21,12 @@ from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli import run
-from winml_dag.cli.described import Inspected, described_json, described_lines
+from winml_dag.cli.inspect import Inspected, described_json, described_lines
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.onnxmodel.description import describe_model
 from winml_dag.pipeline.assess.builtmodel import find_built_model
-from winml_dag.pipeline.assess.provenance import provenance_of
-from winml_dag.pipeline.assess.verification import verify
+from winml_dag.pipeline.assess.verification import provenance_of, verify
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.plan_cache import plan_request

@@ -17,7 +17,7 @@ from winml_dag.engine.events import FIRST_BUILD, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import InputError, WinmlDagError
-from winml_dag.pipeline.assess.modelfile import component_file, model_file
+from winml_dag.pipeline.assess.builtmodel import component_file, model_file
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.documents import BuildManifest
 from winml_dag.pipeline.layout import published_files

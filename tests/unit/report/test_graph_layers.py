@@ -38,7 +38,10 @@ def test_no_box_covers_another_and_every_line_goes_to_the_right(
         ordered = sorted(rows)
         assert all(below - above >= 0.98 for above, below in pairwise(ordered))
     assert all(found.columns[maker] < found.columns[reader] for maker, reader in edges)
-    assert min(found.rows, default=0) == 0
+    assert min((*found.rows, *found.lanes.values()), default=0) == 0
+    for (_, column), lane in found.lanes.items():  # between the boxes, never behind one
+        assert all(abs(lane - row) >= 0.68 for row in by_column[column])
+    assert all(len(found.route(*edge)) == found.columns[edge[1]] - found.columns[edge[0]] - 1 for edge in edges)
     assert sorted(set(found.columns)) == list(range(found.width if steps else 0))
 
 

@@ -14,27 +14,22 @@ from winml_dag.report.page import REPORT_PAGE, html_of
 
 def view(count: int) -> GraphView:
     """Return *count* cells that share their export."""
-    quantize = [Box("quantize", "quantize", "ran", (cell,), config={"bits": cell % 2 * 8 + 8}) for cell in range(count)]
-    export = Box("export", "export", "reused", tuple(range(count)), config={"opset": 17})
-    ends = [Box("finalize", "finalize", "ran", (cell,), config={"name": f"cell {cell}"}) for cell in range(count)]
-    lines = [Line(0, place, "model") for place in range(1, count + 1)]
-    lines += [Line(place, place + count, "model") for place in range(1, count + 1)]
+    quantize = [Box("quantize", "quantize", "ran", (cell,)) for cell in range(count)]
+    export = Box("export", "export", "reused", tuple(range(count)))
+    ends = [Box("finalize", "finalize", "ran", (cell,)) for cell in range(count)]
+    lines = [Line(0, place) for place in range(1, count + 1)]
+    lines += [Line(place, place + count) for place in range(1, count + 1)]
     return GraphView(tuple(f"bert/{cell}" for cell in range(count)), (export, *quantize, *ends), tuple(lines))
 
 
-def test_folded_boxes_are_all_boxes_once_and_told_apart_by_config() -> None:
+def test_folded_boxes_are_one_per_step_with_all_boxes_once() -> None:
     whole = view(10)
     folded = folded_view(whole)
-    assert [(box.step, len(box.members), box.apart) for box in folded.boxes] == [
-        ("export", 1, ""),
-        ("quantize", 5, "bits 8"),
-        ("quantize", 5, "bits 16"),
-        ("finalize", 10, ""),
-    ]
+    assert [(box.step, len(box.members)) for box in folded.boxes] == [("export", 1), ("quantize", 10), ("finalize", 10)]
     assert sorted(member for box in folded.boxes for member in box.members) == list(range(len(whole.boxes)))
-    assert sum(line.count for line in folded.lines) == len(whole.lines)
-    assert folded.boxes[3].reason == "10 ran"
-    assert folded.boxes[3].cells == tuple(range(10))
+    assert folded.lines == (Line(0, 1), Line(1, 2))
+    assert folded.boxes[2].reason == "10 ran"
+    assert folded.boxes[2].cells == tuple(range(10))
 
 
 def test_a_large_graph_is_folded_first() -> None:
@@ -68,3 +63,12 @@ def test_of_a_page_it_can_be_told_which_command_has_made_it(tmp_path: Path) -> N
 def test_a_summary_counts_what_is_shared_once() -> None:
     told = "3 builds = 7 stages (9 one by one), 1 shared by several builds: 6 would run, 1 reused."
     assert summary(view(3)) == told
+
+
+def test_pages_in_one_folder_link_each_other(tmp_path: Path) -> None:
+    report, graph = tmp_path / "report.html", tmp_path / "graph.html"
+    assert "<a href=" not in html_of(bare_report(), None, report)
+    for path in (report, graph):
+        path.touch()
+    assert '<a href="graph.html">' in html_of(bare_report(), None, report)
+    assert '<a href="report.html">' in graph_html(view(2), "t", "m", graph)

@@ -17,10 +17,18 @@ from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulate
 from winml_dag.errors import InputError, UsageError
 from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.sidecar import shares_binary
-from winml_dag.pipeline.assess.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.documents import BuildManifest, OneModel
-from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, prefixed
+from winml_dag.pipeline.layout import (
+    BUILD_CONFIG,
+    EXPORTED,
+    MANIFEST,
+    MODEL,
+    NORMALIZED,
+    OPTIMIZED,
+    QUANTIZED,
+    prefixed,
+)
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
@@ -31,6 +39,7 @@ from winml_dag.store.artifact import Artifact
 from winml_dag.store.store import Store
 
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
+GIVE = "Give an .onnx file or the output folder of a build."
 _GIVE = f"{GIVE} A recipe is given with -c."
 # What a compiled model was made from: the last of these files that the build kept.
 _BEFORE_COMPILE = (QUANTIZED, OPTIMIZED, NORMALIZED, EXPORTED)
@@ -304,3 +313,68 @@ def _first(paths: Iterator[Path]) -> OnnxFile | None:
             if model.kind != kinds.COMPILED_MODEL:
                 return model
     return None
+
+
+def model_file(path: Path, *, advice: str = GIVE, submodel: bool = False) -> Path:
+    """Return the file that *path* names: itself, ``model.onnx`` in a folder, or the only .onnx file there.
+
+    *submodel*: whether the caller can name one of several components.
+
+    Raises:
+        InputError: when there is none, or more than one.
+        UsageError: for the folder of a build without a model.
+    """
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist.", advice=f"{advice} A model on the hub is built first, with `winml-dag build -m`."
+        )
+    if path.is_dir():
+        return _model_in(path, advice, submodel=submodel)
+    if not path.is_file():  # reading a pipe would block
+        raise InputError(f"{path} is neither a file nor a folder.", advice=advice)
+    return path
+
+
+def _model_in(folder: Path, advice: str, *, submodel: bool) -> Path:
+    if (folder / MODEL).is_file():
+        return folder / MODEL
+    found = sorted(file for file in folder.glob("*.onnx") if file.is_file())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(file.name for file in found)
+        if finals := _components(folder):
+            otherwise = ", or name a component with --submodel" if submodel else ""
+            advice = f"Give one of them, such as {folder / finals[0]}{otherwise}."
+            raise InputError(f"{folder} has a model for each component: {', '.join(finals)}.", advice=advice)
+        raise InputError(f"{folder} has no {MODEL}, but several models: {names}.", advice="Give one of them.")
+    if (folder / MANIFEST).is_file():
+        raise UsageError(f"{folder} is of a build that makes no model.", advice=advice)
+    if (folder / "config.json").is_file():
+        raise InputError(
+            f"{folder} is a PyTorch model, and has no ONNX model.",
+            advice=f"Build it first: winml-dag build -m {folder} -o OUT.",
+        )
+    raise InputError(f"{folder} has no ONNX model.", advice=advice)
+
+
+def component_file(folder: Path, component: str) -> Path:
+    """Return the model of *component* in the output *folder* of a build.
+
+    Raises:
+        InputError: when there is none.
+    """
+    file = folder / prefixed(MODEL, component)
+    if file.name in _components(folder):
+        return file
+    finals = ", ".join(_components(folder))
+    raise InputError(
+        f"{folder} has no model of a component {component!r}.",
+        advice=f"It has: {finals}." if finals else "Give the output folder of a build of several components.",
+    )
+
+
+def _components(folder: Path) -> tuple[str, ...]:
+    """Return the models to ship in *folder*, if a build wrote several."""
+    manifest = read_manifest(folder)
+    return () if manifest is None else manifest.told.final_artifacts

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Source, config_json
@@ -23,7 +23,7 @@ from winml_dag.pipeline.assess.builtmodel import (
     processor_of,
     reference_at,
 )
-from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.calibration import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
@@ -43,6 +43,10 @@ from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS
 from winml_dag.store.quantities import counted
 from winml_dag.store.store import Store
+
+if TYPE_CHECKING:
+    from winml_dag.onnxmodel.compare import Agreement
+    from winml_dag.stages.evaluate.metrics import Difference, Estimate
 
 _ASKER = Asker("eval.dataset.path", "eval.dataset.name", "eval.dataset.split", "eval.dataset.path")
 
@@ -94,15 +98,68 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True)
-class EvaluationPlan:
+class EvaluationPlan(AssessmentPlan):
     """An evaluation ready to run. ``notices``: what the user should know about it, a sentence each."""
 
-    measurement: MeasurementGraph
-    built: BuiltModel
-    target: Target
     task: str | None
     reference: OnnxFile | StoredModel | None
     notices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MetricResult:
+    """One metric of the model and of its reference, and their difference; None without a reference."""
+
+    candidate: Estimate
+    reference: Estimate | None
+    difference: Difference | None
+
+
+@dataclass(frozen=True)
+class OutputResult:
+    """One output compared with the reference's.
+
+    None means undefined (no noise, NaN, no class scores, no integers). The metrics skip values that are NaN in the
+    reference; ``reference_nan_count`` counts these.
+    """
+
+    cosine: float
+    cosine_min: float | None
+    sqnr_db: float | None
+    max_abs_error: float | None
+    nan_count: int
+    inf_count: int
+    reference_nan_count: int
+    top1: Agreement | None
+    top5: Agreement | None
+    exact: Agreement | None
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """How good a model is.
+
+    Attributes:
+        cached, made_at: whether the result comes from the cache, and when it was evaluated.
+        samples, of: how many samples were used, and how many exist; ``of`` is None for random ones.
+        metrics: by name, the most important first; empty in mode compare.
+        outputs: by name, in mode compare.
+        full_texts: how many texts fill the model's input, and may have been truncated.
+        notices: what to know before relying on the numbers, one sentence each.
+        report: everything found, as in ``evaluation.json``.
+    """
+
+    cached: bool
+    made_at: str
+    mode: str
+    task: str | None
+    samples: int
+    of: int | None
+    metrics: Mapping[str, MetricResult]
+    outputs: Mapping[str, OutputResult]
+    full_texts: int
+    notices: tuple[str, ...]
+    report: JsonObject
 
 
 def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: Mapping[str, JsonValue]) -> Eval:
@@ -347,6 +404,45 @@ def evaluated_json(
         "toolchain": done.toolchain,
         "report": None if folder is None else str(folder / REPORT_FILE),
     }
+
+
+def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
+    """Return the result of *done*, the evaluation of *plan*, which succeeded."""
+    from winml_dag.onnxmodel.compare import Agreement
+    from winml_dag.stages.evaluate.metrics import Difference, Estimate
+
+    def estimate(told: Any) -> Estimate:
+        return Estimate(told["value"], told["low"], told["high"], told["interval"])
+
+    def difference(told: Any) -> Difference:
+        return Difference(told["value"], told["low"], told["high"], told["significant"], told["p_value"])
+
+    found: Any = report_of(done)
+    metrics = {
+        name: MetricResult(
+            estimate(one["candidate"]),
+            None if one["reference"] is None else estimate(one["reference"]),
+            None if one["difference"] is None else difference(one["difference"]),
+        )
+        for name, one in found.get("metrics", {}).items()
+    }
+    outputs = {
+        name: OutputResult(**{**one, **{each: one[each] and Agreement(**one[each]) for each in AGREEMENTS}})
+        for name, one in found.get("outputs", {}).items()
+    }
+    return EvalResult(
+        cached=not done.is_live,
+        made_at=done.made_at,
+        mode=found["mode"],
+        task=plan.task,
+        samples=found["samples"],
+        of=found["of"],
+        metrics=metrics,
+        outputs=outputs,
+        full_texts=found.get("full_texts", 0),
+        notices=plan.notices,
+        report=done.report,
+    )
 
 
 def kept(bounds: Mapping[str, float], done: Measurement) -> dict[str, bool]:

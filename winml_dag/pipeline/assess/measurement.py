@@ -30,6 +30,7 @@ from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
+    from winml_dag.pipeline.assess.builtmodel import BuiltModel
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,15 @@ class MeasurementGraph:
     graph: Graph
     sources: Mapping[str, Artifact]
     scope: str
+
+
+@dataclass(frozen=True)
+class AssessmentPlan:
+    """A measurement ready to run, the model that it examines, and where that runs."""
+
+    measurement: MeasurementGraph
+    built: BuiltModel
+    target: Target
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""Plan perf: a finished model, the target to run on, and how to measure it, as a graph."""
+"""Plan perf (a finished model, the target to run on, and how to measure it) as a graph, and read its results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.keys import distribution_version, versions
@@ -17,7 +18,7 @@ from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorS
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, options_on
 from winml_dag.pipeline.assess.host import Host
-from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.recipe.schema import Perf
 from winml_dag.stages import kinds
@@ -61,19 +62,57 @@ class PerfRequest:
 
 
 @dataclass(frozen=True)
-class PerfPlan:
+class PerfPlan(AssessmentPlan):
     """A measurement ready to run, and what it measures.
 
     ``precision``: that of the build, else the one found in the model; empty if neither is available. ``draws``: whether
     it outputs a picture.
     """
 
-    measurement: MeasurementGraph
-    built: BuiltModel
     precision: str
-    target: Target
     baseline: OnnxFile | None
     draws: bool
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds per inference, over ``inferences`` runs. Percentiles use the nearest rank."""
+
+    inferences: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    min: float
+    max: float
+    std: float
+
+
+@dataclass(frozen=True)
+class PerfResult:
+    """How fast a model is.
+
+    Attributes:
+        cached, made_at: whether the result comes from the cache, and when it was measured.
+        load_seconds: the median of loads in fresh processes; ``baseline_load_seconds``: that of the baseline, None
+            without one.
+        first_inference_ms: the first inference after loading.
+        peak_memory_bytes: None if the system does not report it.
+        notices: what to know before relying on the numbers, one sentence each.
+        report: everything measured, as in ``perf.json`` but without the single inferences.
+    """
+
+    cached: bool
+    made_at: str
+    load_seconds: float
+    baseline_load_seconds: float | None
+    first_inference_ms: float
+    latency_ms: Latency
+    inferences_per_second: float
+    samples_per_second: float
+    peak_memory_bytes: int | None
+    notices: tuple[str, ...]
+    report: JsonObject
 
 
 def plan_perf(built: BuiltModel, request: PerfRequest, host: Host, fingerprints: Fingerprints) -> PerfPlan:
@@ -102,7 +141,7 @@ def plan_perf(built: BuiltModel, request: PerfRequest, host: Host, fingerprints:
     # The scope includes the target: a comparison across providers would list too many differences.
     scope = f"perf {built.model.path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), fingerprints, scope)
-    return PerfPlan(planned, built, precision, target, baseline, draws)
+    return PerfPlan(planned, built, target, precision, baseline, draws)
 
 
 def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObject:
@@ -120,6 +159,25 @@ def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObj
         "report": None if folder is None else str(folder / REPORT_FILE),
         "picture": str(folder / PICTURE_FILE) if folder is not None and plan.draws else None,
     }
+
+
+def perf_result(done: Measurement) -> PerfResult:
+    """Return the result of *done*, a measurement that succeeded."""
+    found: Any = done.metrics
+    latency = {name: value for name, value in found["latency_ms"].items() if name != "percentiles"}
+    return PerfResult(
+        cached=not done.is_live,
+        made_at=done.made_at,
+        load_seconds=found["load"]["seconds"],
+        baseline_load_seconds=None if found["baseline"] is None else found["baseline"]["load"]["seconds"],
+        first_inference_ms=found["first_inference_ms"],
+        latency_ms=Latency(**latency),
+        inferences_per_second=found["throughput"]["inferences_per_second"],
+        samples_per_second=found["throughput"]["samples_per_second"],
+        peak_memory_bytes=found["memory_bytes"]["peak"],
+        notices=tuple(found["notices"]),
+        report=done.report,
+    )
 
 
 def _fields(built: BuiltModel, request: PerfRequest) -> PerfFields:

@@ -32,12 +32,6 @@ from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
-# Describe where two artifacts that should be equal first differ, file by file.
-#
-# Models are compared as models, together with the files that they refer to, and JSON by its values. Everything else is
-# compared by bytes, and so are files whose values are equal but whose bytes differ.
-
-
 _BUFFER = 1 << 20
 _LONGEST = 60
 
@@ -49,7 +43,10 @@ def changed_files(recorded: Artifact, found: Artifact) -> tuple[str, ...]:
 
 
 def first_difference(recorded: Path, found: Path, name: str) -> str:
-    """Describe where the file *name* in the folder *found* first differs from the one in the folder *recorded*."""
+    """Describe where the file *name* in the folder *found* first differs from the one in the folder *recorded*.
+
+    Models are compared as models, with the files that they refer to, and JSON by its values; everything else by bytes.
+    """
     before, now = recorded / name, found / name
     if not before.is_file() or not now.is_file():
         return "present -> absent" if before.is_file() else "absent -> present"
@@ -58,23 +55,17 @@ def first_difference(recorded: Path, found: Path, name: str) -> str:
         told = _model_difference(before, now)
     elif owner := _owner(found, now):
         # The model maps an offset to a tensor; the contents of a provider's binary are opaque.
-        if owner.is_binary:
-            return f"the binary of {owner.model} {_byte_difference(before, now)}"
-        told = _model_difference(recorded / owner.model, found / owner.model)
+        model, is_binary = owner
+        if is_binary:
+            return f"the binary of {model} {_byte_difference(before, now)}"
+        told = _model_difference(recorded / model, found / model)
     elif name.endswith(".json"):
         told = _json_difference(before, now)
     return told or _byte_difference(before, now)
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """The model that refers to a file: as external data, or as the binary of an EPContext node."""
-
-    model: str
-    is_binary: bool
-
-
-def _owner(folder: Path, file: Path) -> _Owner | None:
+def _owner(folder: Path, file: Path) -> tuple[str, bool] | None:
+    """Return the model that refers to *file*, and whether it is the binary of an EPContext node, not external data."""
     from winml_dag.onnxmodel.inspect import inspect_model
 
     for path in sorted(folder.rglob("*.onnx")):
@@ -84,7 +75,7 @@ def _owner(folder: Path, file: Path) -> _Owner | None:
             continue
         if file in {path.parent / name for name in summary.files[1:]}:
             is_data = file in {path.parent / name for name in summary.external_data}
-            return _Owner(path.relative_to(folder).as_posix(), not is_data)
+            return path.relative_to(folder).as_posix(), not is_data
     return None
 
 

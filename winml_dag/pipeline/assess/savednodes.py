@@ -12,7 +12,7 @@ from winml_dag.errors import StoreError, UsageError
 from winml_dag.onnxmodel.protos import constant_tensors
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+    from onnx import ModelProto, NodeProto, ValueInfoProto
 
 MOST = 100
 _SAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -80,36 +80,22 @@ def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
 
 def _alone(model: ModelProto, node: NodeProto, types: dict[str, ValueInfoProto], base: Path) -> ModelProto:
     from onnx import TensorProto, helper
+    from onnx.external_data_helper import load_external_data_for_model
 
     constants = constant_tensors(model.graph)
     names = dict.fromkeys(name for name in node.input if name)
-    initializers = [_with_data(constants[name], name, base) for name in names if name in constants]
-    unknown = TensorProto.FLOAT
 
     def told(name: str) -> ValueInfoProto:
-        return types.get(name) or helper.make_tensor_value_info(name, unknown, None)
+        return types.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
 
-    graph = helper.make_graph(
-        [node],
-        "one_node",
-        [told(name) for name in names if name not in constants],
-        [told(name) for name in node.output if name],
-        initializers,
-    )
-    used = {"", node.domain}
-    opsets = [opset for opset in model.opset_import if opset.domain in used]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
-
-
-def _with_data(tensor: TensorProto, name: str, base: Path) -> TensorProto:
-    from onnx import TensorProto
-    from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
-
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
-    copy.name = name
-    if uses_external_data(copy):
-        load_external_data_for_tensor(copy, str(base))
-        copy.data_location = TensorProto.DEFAULT
-        del copy.external_data[:]
-    return copy
+    inputs = [told(name) for name in names if name not in constants]
+    graph = helper.make_graph([node], "one_node", inputs, [told(name) for name in node.output if name])
+    for name in names:
+        if name in constants:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(constants[name])
+            tensor.name = name
+    opsets = [opset for opset in model.opset_import if opset.domain in ("", node.domain)]
+    alone = helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
+    load_external_data_for_model(alone, str(base))
+    return alone

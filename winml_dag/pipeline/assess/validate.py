@@ -24,7 +24,7 @@ from winml_dag.pipeline.assess.builtmodel import (
     processor_of,
     reference_at,
 )
-from winml_dag.pipeline.assess.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, measuring_node, plan_measurement
 from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
 from winml_dag.pipeline.layout import RANGES, prefixed
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
@@ -69,12 +69,9 @@ class ValidationRequest:
 
 
 @dataclass(frozen=True)
-class ValidationPlan:
+class ValidationPlan(AssessmentPlan):
     """A validation ready to run. ``reference``: the model to compare with; None without a comparison."""
 
-    measurement: MeasurementGraph
-    built: BuiltModel
-    target: Target
     precision: str
     reference: OnnxFile | StoredModel | None
     bounds: Bounds

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from winml_dag.canonical import JsonValue
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.inplace import KEPT
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import InputError, StoreError
@@ -322,3 +322,53 @@ def _digest_of_input(
     with suppress(StoreError, KeyError):
         return Artifact.from_json(sources[given.name]).digest
     return None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a manifest records about one file in its folder.
+
+    Attributes:
+        manifest: the path of the manifest.
+        build: fields of the manifest about the build: model_id, task, precision, execution_provider, device, timestamp.
+        quality: as in the manifest; None when nothing was measured.
+        notices: what to know before relying on the result.
+        stages: the stages of the build, in order.
+        made_by: the stage that made the file; empty if several or none did.
+        check: whether it has the recorded digest; None when the manifest does not list it.
+    """
+
+    manifest: Path
+    build: Mapping[str, str | None]
+    quality: JsonObject | None
+    notices: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    made_by: str
+    check: FileCheck | None
+
+
+_OF_THE_MODEL = ("model_id", "task", "precision", "execution_provider", "device")
+
+
+def provenance_of(model: Path) -> Provenance | None:
+    """Return what the manifest in the folder of *model* records about it; None without a manifest. Reads the file once.
+
+    Raises:
+        InputError: when the manifest cannot be read.
+    """
+    folder = model.parent
+    if not (folder / MANIFEST).exists():
+        return None
+    manifest = load_manifest(folder)
+    told = manifest.told
+    own, component = told.of(model.name), told.component_of_file(model.name)
+    entry = next((entry for entry in manifest.files if entry.name == model.name), None)
+    return Provenance(
+        folder / MANIFEST,
+        {**{name: getattr(own, name) or None for name in _OF_THE_MODEL}, "timestamp": told.timestamp or None},
+        own.quality,
+        tuple(told.notices),
+        tuple(stage for stage in told.stages if told.component_of(stage) in ("", component)),
+        next((stage.id for stage in told.stages if model.name in (stage.filename, *stage.filenames)), ""),
+        None if entry is None else check_file(model, entry),
+    )

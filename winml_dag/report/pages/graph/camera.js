@@ -4,7 +4,7 @@ const CLOSEST = 3;
 const FARTHEST = 0.02;
 const MARGIN = 36;
 /* At smaller scales, text is not legible. */
-const LEGIBLE = 0.45;
+const LEGIBLE = 0.6;
 
 class Camera {
   constructor(picture) {
@@ -24,7 +24,7 @@ class Camera {
     this.begin();
   }
 
-  get #window() {
+  get window() {
     const { width, height } = this.picture.getBoundingClientRect();
     return { width: Math.max(width, 1), height: Math.max(height, 1) };
   }
@@ -32,7 +32,7 @@ class Camera {
   /** Show everything if it is legible, otherwise the start. */
   begin() {
     const { width, height } = this.drawing.size;
-    const there = this.#window;
+    const there = this.window;
     const across = (there.width - 2 * MARGIN) / width;
     const all = Math.min(across, (there.height - 2 * MARGIN - 20) / height, 1.25);
     if (all >= LEGIBLE) this.fit();
@@ -46,13 +46,13 @@ class Camera {
     const y = Math.min(...boxes.map(top)) - 20;
     const width = Math.max(...boxes.map(left)) + BOX.width - x;
     const height = Math.max(...boxes.map(top)) + BOX.height - y;
-    const there = this.#window;
+    const there = this.window;
     const scale = Math.min((there.width - 2 * MARGIN) / width, (there.height - 2 * MARGIN) / height, 1.25);
     const k = Math.max(scale, FARTHEST);
     this.#set((there.width - width * k) / 2 - x * k, (there.height - height * k) / 2 - y * k, k);
   }
 
-  zoom(factor, x = this.#window.width / 2, y = this.#window.height / 2) {
+  zoom(factor, x = this.window.width / 2, y = this.window.height / 2) {
     const k = Math.min(CLOSEST, Math.max(FARTHEST, this.k * factor));
     this.#set(x - ((x - this.x) * k) / this.k, y - ((y - this.y) * k) / this.k, k);
   }
@@ -64,7 +64,7 @@ class Camera {
   /** Move the least distance that brings *box* into view, at a legible scale. */
   show(box) {
     if (this.k < LEGIBLE) this.zoom(LEGIBLE / this.k);
-    const there = this.#window;
+    const there = this.window;
     const [x, y] = [this.x + left(box) * this.k, this.y + top(box) * this.k];
     const within = (at, size, end) => (at < 12 ? 12 - at : at + size > end - 12 ? end - 12 - at - size : 0);
     this.pan(within(x, BOX.width * this.k, there.width), within(y, BOX.height * this.k, there.height));

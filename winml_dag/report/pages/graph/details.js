@@ -9,7 +9,6 @@ const showHint = () => {
   );
 };
 
-/** @param {Drawing} drawing @param {number} place @param {(members: number[]) => void} unfold */
 const showDetails = (drawing, place, unfold) => {
   const box = drawing.view.boxes[place];
   const terms = el("dl");
@@ -17,11 +16,10 @@ const showDetails = (drawing, place, unfold) => {
     if (value) terms.append(el("dt", {}, name), el("dd", kind ? { class: kind } : { dir: "auto" }, value));
   };
   const isStage = box.status !== "source" && !isGroup(box);
-  term("Now", isStage && `${box.planned === "ran" ? "would run" : box.planned}: ${box.reason}`);
+  term("Now", isStage && `${box.planned === "ran" ? "would run" : box.planned}: ${moment(box.reason)}`);
   term("What went wrong when it last ran", box.error);
-  term("In the last run", [box.last, box.last_reason].filter(Boolean).join(": "));
+  term("In the last run", moment([box.last, box.last_reason].filter(Boolean).join(": ")));
   term(box.planned === "ran" ? "Took when it last ran" : "Took when it was made", told(box));
-  term("Config, where others differ", box.apart);
   term("Reads", names(drawing, place, drawing.before));
   term("Is read by", names(drawing, place, drawing.after));
   term(counted((box.cells || []).length, "build"), list((box.cells || []).map((cell) => CONTENT.cells[cell])));

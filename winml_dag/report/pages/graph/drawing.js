@@ -1,12 +1,33 @@
 /* The drawing of one view: boxes as elements, edges as two paths, one for all and one for the highlighted ones. */
 
-const BOX = { width: 176, height: 38, column: 236, row: 48 };
+const BOX = { width: 176, height: 38 };
+/* Below this width of the window, boxes are narrower and show less text. */
+const NARROW = 600;
+/* The least distance between columns and between rows. */
+const least = (isTall) => (isTall ? { column: 84, row: BOX.width + 14 } : { column: BOX.width + 60, row: 48 });
 const MARKS = { reused: "\u2713", ran: "\u25b6", failed: "\u2717", source: "", unknown: "" };
 /* Labels of the statuses in a plan or in the last run. */
 const STATUS = { reused: "reused", ran: "would run", failed: "failed", source: "source", unknown: "not come to" };
 
-const left = (box) => box.column * BOX.column;
-const top = (box) => box.row * BOX.row;
+/** How a view is laid out: in the direction that fits the window at the larger scale, stretched to fill it. */
+const layoutFor = (view, window) => {
+  BOX.width = window.width < NARROW ? 116 : 176;
+  const [first, second] = [false, true].map((isTall) => {
+    const { column, row } = least(isTall);
+    const along = (view.width - 1) * column, across = (view.height - 1) * row;
+    const [width, height] = isTall ? [across, along] : [along, across];
+    const room = [Math.max(window.width - 2 * MARGIN, 1), Math.max(window.height - 2 * MARGIN - 20, 1)];
+    const scale = Math.min(room[0] / (width + BOX.width), room[1] / (height + BOX.height), 1);
+    const stretch = (size, own, at) => (size ? Math.min(2.2, Math.max(1, (room[at] / scale - own) / size)) : 1);
+    const [x, y] = [stretch(width, BOX.width, 0), stretch(height, BOX.height, 1)];
+    return { scale, isTall, column: column * (isTall ? y : x), row: row * (isTall ? x : y) };
+  });
+  return second.scale > first.scale ? second : first;
+};
+
+let layout = { isTall: false, column: 0, row: 0 };
+const left = (box) => (layout.isTall ? box.row * layout.row : box.column * layout.column);
+const top = (box) => (layout.isTall ? box.column * layout.column : box.row * layout.row);
 const isShared = (box) => box.cells && box.cells.length > 1 && box.status !== "source";
 const isGroup = (box) => Boolean(box.members) && box.members.length > 1;
 
@@ -38,7 +59,8 @@ class Drawing {
   }
 
   get size() {
-    return { width: (this.view.width - 1) * BOX.column + BOX.width, height: (this.view.height - 1) * BOX.row + BOX.height };
+    const end = { column: this.view.width - 1, row: this.view.height - 1 };
+    return { width: left(end) + BOX.width, height: top(end) + BOX.height };
   }
 
   /** All indices reachable from *places* by *neighbours*, including themselves. */
@@ -67,18 +89,27 @@ class Drawing {
     this.near.setAttribute("d", this.#path(lines));
   }
 
+  /** A curve from box to box, straight between the boxes of each column that it passes. */
   #path(lines) {
-    return lines.map(([maker, reader]) => {
-      const [from, to] = [this.view.boxes[maker], this.view.boxes[reader]];
-      const [x, y] = [left(from) + BOX.width, top(from) + BOX.height / 2];
-      const [u, v] = [left(to), top(to) + BOX.height / 2];
-      const bend = (BOX.column - BOX.width) * 0.75;
-      return `M${x} ${y.toFixed(1)}C${x + bend} ${y.toFixed(1)} ${u - bend} ${v.toFixed(1)} ${u} ${v.toFixed(1)}`;
+    return lines.map(([maker, reader, route]) => {
+      const from = this.view.boxes[maker];
+      const stops = [from, ...route.map((row, place) => ({ row, column: from.column + 1 + place })), this.view.boxes[reader]];
+      return stops.map((stop, place) => {
+        const side = BOX[layout.isTall ? "width" : "height"] / 2, length = BOX[layout.isTall ? "height" : "width"];
+        const [along, across] = layout.isTall ? [top(stop), left(stop) + side] : [left(stop), top(stop) + side];
+        const point = (forward, beside) => (layout.isTall ? [beside, forward] : [forward, beside]).map((one) => one.toFixed(1)).join(" ");
+        const on = place === 0 || place === stops.length - 1 ? "" : `L${point(along + length, across)}`;
+        if (place === 0) return `M${point(along + length, across)}`;
+        const before = stops[place - 1], bend = (layout.column - length) * 0.6;
+        const started = layout.isTall ? [top(before) + length, left(before) + side] : [left(before) + length, top(before) + side];
+        return `C${point(started[0] + bend, started[1])} ${point(along - bend, across)} ${point(along, across)}${on}`;
+      }).join("");
     }).join("");
   }
 
   /** Column headings: the steps in the column and the number of stages. */
   #heads() {
+    if (layout.isTall) return [];
     const columns = Array.from({ length: this.view.width }, () => new Map());
     for (const box of this.view.boxes) {
       const step = box.status === "source" ? "sources" : box.step;
@@ -86,7 +117,7 @@ class Drawing {
     }
     return columns.map((steps, column) => {
       const told = [...steps].slice(0, 3).map(([step, count]) => `${step} ${count}`).join(", ");
-      return svg("text", { class: "head", x: column * BOX.column, y: -14 }, shortened(told, 34));
+      return svg("text", { class: "head", x: column * layout.column, y: -14 }, shortened(told, 34));
     });
   }
 
@@ -101,17 +132,23 @@ class Drawing {
     group.append(rect("front", 0), ...this.#shares(box));
     const count = isGroup(box) ? box.members.length : isShared(box) ? box.cells.length : 0;
     const mark = MARKS[box.status];
-    if (mark) group.append(svg("text", { class: "mark", x: 9, y: 16 }, mark));
-    group.append(svg("text", { x: mark ? 24 : 12, y: 16 }, shortened(box.step, count ? 16 : 20)));
-    if (count) group.append(svg("text", { class: "times", x: BOX.width - 9, y: 16 }, `\u00d7${count}`));
-    group.append(svg("text", { class: "label", x: mark ? 9 : 12, y: 31 }, this.#below(box)));
+    const isNarrow = BOX.width < 176, below = this.#below(box);
+    const times = isNarrow ? `${count}` : `${count} ${isGroup(box) ? "stages" : "builds"}`;
+    const room = Math.floor((BOX.width - (mark ? 30 : 18) - (count ? 6.5 * times.length : 0)) / 7);
+    if (mark) group.append(svg("text", { class: "mark", x: 8, y: 16 }, mark));
+    group.append(svg("text", { x: mark ? 22 : 12, y: below ? 16 : 24 }, shortened(box.step, room)));
+    if (count) group.append(svg("text", { class: "times", x: BOX.width - 7, y: 16 }, times));
+    group.append(svg("text", { class: "label", x: mark ? 8 : 12, y: 31 }, below));
     return group;
   }
 
   #below(box) {
-    const text = box.apart || (box.label ? "" : box.reason) || "";
-    if (!text) return shortened(box.label || "", 25);
-    return text.length > 25 ? `${text.slice(0, 24)}\u2026` : text;
+    const most = Math.floor((BOX.width - 16) / 6.4);
+    if (isGroup(box) && BOX.width < 176) return counted((box.cells || []).length, "build");
+    const own = box.status === "reused" && box.seconds !== undefined ? `took ${seconds(box.seconds)}` : box.reason;
+    const text = (box.label ? "" : own) || "";
+    if (!text) return shortened(box.label || "", most);
+    return text.length > most ? `${text.slice(0, most - 1)}\u2026` : text;
   }
 
   /** At the bottom of a group, the share of each status. */
@@ -133,6 +170,6 @@ class Drawing {
 
   #said(box) {
     const shared = isShared(box) ? `, shared by ${box.cells.length} builds` : "";
-    return `${box.step}, ${STATUS[box.status]}${shared}, ${box.apart || box.label || box.reason || ""}`;
+    return `${box.step}, ${STATUS[box.status]}${shared}, ${box.label || box.reason || ""}`;
   }
 }

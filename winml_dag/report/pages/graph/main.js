@@ -42,7 +42,12 @@ const press = (name) => {
 };
 
 const show = (name) => {
-  drawings[name] ??= new Drawing(CONTENT.views[name]);
+  if (!drawings[name]) {
+    layout = layoutFor(CONTENT.views[name], camera.window);
+    drawings[name] = new Drawing(CONTENT.views[name]);
+    drawings[name].layout = layout;
+  }
+  layout = drawings[name].layout;
   drawing = drawings[name];
   at = 0;
   kept = null;
@@ -134,9 +139,12 @@ const KEYS = {
   " ": () => pick(at),
 };
 
+/* Where columns go down, right and down change places. */
+const TURNED = { ArrowRight: "ArrowDown", ArrowDown: "ArrowRight", ArrowLeft: "ArrowUp", ArrowUp: "ArrowLeft" };
+
 picture.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const move = MOVES[event.key];
+  const move = MOVES[(layout.isTall && TURNED[event.key]) || event.key];
   if (move && event.shiftKey) camera.pan(...PANS[event.key]);
   else if (move) {
     const next = move();
@@ -180,7 +188,9 @@ picture.addEventListener("click", (event) => {
 });
 
 addEventListener("resize", () => {
-  if (!picture.classList.contains("picked")) camera.begin();
+  if (picture.classList.contains("picked")) return;
+  drawings = {};
+  show(viewName());
 });
 byId("search").addEventListener("input", search);
 byId("search").addEventListener("keydown", (event) => {
@@ -195,7 +205,7 @@ byId("fold").addEventListener("click", () => show(viewName() === "folded" ? "ful
 const drawLegend = () => {
   const buttons = KINDS.map(([name, is]) => {
     const count = CONTENT.views.full.boxes.filter(is).length;
-    const mark = el("span", { class: `mark ${name}`, "aria-hidden": "true" }, MARKS[name] || "\u00d7");
+    const mark = el("span", { class: `mark ${name}`, "aria-hidden": "true" }, MARKS[name] || "\u25a3");
     const text = name === "shared" ? `${count} shared by several builds` : `${count} ${STATUS[name]}`;
     const button = el("button", { type: "button", "aria-pressed": "false", "data-kind": name }, mark, text);
     button.addEventListener("click", () => (button.getAttribute("aria-pressed") === "true" ? clear() : byKind(name, is)));
@@ -225,4 +235,6 @@ byId("last").addEventListener("click", () => {
 
 themeSwitch();
 colour(false);
-show(CONTENT.folded_first ? "folded" : "full");
+showHint();
+const isLegible = layoutFor(CONTENT.views.full, camera.window).scale >= LEGIBLE;
+show(CONTENT.folded_first || (CONTENT.folds && !isLegible) ? "folded" : "full");

@@ -1,6 +1,5 @@
 // The page of one build: its measurements, its stages, and the command that repeats it.
 
-/** @param {Row} row @returns {HTMLElement[]} */
 function cellPage(row) {
   return [
     el("p", { class: "back" }, el("a", { href: "#", text: "\u2190 All builds" })),
@@ -17,12 +16,10 @@ function cellPage(row) {
   ].filter(Boolean);
 }
 
-/** @param {string} title @param {...Child} children */
 function part(title, ...children) {
   return el("section", { class: "part" }, el("h3", { text: title }), ...children);
 }
 
-/** @param {Row} row */
 function failurePart(row) {
   const failure = row.failure;
   if (!failure) return [];
@@ -33,11 +30,10 @@ function failurePart(row) {
     failure.tail && verbatim("End of the log", failure.tail.join("\n")))];
 }
 
-/** @param {Row} row */
 function cellFacts(row) {
-  const values = Object.entries(row.values || {}).map(([axis, label]) => /** @type {[string, Child]} */ ([sentence(axis), own(label)]));
+  const values = Object.entries(row.values || {}).map(([axis, label]) => [sentence(axis), own(label)]);
   const named = new Set(values.map(([axis]) => axis.toLowerCase()));
-  const plain = (/** @type {string} */ label, /** @type {string} */ field) => /** @type {[string, Child]} */ ([named.has(field) ? "" : label, named.has(field) ? null : row[field] && own(row[field])]);
+  const plain = (label, field) => [named.has(field) ? "" : label, named.has(field) ? null : row[field] && own(row[field])];
   return [definitions([
     ...values, plain("Model", "model"), plain("Precision", "precision"), ["EP and device", own(target(row))], ["Task", row.task && own(row.task)],
     ["Components", row.components && own(row.components.join(", "))],
@@ -47,10 +43,9 @@ function cellFacts(row) {
     ["Time spent", seconds(row.seconds || 0)], ["Time saved", seconds(row.saved_seconds || 0)],
     ["Peak memory of the build", row.peak_memory_bytes && size(row.peak_memory_bytes)],
     ["Folder", row.folder && el("code", {}, path(row.folder))],
-  ]), ...(row.notices || []).map((/** @type {string} */ text) => el("p", { class: "notice" }, own(text)))];
+  ]), ...(row.notices || []).map((text) => el("p", { class: "notice" }, own(text)))];
 }
 
-/** @type {[string, string, string[]][]} title, part of a row, columns; the first is shown largest */
 const CARDS = [
   ["Size", "size", ["size", "sidecar", "folder-size", "embeds"]],
   ["Latency", "latency", ["p50", "p90", "p99", "inferences", "warmup", "load", "memory", "emulated", "latency-source"]],
@@ -58,31 +53,28 @@ const CARDS = [
   ["Accuracy", "accuracy", ["accuracy", "metric", "reference", "drop", "interval", "significant", "accuracy-samples", "accuracy-bound", "accuracy-source"]],
 ];
 
-/** @param {Row} row */
 function measuredPart(row) {
   if (!isThere(row) && ![...CARDS.map(([, name]) => name), "placement"].some((name) => row[name])) return [];
   return [el("div", { class: "cards" }, ...CARDS.map(([title, name, ids]) => card(row, title, name, ids)), nodesCard(row))];
 }
 
-/** @param {Row} row @param {string} title @param {string} name @param {string[]} ids */
 function card(row, title, name, ids) {
   if (!row[name]) return el("section", { class: "card" }, el("h3", { text: title }), el("p", { class: "missing" }, own(whyMissing(row, name))));
-  const [first, ...others] = ids.map((id) => /** @type {Column} */ (columnsById.get(id)));
+  const [first, ...others] = ids.map((id) => columnsById.get(id));
   const missed = row[name].passed === false ? "missed" : "";
   return el("section", { class: "card" }, el("h3", { text: title }),
     el("p", { class: `figure ${missed}` }, textOf(first, row), missed && glyph(" \u25BC"), missed && unseen(" misses its bound"), el("small", { text: ` ${first.label.toLowerCase()}` })),
     definitions(others.filter((one) => one.value(row) !== null).map((one) => [labelOnCard(one), own(textOf(one, row))])));
 }
 
-/** @param {Column} one */
 function labelOnCard(one) {
   return one.id.endsWith("-source") ? "Measured" : one.id === "emulated" ? "On" : one.label;
 }
 
-/** Where the nodes run, and how many were quantized. @param {Row} row */
+/** Where the nodes run, and how many were quantized. */
 function nodesCard(row) {
   const placed = row.placement;
-  const counts = (/** @type {Record<string, number>} */ some = {}) => Object.entries(some).sort((one, other) => other[1] - one[1]);
+  const counts = (some = {}) => Object.entries(some).sort((one, other) => other[1] - one[1]);
   const lists = [["Of these", counts(placed && placed.cpu_nodes)], ["Skipped because", counts(row.skipped_reasons)]];
   return el("section", { class: "card" }, el("h3", { text: "Where its nodes run" }),
     placed ? el("p", { class: "figure" }, whole(placed.partitions), el("small", { text: ` partition${placed.partitions === 1 ? "" : "s"}` }))
@@ -91,17 +83,15 @@ function nodesCard(row) {
       ["Nodes quantized", row.nodes_quantized === undefined ? null : whole(row.nodes_quantized)],
       ["Nodes skipped", row.nodes_skipped === undefined ? null : whole(row.nodes_skipped)]]),
     ...lists.filter(([, some]) => some.length > 0).map(([label, some]) => el("div", {}, el("h4", { text: String(label) }),
-      el("ul", { class: "plain" }, .../** @type {[string, number][]} */ (some).map(([name, count]) => el("li", {}, `${whole(count)} \u00D7 `, own(name)))))));
+      el("ul", { class: "plain" }, ...some.map(([name, count]) => el("li", {}, `${whole(count)} \u00D7 `, own(name)))))));
 }
 
-/** @param {Row} row */
 function commandPart(row) {
   if (!row.command) return part("Build it again", el("p", { class: "missing", text: "No command was kept." }));
   return part("Build it again", el("div", { class: "command" }, verbatim("Command", row.command),
-    el("button", { type: "button", text: "Copy", on: { click: (/** @type {any} */ event) => copy(row.command, event.currentTarget) } })));
+    el("button", { type: "button", text: "Copy", on: { click: (event) => copy(row.command, event.currentTarget) } })));
 }
 
-/** @param {Row} row */
 function originPart(row) {
   const versions = Object.entries(row.versions || {});
   return [row.digest && part("Digest of the model", verbatim("Digest of the model", row.digest)),

@@ -1,42 +1,21 @@
 // All columns of a build: how to compute and format the value, and whether lower or higher is better.
 
-/**
- * @typedef {{
- *   id: string, label: string, group: string,
- *   value: (row: Row) => any, text?: (value: any, row: Row) => string,
- *   better?: "low" | "high", part?: string, usual?: boolean,
- *   held?: (row: Row) => boolean | null | undefined, lasting?: string
- * }} Column `part`: the row part it is read from; `held`: whether a bound was met
- */
-
-/** @type {(id: string, label: string, group: string, value: (row: Row) => any, more?: Partial<Column>) => Column} */
+// Of a column, `value` and `text` are functions of a row and of the value; `part` is the part of a row it is read from,
+// `better` is "low" or "high", `held` tells whether a bound was met, and `usual` whether it is shown at first.
 const column = (id, label, group, value, more = {}) => ({ id, label, group, value, ...more });
-
-/** @param {string} part @param {string} name */
-const figure = (part, name) => (/** @type {Row} */ row) => (row[part] ? number(row[part][name]) : null);
-
-/** @param {string} part @param {string} name */
-const word = (part, name) => (/** @type {Row} */ row) => (row[part] && row[part][name]) || null;
-
-/** @param {string} part @param {string} name @param {string} yes @param {string} no */
-const either = (part, name, yes, no) => (/** @type {Row} */ row) => (row[part] ? (row[part][name] ? yes : no) : null);
-
-/** @param {string} part */
-const passed = (part) => (/** @type {Row} */ row) => row[part] && row[part].passed;
-
-/** @param {string} part */
-const verdict = (part) => (/** @type {Row} */ row) => {
+const figure = (part, name) => (row) => (row[part] ? number(row[part][name]) : null);
+const word = (part, name) => (row) => (row[part] && row[part][name]) || null;
+const either = (part, name, yes, no) => (row) => (row[part] ? (row[part][name] ? yes : no) : null);
+const passed = (part) => (row) => row[part] && row[part].passed;
+const verdict = (part) => (row) => {
   if (!row[part]) return null;
   const bound = number(row[part].bound);
   if (row[part].passed === undefined) return "no bound";
   return `${row[part].passed ? "met" : "missed"}${bound === null ? "" : ` (${digits(bound, 4)})`}`;
 };
-
-/** @param {string} part */
-const source = (part) => (/** @type {Row} */ row) =>
+const source = (part) => (row) =>
   row[part] ? [row[part].measured, moment(row[part].made_at)].filter(Boolean).join(", ") || null : null;
 
-/** @type {Record<string, Partial<Column>>} */
 const AS = {
   ms: { text: milliseconds, better: "low", part: "latency" },
   bytes: { text: (value) => size(value), better: "low", part: "size" },
@@ -46,21 +25,19 @@ const AS = {
   accuracy: { text: (value) => digits(value, 4), part: "accuracy" },
 };
 
-/** A build that never started has no time, rather than zero. @param {Row} row @param {any} told */
+/** A build that never started has no time, rather than zero. */
 function spent(row, told) {
   return row.stages.length > 0 || told ? number(told) || 0 : null;
 }
 
-/** @param {Row} row */
 function cpuNodes(row) {
   return row.placement ? Object.values(row.placement.cpu_nodes || {}).reduce((sum, count) => sum + count, 0) : null;
 }
 
-/** A value that all builds share or that is in their names needs no column. @param {...string} fields any one may be in the name */
+/** A value that all builds share or that is in their names needs no column. */
 const isUsual = (...fields) => new Set(rows.map((row) => row[fields[0]])).size !== 1
   && !rows.every((row) => fields.some((field) => row.name.includes(row[field] || "")));
 
-/** @type {Column[]} */
 const COLUMNS = [
   column("name", "Build", "Build", (row) => row.name, { usual: true, lasting: "always shown" }),
   column("model", "Model", "Build", (row) => row.model, { usual: isUsual("model") }),
@@ -101,7 +78,7 @@ const COLUMNS = [
   column("metric", "Metric", "Accuracy", word("accuracy", "metric"), { part: "accuracy" }),
   column("accuracy", "Accuracy", "Accuracy", figure("accuracy", "value"), { ...AS.accuracy, better: "high", usual: true, held: passed("accuracy") }),
   column("interval", "95 of 100 in", "Accuracy",
-    (row) => (row.accuracy && row.accuracy.interval ? row.accuracy.interval.map((/** @type {any} */ end) => digits(Number(end), 4)).join(" \u2026 ") : null), { part: "accuracy" }),
+    (row) => (row.accuracy && row.accuracy.interval ? row.accuracy.interval.map((end) => digits(Number(end), 4)).join(" \u2026 ") : null), { part: "accuracy" }),
   column("reference", "Reference", "Accuracy", figure("accuracy", "reference"), AS.accuracy),
   column("drop", "Drop", "Accuracy", figure("accuracy", "drop"),
     { ...AS.accuracy, better: "low", usual: true, held: passed("accuracy") }),
@@ -123,10 +100,8 @@ const COLUMNS = [
     (row) => Object.entries(row.versions || {}).map(([name, version]) => `${name} ${version}`).join(", ") || null),
 ];
 
-/** @type {Map<string, Column>} */
 const columnsById = new Map(COLUMNS.map((one) => [one.id, one]));
 
-/** @param {Column} one @param {Row} row @returns {string} */
 function textOf(one, row) {
   const value = one.value(row);
   if (value === null) return NONE;
@@ -138,13 +113,12 @@ function emulatedMark() {
   return [glyph(" ?"), unseen(" on an emulator")];
 }
 
-/** The heading outside the table, where it needs more context. @param {Column} one */
+/** The heading outside the table, where it needs more context. */
 function fullLabel(one) {
   const alone = { "seconds": "Time spent", "saved": "Time saved", "cpu-nodes": "Nodes on the CPU", "drop": "Accuracy drop", "p90": "Latency p90", "p99": "Latency p99", "quality-samples": "Samples of quality", "accuracy-samples": "Samples of accuracy" };
-  return /** @type {any} */ (alone)[one.id] || one.label;
+  return alone[one.id] || one.label;
 }
 
-/** @param {Column} one */
 function isNumeric(one) {
   return one.better !== undefined || one.text === whole || one.text === seconds;
 }

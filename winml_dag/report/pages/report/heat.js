@@ -3,12 +3,10 @@
 const STEPS = 6;
 const LABEL_OF_STATUS = "Status";
 
-/** @typedef {{label: string, cells: Map<string, Row[]>}} HeatRow */
 
-/** @returns {HTMLElement} */
 function heatMap() {
   const measures = ["p50", "size", "cosine", "accuracy", "drop", "partitions", "cpu-nodes", "seconds"]
-    .map((id) => /** @type {Column} */ (columnsById.get(id))).filter((one) => rows.some((row) => one.value(row) !== null));
+    .map((id) => columnsById.get(id)).filter((one) => rows.some((row) => one.value(row) !== null));
   const state = { measure: firstMeasure(measures), within: true };
   const table = el("table", { class: "heat" });
   const legend = el("div", { class: "legend" });
@@ -16,7 +14,7 @@ function heatMap() {
     drawHeat(table, state);
     legend.replaceChildren(...heatLegend(state));
   };
-  const options = [...measures.map((one) => /** @type {[string, string]} */ ([one.id, fullLabel(one)])), /** @type {[string, string]} */ (["status", LABEL_OF_STATUS])];
+  const options = [...measures.map((one) => [one.id, fullLabel(one)]), ["status", LABEL_OF_STATUS]];
   draw();
   return section("heat", "Heat map",
     el("div", { class: "controls" },
@@ -26,47 +24,42 @@ function heatMap() {
     legend, scroller("Heat map", table));
 }
 
-/** The measure that the first goal minimizes, if there is one. @param {Column[]} measures @returns {string} */
+/** The measure that the first goal minimizes, if there is one. */
 function firstMeasure(measures) {
-  const wanted = { latency: "p50", size: "size" }[/** @type {string} */ ((report.goals || [])[0]?.minimize)];
+  const wanted = { latency: "p50", size: "size" }[((report.goals || [])[0]?.minimize)];
   return measures.find((one) => one.id === wanted)?.id || measures[0]?.id || "status";
 }
 
-/** @param {HTMLElement} table @param {{measure: string, within: boolean}} state */
 function drawHeat(table, state) {
   const targets = distinct(target);
   const precisions = new Map(targets.map((one) => [one, [...new Set(rows.filter((row) => target(row) === one).map((row) => row.precision))]]));
-  const columns = targets.flatMap((one) => /** @type {string[]} */ (precisions.get(one)).map((precision) => heatKey(one, precision)));
+  const columns = targets.flatMap((one) => precisions.get(one).map((precision) => heatKey(one, precision)));
   const lines = heatRows();
   const scales = heatScales(lines, state);
   table.replaceChildren(
-    el("caption", { class: "unseen", text: `${state.measure === "status" ? LABEL_OF_STATUS : fullLabel(/** @type {Column} */ (columnsById.get(state.measure)))} by model, target and precision. Arrow keys move between cells.` }),
+    el("caption", { class: "unseen", text: `${state.measure === "status" ? LABEL_OF_STATUS : fullLabel(columnsById.get(state.measure))} by model, target and precision. Arrow keys move between cells.` }),
     el("thead", {},
       el("tr", {}, el("th", { rowspan: "2", scope: "col", text: "Model" }),
-        ...targets.map((one) => el("th", { colspan: /** @type {string[]} */ (precisions.get(one)).length, scope: "colgroup", class: "group" }, own(one)))),
-      el("tr", {}, ...targets.flatMap((one) => /** @type {string[]} */ (precisions.get(one)).map((precision, place) =>
+        ...targets.map((one) => el("th", { colspan: precisions.get(one).length, scope: "colgroup", class: "group" }, own(one)))),
+      el("tr", {}, ...targets.flatMap((one) => precisions.get(one).map((precision, place) =>
         el("th", { scope: "col", class: place === 0 ? "group" : null }, own(precision || NONE)))))),
     el("tbody", {}, ...lines.map((line) => el("tr", {}, el("th", { scope: "row", class: line.label.length < SHORT / 2 ? "short" : null }, own(line.label)),
-      ...columns.map((key) => heatCell(line.cells.get(key), state.measure, scales.get(line)))))));
+      ...columns.map((key) => heatCell(key, line.cells.get(key), state.measure, scales.get(line)))))));
   const links = [...table.querySelectorAll("tbody a")];
   roving(table, links, (from, key) => neighbour(links, from, key));
 }
 
-/** @param {string} where @param {string} precision */
 function heatKey(where, precision) {
   return JSON.stringify([where, precision]);
 }
 
-/** A line per model; if builds differ in more than precision and target, also per value of those axes.
- * @returns {HeatRow[]}
- */
+/** A line per model; if builds differ in more than precision and target, also per value of those axes. */
 function heatRows() {
-  const place = (/** @type {Row} */ row) => JSON.stringify([row.model, target(row), row.precision]);
+  const place = (row) => JSON.stringify([row.model, target(row), row.precision]);
   const axes = furtherAxes().filter((axis) => {
     const seen = new Map();
     return rows.some((row) => !row.trial_of && differs(seen, place(row), row.values[axis]));
   });
-  /** @type {Map<string, HeatRow>} */
   const lines = new Map();
   for (const row of rows) {
     const label = [row.model, ...axes.map((axis) => row.values[axis]).filter(Boolean)].join(" \u00B7 ");
@@ -78,31 +71,24 @@ function heatRows() {
   return [...lines.values()];
 }
 
-/** @param {Map<string, any>} seen @param {string} key @param {any} value */
 function differs(seen, key, value) {
   if (!seen.has(key)) seen.set(key, value);
   return seen.get(key) !== value;
 }
 
-/** Of several builds in one cell, winners come first, then existing builds, and trials last.
- * @param {Row[]} several
- */
+/** Of several builds in one cell, winners come first, then existing builds, and trials last. */
 function foremost(several) {
   return [...several].sort((one, other) => rank(one) - rank(other))[0];
 }
 
-/** @param {Row} row */
 function rank(row) {
   return (row.winner_of || []).length ? 0 : (isThere(row) ? 1 : 2) + (row.trial_of ? 2 : 0);
 }
 
-/** @typedef {{low: number, high: number}} Scale
- * @param {HeatRow[]} lines @param {{measure: string, within: boolean}} state @returns {Map<HeatRow, Scale>}
- */
 function heatScales(lines, state) {
   const measure = columnsById.get(state.measure);
-  const shown = (/** @type {HeatRow} */ line) => [...line.cells.values()].map(foremost);
-  const scale = (/** @type {Row[]} */ some) => {
+  const shown = (line) => [...line.cells.values()].map(foremost);
+  const scale = (some) => {
     const values = measure && measure.better ? some.filter((row) => !saysNothing(measure, row)).map(measure.value).filter((value) => value !== null && Number.isFinite(value)) : [];
     return { low: Math.min(...values), high: Math.max(...values) };
   };
@@ -110,28 +96,27 @@ function heatScales(lines, state) {
   return new Map(lines.map((line) => [line, state.within ? scale(shown(line)) : common]));
 }
 
-/** Latencies of an emulator cannot be compared with those of a device. @param {Column} measure @param {Row} row */
+/** Latencies of an emulator cannot be compared with those of a device. */
 function saysNothing(measure, row) {
   return measure.part === "latency" && isEmulated(row);
 }
 
-/** The rank of a value on the scale, from 0 to STEPS - 1. @param {number} value @param {Scale} scale @param {Column} measure */
+/** The rank of a value on the scale, from 0 to STEPS - 1. */
 function step(value, scale, measure) {
   const isRatio = (measure.part === "latency" || measure.part === "size") && scale.low > 0;
-  const at = isRatio ? Math.log : (/** @type {number} */ one) => one;
+  const at = isRatio ? Math.log : (one) => one;
   if (scale.high === scale.low) return 3;
   const share = (at(value) - at(scale.low)) / (at(scale.high) - at(scale.low));
   const good = measure.better === "low" ? 1 - share : share;
   return Math.max(0, Math.min(STEPS - 1, Math.floor(good * STEPS)));
 }
 
-/** @param {Row[] | undefined} several @param {string} id of a measure @param {Scale | undefined} scale */
-function heatCell(several, id, scale) {
+function heatCell(key, several, id, scale) {
   if (!several) return withTooltip(el("td", { class: "absent" }, glyph("\u00B7"), unseen("not in the sweep")), () => [["Not in the sweep."]]);
   const row = foremost(several);
   const measure = columnsById.get(id);
   const value = measure && id !== "status" ? measure.value(row) : null;
-  const cell = el("td", { class: heatClass(row, value, measure, scale) },
+  const cell = el("td", { class: heatClass(row, value, measure, scale), "data-label": JSON.parse(key).join(" ") },
     el("a", { href: addressOf(row) }, ...heatText(row, value, measure),
       trialMark(row) !== "" && el("small", { text: ` ${trialMark(row)}` }), several.length > 1 && el("small", { text: ` +${several.length - 1}` })));
   const why = isThere(row) && value === null && measure && id !== "status" ? [[whyMissing(row, measure.part)]] : [];
@@ -140,16 +125,14 @@ function heatCell(several, id, scale) {
   return cell;
 }
 
-/** @param {Row} row @param {any} value @param {Column | undefined} measure @param {Scale | undefined} scale */
 function heatClass(row, value, measure, scale) {
-  const kind = STATUSES[/** @type {keyof typeof STATUSES} */ (row.status)].kind;
+  const kind = STATUSES[row.status].kind;
   if (!isThere(row)) return `hatched ${kind}`;
   if (!measure || measure.id === "status") return `state ${kind}`;
   if (value === null || saysNothing(measure, row)) return "hatched off";
   return Number.isFinite(value) && scale ? `step-${step(value, scale, measure)}` : "step-3";
 }
 
-/** @param {Row} row @param {any} value @param {Column | undefined} measure @returns {Child[]} */
 function heatText(row, value, measure) {
   if (!isThere(row) || !measure || measure.id === "status") return [statusMark(row.status)];
   const winner = row.winner_of && row.winner_of.length ? [glyph("\u2605 "), unseen("winner ")] : [];
@@ -158,7 +141,6 @@ function heatText(row, value, measure) {
   return [...winner, textOf(measure, row), ...(saysNothing(measure, row) ? emulatedMark() : []), ...missed];
 }
 
-/** @param {any[]} links @param {number} from @param {string} key */
 function neighbour(links, from, key) {
   if (key === "ArrowRight") return from + 1;
   if (key === "ArrowLeft") return from - 1;
@@ -172,16 +154,14 @@ function neighbour(links, from, key) {
   return null;
 }
 
-/** @param {any} line @param {string} key */
 function sibling(line, key) {
   return key === "ArrowDown" ? line.nextElementSibling : line.previousElementSibling;
 }
 
-/** @param {{measure: string, within: boolean}} state @returns {Element[]} */
 function heatLegend(state) {
   const measure = columnsById.get(state.measure);
   const swatches = el("span", { class: "swatches", "aria-hidden": "true" }, ...Array.from({ length: STEPS }, (_, place) => el("i", { class: `step-${place}` })));
-  const entry = (/** @type {string} */ kind, /** @type {string} */ sign, /** @type {string} */ text) =>
+  const entry = (kind, sign, text) =>
     el("span", { class: "entry" }, el("i", { class: kind, "aria-hidden": "true", text: sign }), text);
   const scale = measure && measure.better && state.measure !== "status"
     ? [el("span", { class: "entry" }, "worse", swatches, `better${measure.better === "low" ? " (less)" : " (more)"}`)] : [];

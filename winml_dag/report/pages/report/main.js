@@ -1,7 +1,7 @@
 // Routing: the fragment after # selects the page, so that links and the back button work.
 
 /** The cell that was shown last, and the scroll position of the overview before. */
-const lastCell = { scrolled: 0, from: "" };
+const lastCell = { scrolled: 0, from: "", link: null };
 
 function route() {
   hideTooltip();
@@ -18,7 +18,6 @@ function route() {
   return undefined;
 }
 
-/** @param {string} hash */
 function showCell(hash) {
   lastCell.from = hash;
   const row = rowsByName.get(decoded(hash.slice("#cell/".length)));
@@ -32,13 +31,14 @@ function showCell(hash) {
   byId("cell-title").focus({ preventScroll: true });
 }
 
-/** Runs before the address changes: afterwards the browser may have scrolled already. @param {MouseEvent} event */
+/** Runs before the address changes: afterwards the browser may have scrolled already. */
 function rememberPlace(event) {
   const link = event.target instanceof Element && event.target.closest("a[href^='#cell/']");
-  if (link && !byId("overview").hidden) lastCell.scrolled = window.scrollY;
+  if (!link || byId("overview").hidden) return;
+  lastCell.scrolled = window.scrollY;
+  lastCell.link = link;
 }
 
-/** @param {string} text */
 function decoded(text) {
   try {
     return decodeURIComponent(text);
@@ -47,16 +47,15 @@ function decoded(text) {
   }
 }
 
-/** Restore the scroll position, and focus the link that was followed. @param {string} hash */
+/** Restore the scroll position, and focus the link that was followed. */
 function returnTo(hash) {
   window.scrollTo(0, lastCell.scrolled);
-  const links = [...byId("overview").querySelectorAll("a")].filter((link) => link.getAttribute("href") === hash);
-  (links.find((link) => link.getAttribute("tabindex") === "0") || links[0])?.focus({ preventScroll: true });
+  if (lastCell.link?.getAttribute("href") === hash) lastCell.link.focus({ preventScroll: true });
 }
 
 function origin() {
   const host = Object.entries(report.host || {}).map(([name, value]) => `${name} ${value}`).join(", ");
-  const texts = [report.began_at ? `Built ${moment(report.began_at)}` : "", `told ${moment(report.made_at)}`, (report.subjects || []).join(", "), host].filter(Boolean);
+  const texts = [report.began_at ? `Built ${moment(report.began_at)}` : "", `reported ${moment(report.made_at)}`, (report.subjects || []).join(", "), host].filter(Boolean);
   byId("origin").replaceChildren(...texts.map((text) => el("span", {}, own(text))));
   byId("footer").replaceChildren(el("p", { text: ["winml_dag", report.made_by || ""].filter((text, place) => place === 1 || !(report.made_by || "").startsWith("winml_dag")).join(" ").trim() }));
 }

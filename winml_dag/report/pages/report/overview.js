@@ -1,27 +1,24 @@
 // The first page: totals, then the goals and charts, then the full table.
 
-/** @returns {HTMLElement[]} */
 function overview() {
-  const parts = rows.length === 0 ? [] : [comparison(), goals(), heatMap(), plots(), buildTable(), work()];
-  const shown = /** @type {HTMLElement[]} */ (parts.filter(Boolean));
-  return [totals(), ...(report.notices || []).map((/** @type {string} */ text) => el("p", { class: "notice" }, own(text))), contents(shown), ...shown];
+  const parts = rows.length === 0 ? [] : [comparison(), goals(), heatMap(), plots(), buildTable(), sideBySide(), work()];
+  const shown = parts.filter(Boolean);
+  return [totals(), ...(report.notices || []).map((text) => el("p", { class: "notice" }, own(text))), contents(shown), ...shown];
 }
 
-/** @param {HTMLElement[]} parts */
 function contents(parts) {
   return el("nav", { "aria-label": "On this page" }, ...parts.map((one) => el("a", { href: `#${one.id}`, text: one.querySelector("h2")?.textContent })));
 }
 
 function totals() {
-  const count = (/** @type {(row: Row) => boolean} */ test) => rows.filter(test).length;
+  const count = (test) => rows.filter(test).length;
   const graph = report.graph || {};
-  const of = (/** @type {string} */ status) => count((row) => row.status === status);
+  const of = (status) => count((row) => row.status === status);
   const found = of("up to date");
-  /** @type {[string, number][]} */
   const troubles = [["Failed", of("failed")], ["Refused", of("refused")], ["Left out", of("left out")], ["Not reached", of("not reached")]];
   return definitions([
     ["Builds there", [el("b", { text: whole(count(isThere)) }), ` of ${whole(rows.length)}`, found > 0 && el("small", { text: `${whole(found)} up to date` })]],
-    ...troubles.map(([label, some]) => /** @type {[string, Child | Child[]]} */ ([label, some > 0 || label === "Failed" ? el("b", { class: some > 0 && label === "Failed" ? "bad" : null, text: whole(some) }) : null])),
+    ...troubles.map(([label, some]) => [label, some > 0 || label === "Failed" ? el("b", { class: some > 0 && label === "Failed" ? "bad" : null, text: whole(some) }) : null]),
     ["Stages", graph.stages ? [el("b", { text: whole(graph.stages) }), graph.stages_apart > graph.stages && el("small", { text: `instead of ${whole(graph.stages_apart)}` })] : null],
     ["Time", report.elapsed_seconds ? [el("b", { text: seconds(report.elapsed_seconds) }), graph.seconds_ran ? el("small", { text: `${seconds(graph.seconds_ran)} of work` }) : null] : null],
     ["Saved by reuse", graph.seconds_saved ? el("b", { text: seconds(graph.seconds_saved) }) : null],
@@ -29,17 +26,18 @@ function totals() {
   ], "totals");
 }
 
-/** What the run spent its time on. @returns {HTMLElement | null} */
+/** What the run spent its time on. */
 function work() {
   const graph = report.graph || {};
   if (!graph.stages) return null;
-  const list = (/** @type {Record<string, number>} */ some = {}) => Object.entries(some).map(([name, count]) => `${name} ${whole(count)}`).join(", ");
+  const list = (some = {}) => Object.entries(some).map(([name, count]) => `${name} ${whole(count)}`).join(", ");
   return section("work", "The work",
+    el("p", { class: "note", text: "Time counts from the start of the run to its end, with measuring: after all builds, perf runs one model at a time, so that nothing disturbs it. Work adds up the stages, several of which run at a time." }),
     definitions([["Builds in one graph", graph.builds && whole(graph.builds)],
       ["Stages", graph.stages_apart ? `${whole(graph.stages)}; each build by itself would have had ${whole(graph.stages_apart)}` : whole(graph.stages)],
       ["Of each kind", list(graph.by_stage)], ["What became of them", list(graph.by_status)],
       ["Work done", graph.seconds_ran ? seconds(graph.seconds_ran) : null], ["Saved by reuse", graph.seconds_saved ? seconds(graph.seconds_saved) : null]], "facts wide"),
     graph.critical_path && el("details", {}, el("summary", { text: `Critical path: ${seconds(graph.critical_path_seconds || 0)}` }),
       el("p", { text: "No number of jobs would have made these shorter; one waits for the other." }),
-      el("ol", {}, ...graph.critical_path.map((/** @type {string} */ id) => el("li", {}, path(id))))));
+      el("ol", {}, ...graph.critical_path.map((id) => el("li", {}, path(id))))));
 }

@@ -1,31 +1,30 @@
 // The trade-offs: size and latency against quality, a point per build, the front as a line.
 
-const EDGE = { top: 14, right: 18, bottom: 44, left: 64 };
+const EDGE = { top: 14, right: 18, bottom: 44, left: 82 };
 const MARK = 6;
 
-/** @returns {HTMLElement | null} null if nothing was measured */
 function plots() {
-  const quality = ["drop", "cosine", "sqnr", "accuracy"].map((id) => /** @type {Column} */ (columnsById.get(id)))
+  const quality = ["drop", "cosine", "sqnr", "accuracy"].map((id) => columnsById.get(id))
     .filter((one) => rows.filter((row) => one.value(row) !== null).length > 1);
   if (quality.length === 0) return null;
   const models = distinct((row) => row.model);
   const state = { model: models.length > 1 ? models[0] : "", target: "", quality: quality[0].id };
   const figures = ["size", "p50"].map((id) => el("figure", { class: "plot", "data-measure": id }));
   const draw = () => figures.forEach((figure) => drawPlot(figure, state));
-  const pick = (/** @type {"model" | "target" | "quality"} */ name) => (/** @type {string} */ value) => { state[name] = value; draw(); };
-  const all = /** @type {[string, string]} */ (["", "all"]);
-  const same = (/** @type {string} */ one) => /** @type {[string, string]} */ ([one, one]);
+  const pick = (name) => (value) => { state[name] = value; draw(); };
+  const all = ["", "all"];
+  const same = (one) => [one, one];
   new ResizeObserver(onWidth(draw)).observe(figures[0]);
   return section("trade-offs", "Trade-offs",
     el("div", { class: "controls" },
       models.length > 1 && chooser("Model", [all, ...models.map(same)], state.model, pick("model")),
       distinct(target).length > 1 && chooser("EP and device", [all, ...distinct(target).map(same)], "", pick("target")),
-      quality.length > 1 && chooser("Quality", quality.map((one) => /** @type {[string, string]} */ ([one.id, fullLabel(one)])), state.quality, pick("quality"))),
+      quality.length > 1 && chooser("Quality", quality.map((one) => [one.id, fullLabel(one)]), state.quality, pick("quality"))),
     el("div", { class: "plots" }, ...figures),
     el("p", { class: "note", text: "Up and to the left is better. The line joins the builds that no other one here beats in both; grey and hollow are those that another one beats in both. The rest of the figures are in the table below." }));
 }
 
-/** Redraw only when the width has changed: drawing changes the height. @param {() => void} draw @returns {ResizeObserverCallback} */
+/** Redraw only when the width has changed: drawing changes the height. */
 function onWidth(draw) {
   let width = 0;
   return (entries) => {
@@ -34,10 +33,9 @@ function onWidth(draw) {
   };
 }
 
-/** @param {HTMLElement} figure @param {{model: string, target: string, quality: string}} state */
 function drawPlot(figure, state) {
-  const x = /** @type {Column} */ (columnsById.get(String(figure.dataset.measure)));
-  const y = /** @type {Column} */ (columnsById.get(state.quality));
+  const x = columnsById.get(String(figure.dataset.measure));
+  const y = columnsById.get(state.quality);
   const asked = rows.filter((row) => isThere(row) && (!state.model || row.model === state.model) && (!state.target || target(row) === state.target));
   const shown = asked.filter((row) => isFinitePoint(x, y, row) && !saysNothing(x, row));
   const caption = el("figcaption", {}, el("strong", { text: `${fullLabel(x)} against ${fullLabel(y).toLowerCase()}` }), el("span", { class: "left-out", text: whatIsNotShown(x, asked, shown) }));
@@ -46,12 +44,10 @@ function drawPlot(figure, state) {
   figure.replaceChildren(caption, drawing(points, x, y, Math.max(260, figure.clientWidth)), plotLegend(shown));
 }
 
-/** @param {Column} x @param {Column} y @param {Row} row */
 function isFinitePoint(x, y, row) {
   return [x, y].every((one) => one.value(row) !== null && Number.isFinite(one.value(row)));
 }
 
-/** @param {Column} x @param {Row[]} asked @param {Row[]} shown */
 function whatIsNotShown(x, asked, shown) {
   const emulated = x.part === "latency" ? asked.filter(isEmulated).length : 0;
   const missing = asked.length - shown.length - emulated;
@@ -61,7 +57,6 @@ function whatIsNotShown(x, asked, shown) {
   ].filter(Boolean).join(" ");
 }
 
-/** @param {Point[]} points @param {Column} x @param {Column} y @param {number} width */
 function drawing(points, x, y, width) {
   const height = Math.round(Math.min(380, Math.max(260, width * 0.62)));
   const signX = x.better === "low" ? 1 : -1, signY = y.better === "low" ? 1 : -1;
@@ -78,21 +73,17 @@ function drawing(points, x, y, width) {
   return picture;
 }
 
-/** Models are not alternatives to each other, so each has its own front. @param {Point[]} points @returns {Map<string, Point[]>} */
+/** Models are not alternatives to each other, so each has its own front. */
 function grouped(points) {
   const groups = new Map();
   for (const point of points) groups.set(point.row.model, [...(groups.get(point.row.model) || []), point]);
   return groups;
 }
 
-/** @param {Point[]} points */
 function inReadingOrder(points) {
   return [...points].sort((one, other) => one.x - other.x || one.y - other.y);
 }
 
-/** @typedef {{at: (value: number) => number, ticks: number[]}} Axis
- * @param {number[]} values @param {number} from @param {number} to in pixels @param {boolean} [isTurned] @returns {Axis}
- */
 function axisOf(values, from, to, isTurned = false) {
   const least = Math.min(...values), most = Math.max(...values);
   const margin = (most - least || Math.abs(most) || 1) * 0.08;
@@ -104,13 +95,11 @@ function axisOf(values, from, to, isTurned = false) {
   return { at: (value) => from + ((value - ends[0]) / (ends[1] - ends[0])) * (to - from), ticks };
 }
 
-/** @param {number} rough */
 function niceStride(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
   return power * ([1, 2, 5, 10].find((one) => one * power >= rough) || 10);
 }
 
-/** @param {Axis} axis @param {Column} x @param {number} height @param {number} width */
 function ticksAcross(axis, x, height, width) {
   const base = height - EDGE.bottom;
   return [
@@ -121,7 +110,6 @@ function ticksAcross(axis, x, height, width) {
   ];
 }
 
-/** @param {Axis} axis @param {Column} y @param {number} width */
 function ticksUp(axis, y, width) {
   const middle = axis.ticks.length ? (axis.at(axis.ticks[0]) + axis.at(axis.ticks[axis.ticks.length - 1])) / 2 : 100;
   return [
@@ -132,28 +120,25 @@ function ticksUp(axis, y, width) {
   ];
 }
 
-/** Sizes are drawn in MiB, so that the scale has round numbers. @param {Column} one */
+/** Sizes are drawn in MiB, so that the scale has round numbers. */
 function unitOf(one) {
   return one.part === "size" ? 2 ** 20 : 1;
 }
 
-/** @param {Column} one */
 function axisLabel(one) {
   return one.part === "latency" ? `${fullLabel(one)} (ms)` : one.part === "size" ? `${fullLabel(one)} (MiB)` : fullLabel(one);
 }
 
-/** @param {number} value @param {number[]} ticks */
 function tickText(value, ticks) {
   const stride = ticks.length > 1 ? ticks[1] - ticks[0] : Math.abs(value) || 1;
   return value.toFixed(Math.max(0, Math.min(6, -Math.floor(Math.log10(stride) + 1e-9)))).replace("-", "\u2212");
 }
 
-/** The path along the front, in steps through values that are certainly achievable. @param {number[][]} places */
+/** The path along the front, in steps through values that are certainly achievable. */
 function staircase(places) {
   return places.map(([x, y], place) => (place === 0 ? `M${x},${y}` : `H${x}V${y}`)).join("");
 }
 
-/** @param {Point} point @param {number} x @param {number} y @param {boolean} isOnFront @param {Column} across @param {Column} up */
 function mark(point, x, y, isOnFront, across, up) {
   const place = distinct(target).indexOf(target(point.row)) % 4;
   const link = svg("a", { href: addressOf(point.row), class: `mark target-${place} ${isOnFront ? "best" : "beaten"}`,
@@ -162,7 +147,7 @@ function mark(point, x, y, isOnFront, across, up) {
   return withTooltip(link, () => [...aboutRow(point.row), [isOnFront ? "On the front." : "Another build here is at least as good in both."]]);
 }
 
-/** A shape per target, so that they differ not only by colour. @param {number} place @param {number} x @param {number} y @param {number} r */
+/** A shape per target, so that they differ not only by colour. */
 function shape(place, x, y, r) {
   return [
     `M${x - r},${y}a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0z`,
@@ -172,21 +157,19 @@ function shape(place, x, y, r) {
   ][place];
 }
 
-/** Labels for the points on the front, where there is room. @param {Point[]} points @param {Set<Row>} onFront @param {Axis} across @param {Axis} up @param {number} width */
+/** Labels for the points on the front, where there is room. */
 function labels(points, onFront, across, up, width) {
-  /** @type {number[][]} */
   const taken = points.map((point) => [across.at(point.x) - MARK, up.at(point.y) - MARK, across.at(point.x) + MARK, up.at(point.y) + MARK]);
-  const severalModels = grouped(points).size > 1;
+  const severalModels = grouped(points).size > 1, severalTargets = new Set(points.map((point) => target(point.row))).size > 1;
   return inReadingOrder(points).filter((point) => onFront.has(point.row)).flatMap((point) => {
-    const choice = point.row.precision + trialMark(point.row);
+    const choice = [severalTargets && target(point.row), point.row.precision + trialMark(point.row)].filter(Boolean).join(" ");
     const text = severalModels ? `${point.row.model} ${choice}` : choice;
-    const short = text.length > 24 ? `${text.slice(0, 23)}\u2026` : text;
+    const short = text.length > 30 ? `${text.slice(0, 29)}\u2026` : text;
     const place = freePlace(across.at(point.x), up.at(point.y), short.length * 6.6, taken, width);
     return place ? [svg("text", { class: "name", x: place[0], y: place[1], "aria-hidden": "true", direction: "ltr", text: short })] : [];
   });
 }
 
-/** @param {number} x @param {number} y @param {number} length @param {number[][]} taken gets the chosen box appended @param {number} width @returns {number[] | null} */
 function freePlace(x, y, length, taken, width) {
   for (const [left, base] of [[x + 6, y - 8], [x - length / 2, y - 11], [x - length - 6, y - 8], [x + 9, y + 16], [x - length - 9, y + 4], [x + 10, y + 4]]) {
     const box = [left, base - 11, left + length, base + 3];
@@ -199,10 +182,20 @@ function freePlace(x, y, length, taken, width) {
   return null;
 }
 
-/** @param {Row[]} shown */
 function plotLegend(shown) {
   const all = distinct(target);
   const here = all.filter((one) => shown.some((row) => target(row) === one));
   return el("p", { class: "legend" }, ...here.map((one) => el("span", { class: "entry" },
     svg("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true", class: `mark target-${all.indexOf(one) % 4} best` }, svg("path", { d: shape(all.indexOf(one) % 4, 8, 8, MARK) })), own(one))));
+}
+
+/** The points on the front, from left to right. `signX` and `signY` are 1 if less is better, -1 if more is. */
+function frontOf(points, signX, signY) {
+  const inOrder = [...points].sort((one, other) => signX * (one.x - other.x) || signY * (one.y - other.y));
+  const front = [];
+  for (const point of inOrder) {
+    const last = front[front.length - 1];
+    if (!last || signY * point.y < signY * last.y || (point.x === last.x && point.y === last.y)) front.push(point);
+  }
+  return front;
 }

@@ -1,15 +1,7 @@
 // The content of the page, unpacked from its compact form, and helpers on rows.
 
-/**
- * @typedef {Object<string, any>} Row one build, as in winml_dag/report/row.py; missing values have no field
- * @type {Object<string, any>}
- */
 const report = JSON.parse(byId("content").textContent);
-
-/** @type {Row[]} */
 const rows = report.rows.map(unpacked);
-
-/** @type {Map<string, Row>} */
 const rowsByName = new Map(rows.map((row) => [row.name, row]));
 
 /** Shorter names are kept on one line. */
@@ -24,46 +16,42 @@ const STATUSES = {
   "not reached": { glyph: "\u2026", kind: "off" },
 };
 
-/** @param {any} row */
 function unpacked(row) {
-  const stages = row.stages.map((/** @type {any[]} */ values) => {
-    const pairs = report.stage_columns.map((/** @type {string} */ name, /** @type {number} */ place) => [name, values[place]]);
-    return Object.fromEntries(pairs.map((/** @type {[string, any]} */ [name, value]) => [name, isTextOfStage(name) && value !== null ? report.texts[value] : value]));
+  const stages = row.stages.map((values) => {
+    const pairs = report.stage_columns.map((name, place) => [name, values[place]]);
+    return Object.fromEntries(pairs.map(([name, value]) => [name, isTextOfStage(name) && value !== null ? report.texts[value] : value]));
   });
   return { values: {}, ...row, stages, versions: report.versions[row.versions] };
 }
 
-/** @param {string} name */
 function isTextOfStage(name) {
   return ["id", "stage", "status", "reason", "cache_key", "made_at", "made_by"].includes(name);
 }
 
-/** @param {Row} row */
 function isThere(row) {
   return row.status === "built" || row.status === "up to date";
 }
 
-/** @param {Row} row @returns {string} */
 function target(row) {
   return [row.ep, row.device].filter((part, place) => part && (place === 0 || part !== row.ep)).join(" ") || NONE;
 }
 
-/** Whether the latency comes from an emulator and says nothing about the device. @param {Row} row */
+/** Whether the latency comes from an emulator and says nothing about the device. */
 function isEmulated(row) {
   return Boolean(row.latency && row.latency.emulated);
 }
 
-/** The part of a trial's name after that of its build. @param {Row} row @returns {string} */
+/** The part of a trial's name after that of its build. */
 function trialMark(row) {
   return row.trial_of && row.name.startsWith(row.trial_of) ? row.name.slice(row.trial_of.length).replace(/^\//, " ") : "";
 }
 
-/** Whether it exists and misses a bound. @param {Row} row */
+/** Whether it exists and misses a bound. */
 function missesBound(row) {
   return [row.quality, row.accuracy].some((part) => part && part.passed === false);
 }
 
-/** Why a row has no such part; never empty. @param {Row} row @param {string} [part] @returns {string} */
+/** Why a row has no such part; never empty. */
 function whyMissing(row, part) {
   const told = part && row.missing && row.missing[part];
   if (told) return told;
@@ -71,43 +59,38 @@ function whyMissing(row, part) {
   return "Not measured.";
 }
 
-/** @param {Row} row */
 function whatBecame(row) {
   const why = row.why || (row.failure && row.failure.error) || "";
   const where = row.failure && row.failure.stage ? ` in ${row.failure.stage}` : "";
   return `${sentence(row.status)}${where}${why ? `: ${why}` : "."}`;
 }
 
-/** @param {string} text */
 function sentence(text) {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** @param {Row} row */
 function addressOf(row) {
   return `#cell/${encodeURIComponent(row.name)}`;
 }
 
-/** @param {string} name of a row, or of one that this report does not have */
 function linkTo(name) {
   const row = rowsByName.get(name);
   return row ? el("a", { href: addressOf(row) }, path(name)) : path(name);
 }
 
-/** @param {string} status */
 function statusMark(status) {
-  const { glyph: sign, kind } = STATUSES[/** @type {keyof typeof STATUSES} */ (status)] || { glyph: "?", kind: "off" };
+  const { glyph: sign, kind } = STATUSES[status] || { glyph: "?", kind: "off" };
   return el("span", { class: `status ${kind}` }, glyph(sign), " ", status);
 }
 
-/** Each value once, in the order of the rows. @param {(row: Row) => string} of @returns {string[]} */
+/** Each value once, in the order of the rows. */
 function distinct(of) {
   return [...new Set(rows.map(of))];
 }
 
-/** Axes that the page has no column for. @returns {string[]} */
+/** Axes that the page has no column for. */
 function furtherAxes() {
-  const told = (/** @type {string} */ axis, /** @type {string} */ field) =>
+  const told = (axis, field) =>
     rows.every((row) => row.values[axis] === undefined || row.values[axis] === row[field]);
   return Object.keys(report.axes || {}).filter((axis) => !["model", "precision", "ep", "device"].some((field) => told(axis, field)));
 }

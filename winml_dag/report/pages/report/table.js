@@ -1,20 +1,16 @@
 // The table of all builds: sortable by heading, filtered by words and choosers, with selectable columns.
 
-/** @typedef {{sort: string, down: boolean, words: string[], chosen: Record<string, string>, columns: Set<string>}} TableState */
 
 const FILTERS = [["model", "Model"], ["precision", "Precision"], ["target", "EP and device"], ["status", "Status"]];
 
 function buildTable() {
   const axes = furtherAxes();
-  /** @type {TableState} */
   const state = { sort: "", down: false, words: [], chosen: {}, columns: new Set(usualColumns()) };
   const table = el("table", { class: "builds" });
   const count = el("p", { class: "count", role: "status" });
-  /** @type {Map<Row, HTMLElement>} */
   let lines = new Map();
   const filter = () => applyFilter(state, lines, count);
   const redraw = () => { lines = drawTable(table, state, sort); filter(); };
-  /** @param {string} id */
   const sort = (id) => {
     const better = columnsById.get(id)?.better;
     state.down = state.sort === id ? !state.down : better === "high";
@@ -34,33 +30,28 @@ function buildTable() {
     columnChooser(state, redraw), count, scroller("All builds", table));
 }
 
-/** @returns {string[]} the default columns that any row has a value for */
 function usualColumns() {
   return COLUMNS.filter((one) => one.usual && (one.lasting || rows.some((row) => one.value(row) !== null))).map((one) => one.id);
 }
 
-/** @param {string} text */
 function wordsOf(text) {
   return text.toLowerCase().split(/\s+/).filter(Boolean);
 }
 
-/** @param {Row} row @param {string} id of a filter @returns {string} */
 function filterValue(row, id) {
   if (id.startsWith("axis:")) return row.values[id.slice(5)] || NONE;
   return id === "target" ? target(row) : row[id] || NONE;
 }
 
-/** @param {string} id @param {string} label @param {TableState} state @param {() => void} filter */
 function filterChooser(id, label, state, filter) {
   const values = distinct((row) => filterValue(row, id));
   if (values.length < 2) return null;
-  const options = values.map((value) => /** @type {[string, string]} */ ([value, value]));
+  const options = values.map((value) => [value, value]);
   return chooser(label, [["", "all"], ...options], "", (value) => { state.chosen[id] = value; filter(); });
 }
 
-/** @param {TableState} state @param {() => void} redraw */
 function columnChooser(state, redraw) {
-  const box = (/** @type {Column} */ one) => {
+  const box = (one) => {
     const input = el("input", { type: "checkbox", checked: state.columns.has(one.id), disabled: Boolean(one.lasting), value: one.id,
       on: { change: () => { input.checked ? state.columns.add(one.id) : state.columns.delete(one.id); redraw(); } } });
     return el("label", {}, input, " ", one.label);
@@ -68,16 +59,15 @@ function columnChooser(state, redraw) {
   const groups = [...new Set(COLUMNS.map((one) => one.group))];
   const boxes = el("div", { class: "boxes" }, ...groups.map((group) =>
     el("fieldset", {}, el("legend", { text: group }), ...COLUMNS.filter((one) => one.group === group).map(box))));
-  const preset = (/** @type {string} */ text, /** @type {() => string[]} */ ids) => el("button", { type: "button", text, on: { click: () => {
+  const preset = (text, ids) => el("button", { type: "button", text, on: { click: () => {
     state.columns = new Set(ids());
-    boxes.querySelectorAll("input").forEach((/** @type {any} */ input) => { input.checked = state.columns.has(input.value); });
+    boxes.querySelectorAll("input").forEach((input) => { input.checked = state.columns.has(input.value); });
     redraw();
   } } });
   return el("details", { class: "columns" }, el("summary", { text: "Columns" }),
     el("div", { class: "controls" }, preset("The usual ones", usualColumns), preset("All", () => COLUMNS.map((one) => one.id))), boxes);
 }
 
-/** @param {HTMLElement} table @param {TableState} state @param {(id: string) => void} sort */
 function drawTable(table, state, sort) {
   const columns = COLUMNS.filter((one) => state.columns.has(one.id));
   const lines = new Map(rows.map((row) => [row, tableLine(row, columns)]));
@@ -87,23 +77,22 @@ function drawTable(table, state, sort) {
     el("caption", { class: "unseen", text: "All builds. A heading is a button that sorts by its column." }),
     el("thead", {}, el("tr", {}, ...headings)), el("tbody"));
   sortLines(table, state, lines);
+  labelled(table);
   return lines;
 }
 
-/** The arrow is on the side away from the numbers, so that the heading aligns with them. @param {Column} one */
+/** The arrow is on the side away from the numbers, so that the heading aligns with them. */
 function headingText(one) {
   const arrow = el("span", { class: "arrow", "aria-hidden": "true" });
   return isNumeric(one) ? [arrow, one.label] : [one.label, arrow];
 }
 
-/** @param {Row} row @param {Column[]} columns */
 function tableLine(row, columns) {
   const line = el("tr", { class: [row.dominated_by ? "dominated" : "", (row.winner_of || []).length ? "winner" : ""].join(" ").trim() || null });
   line.append(...columns.map((one) => tableCell(row, one)));
   return line;
 }
 
-/** @param {Row} row @param {Column} one */
 function tableCell(row, one) {
   if (one.id === "name") {
     const link = withTooltip(el("a", { href: addressOf(row) }, path(row.name)), () => aboutRow(row));
@@ -119,16 +108,15 @@ function tableCell(row, one) {
   return el("td", { class: [kind, missed ? "missed" : ""].filter(Boolean).join(" ") || null }, textCell(one, row, value), ...(one.text === milliseconds && isEmulated(row) ? emulatedMark() : []), missed && glyph(" \u25BC"), missed && unseen(" misses its bound"));
 }
 
-/** @param {Column} one @param {Row} row @param {any} value */
 function textCell(one, row, value) {
   if (isNumeric(one)) return textOf(one, row);
   return one.id === "dominated" || one.id === "trial" ? linkTo(value) : el("span", { class: "words" }, own(textOf(one, row)));
 }
 
-/** Missing values come last in either direction. @param {HTMLElement} table @param {TableState} state @param {Map<Row, HTMLElement>} lines */
+/** Missing values come last in either direction. */
 function sortLines(table, state, lines) {
-  const body = /** @type {HTMLElement} */ (table.querySelector("tbody"));
-  body.replaceChildren(...sorted(state).map((row) => /** @type {HTMLElement} */ (lines.get(row))));
+  const body = table.querySelector("tbody");
+  body.replaceChildren(...sorted(state).map((row) => lines.get(row)));
   for (const heading of table.querySelectorAll("thead th")) {
     const isSorted = heading.getAttribute("data-column") === state.sort;
     if (isSorted) heading.setAttribute("aria-sort", state.down ? "descending" : "ascending");
@@ -136,7 +124,6 @@ function sortLines(table, state, lines) {
   }
 }
 
-/** @param {TableState} state @returns {Row[]} */
 function sorted(state) {
   const by = columnsById.get(state.sort);
   if (!by) return rows;
@@ -147,13 +134,11 @@ function sorted(state) {
 
 const inOrder = new Intl.Collator("en", { numeric: true });
 
-/** @param {any} one @param {any} other @param {number} sign */
 function compared(one, other, sign) {
   if (one === null || other === null) return Number(one === null) - Number(other === null);
   return sign * (typeof one === "number" ? one - other || 0 : inOrder.compare(one, other));
 }
 
-/** @param {TableState} state @param {Map<Row, HTMLElement>} lines @param {HTMLElement} count */
 function applyFilter(state, lines, count) {
   let shown = 0;
   for (const [row, line] of lines) {
@@ -166,10 +151,9 @@ function applyFilter(state, lines, count) {
   if (count.textContent !== text) count.textContent = text;
 }
 
-/** @type {WeakMap<Row, string>} */
 const haystacks = new WeakMap();
 
-/** The text of a row that words are searched in, including hidden columns. @param {Row} row @returns {string} */
+/** The text of a row that words are searched in, including hidden columns. */
 function haystack(row) {
   const known = haystacks.get(row);
   if (known !== undefined) return known;

@@ -1,15 +1,14 @@
 // The stages of a build on one time scale: when each ran, and the original duration of reused ones.
 
-const STAGE_WORDS = /** @type {Record<string, string>} */ ({ ran: "ran", reused: "found", skipped: "skipped", failed: "failed" });
+const STAGE_WORDS = { ran: "ran", reused: "found", skipped: "skipped", failed: "failed" };
 
-/** @param {Row} row */
 function timeline(row) {
   const scale = timeScale(row.stages);
   const table = el("table", { class: "stages" },
     el("caption", { class: "unseen", text: "Stages in their order" }),
     el("thead", {}, el("tr", {}, ...["Stage", "What became of it", "Time", "", "Why", "Peak memory", "Key"].map((text) =>
       el("th", { scope: "col", class: text === "" ? "bars" : ["Time", "Peak memory"].includes(text) ? "number" : null }, text || unseen("Drawn"))))),
-    el("tbody", {}, ...row.stages.map((/** @type {any} */ stage) => stageLine(stage, scale))));
+    el("tbody", {}, ...row.stages.map((stage) => stageLine(stage, scale))));
   return [
     el("p", { class: "legend" },
       el("span", { class: "entry" }, el("i", { class: "bar ran" }), "ran in this sweep, from its beginning on"),
@@ -18,9 +17,6 @@ function timeline(row) {
   ];
 }
 
-/** @typedef {{from: number, to: number}} Span
- * @param {any[]} stages @returns {Span} of the stages that ran, and at least as long as the longest reused one
- */
 function timeScale(stages) {
   const ran = stages.filter(hasRun);
   const from = ran.length ? Math.min(...ran.map((stage) => stage.started_seconds)) : 0;
@@ -29,12 +25,10 @@ function timeScale(stages) {
   return { from, to: Math.max(from + 0.001, ...ends, ...found) };
 }
 
-/** @param {any} stage */
 function hasRun(stage) {
   return (stage.status === "ran" || stage.status === "failed") && stage.started_seconds !== null;
 }
 
-/** @param {any} stage @param {Span} scale */
 function stageLine(stage, scale) {
   const shared = stage.cells > 1 ? `, shared by ${stage.cells} builds` : "";
   const made = stage.status === "reused" && !stage.reason.includes(stage.made_at) ? [moment(stage.made_at), stage.made_by === report.made_by ? "" : stage.made_by].filter(Boolean).join(", ") : "";
@@ -43,24 +37,21 @@ function stageLine(stage, scale) {
     el("td", {}, stageMark(stage.status), shared, made && el("div", { class: "small" }, own(`made ${made}`))),
     el("td", { class: "number", text: stageTime(stage) }),
     el("td", { class: "bars" }, stageBar(stage, scale)),
-    el("td", {}, el("span", { class: "words" }, own(stage.reason || NONE))),
+    el("td", {}, el("span", { class: "words" }, own(moment(stage.reason || NONE)))),
     el("td", { class: "number", text: stage.peak_memory_bytes ? size(stage.peak_memory_bytes) : NONE }),
     el("td", {}, stage.cache_key ? withTooltip(el("code", { class: "key", text: stage.cache_key }), () => [[stage.cache_key]]) : NONE));
 }
 
-/** @param {string} status */
 function stageMark(status) {
   const [sign, kind] = { ran: ["\u25B6", "good"], reused: ["\u21BA", "good"], failed: ["\u2717", "bad"] }[status] || ["\u25CB", "off"];
   return el("span", { class: `status ${kind}` }, glyph(sign), " ", STAGE_WORDS[status] || status);
 }
 
-/** @param {any} stage */
 function stageTime(stage) {
   if (stage.status === "reused") return stage.made_in_seconds === null ? NONE : `(${seconds(stage.made_in_seconds)})`;
   return hasRun(stage) || stage.elapsed_seconds > 0 ? seconds(stage.elapsed_seconds) : NONE;
 }
 
-/** @param {any} stage @param {Span} scale */
 function stageBar(stage, scale) {
   const isFound = stage.status === "reused";
   const length = isFound ? stage.made_in_seconds || 0 : hasRun(stage) ? stage.elapsed_seconds : 0;

@@ -1,16 +1,13 @@
 // One shared tooltip: shown for the element under the pointer or with the focus, closed with Escape.
 
-/** @type {WeakMap<Element, () => (string | Node)[][]>} the lines to show for an element */
 const told = new WeakMap();
 
-/** @param {Element} element @param {() => (string | Node)[][]} lines */
 function withTooltip(element, lines) {
   told.set(element, lines);
   element.setAttribute("data-tip", "");
   return element;
 }
 
-/** @param {EventTarget | null} from */
 function showTooltip(from) {
   const element = from instanceof Element ? from.closest("[data-tip]") : null;
   const lines = element && told.get(element);
@@ -29,12 +26,9 @@ function hideTooltip() {
   hideTooltip.described?.removeAttribute("aria-describedby");
   hideTooltip.described = undefined;
 }
-/** @type {Element | undefined} */
 hideTooltip.described = undefined;
 
-/** Below its element, or above it if there is no room, never outside the window.
- * @param {HTMLElement} tooltip @param {DOMRect} about
- */
+/** Below its element, or above it if there is no room, never outside the window. */
 function place(tooltip, about) {
   const { width, height } = tooltip.getBoundingClientRect();
   const edge = 8;
@@ -58,11 +52,9 @@ function listenForTooltips() {
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTooltip(); });
 }
 
-/** The tooltip of a build everywhere on the page: its name, status and metrics.
- * @param {Row} row @returns {(string | Node)[][]}
- */
+/** The tooltip of a build everywhere on the page: its name, status and metrics. */
 function aboutRow(row) {
-  const figures = ["p50", "size", "cosine", "drop"].map((id) => /** @type {Column} */ (columnsById.get(id)))
+  const figures = ["p50", "size", "cosine", "drop"].map((id) => columnsById.get(id))
     .filter((one) => one.value(row) !== null).map((one) => `${fullLabel(one)} ${textOf(one, row)}`);
   return [
     [el("strong", {}, path(row.name))],

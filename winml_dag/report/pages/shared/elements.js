@@ -1,31 +1,13 @@
 // Creates elements. Text is inserted as text and never parsed as HTML: names and logs are untrusted.
 
-/**
- * @typedef {Node | string | number | null | undefined | false} Child
- * @param {string} tag
- * @param {Object<string, any>} properties attributes; `on` maps events to listeners, `text` is the text
- * @param {...Child} children
- * @returns {any}
- */
 function el(tag, properties = {}, ...children) {
   return furnish(document.createElement(tag), properties, children);
 }
 
-/**
- * @param {string} tag
- * @param {Object<string, any>} properties
- * @param {...Child} children
- * @returns {any}
- */
 function svg(tag, properties = {}, ...children) {
   return furnish(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
 }
 
-/**
- * @param {Element} element
- * @param {Object<string, any>} properties
- * @param {Child[]} children
- */
 function furnish(element, properties, children) {
   for (const [name, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
@@ -37,16 +19,14 @@ function furnish(element, properties, children) {
       element.setAttribute(name, value === true ? "" : String(value));
     }
   }
-  element.append(.../** @type {(Node | string)[]} */ (children.flat(2).filter(isShown).map(asNode)));
+  element.append(...children.flat(2).filter(isShown).map(asNode));
   return element;
 }
 
-/** @param {Child} child */
 function isShown(child) {
   return child !== null && child !== undefined && child !== false && child !== "";
 }
 
-/** @param {any} child */
 function asNode(child) {
   return child instanceof Node ? child : visible(String(child));
 }
@@ -54,12 +34,10 @@ function asNode(child) {
 /** Invisible characters: controls, and marks that change the text direction. Line ends and tabs are allowed. */
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
-/** @param {string} text */
 function visible(text) {
   return text.replace(UNSEEN, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
-/** @param {string} id @returns {any} */
 function byId(id) {
   return document.getElementById(id);
 }

@@ -6,12 +6,10 @@ const WHOLE = new Intl.NumberFormat("en-US");
 /** A missing value. */
 const NONE = "\u2013";
 
-/** @param {any} value a number, or the text for one that JSON cannot represent @returns {number | null} */
 function number(value) {
   return value === null || value === undefined ? null : Number(value);
 }
 
-/** @param {number} value @param {number} significant digits, if it has more */
 function digits(value, significant = 3) {
   if (!Number.isFinite(value)) return value > 0 ? "\u221e" : value < 0 ? "\u2212\u221e" : NONE;
   const large = Math.abs(value) >= 10 ** significant, tiny = value !== 0 && Math.abs(value) < 1e-4;
@@ -19,7 +17,6 @@ function digits(value, significant = 3) {
   return text.replace(/^-/, "\u2212");
 }
 
-/** @param {number} bytes @param {number} [places] decimal places */
 function size(bytes, places = 1) {
   const units = ["B", "KiB", "MiB", "GiB"];
   let value = bytes, unit = 0;
@@ -27,12 +24,10 @@ function size(bytes, places = 1) {
   return `${unit === 0 ? value : value.toFixed(places)} ${units[unit]}`.replace("-", "\u2212");
 }
 
-/** @param {number} value */
 function milliseconds(value) {
   return Math.abs(value) < 0.1 && value !== 0 ? `${digits(1000 * value)} \u00b5s` : `${digits(value)} ms`;
 }
 
-/** @param {number} value */
 function seconds(value) {
   if (value < 9.95) return `${Number(value.toFixed(value < 0.095 ? 2 : 1))} s`;
   if (value < 60) return `${value.toFixed(0)} s`;
@@ -42,27 +37,24 @@ function seconds(value) {
   return minutes < 48 * 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 1440)} d ${Math.floor(minutes / 60) % 24} h`;
 }
 
-/** Cosines near 1 differ only in the last decimal places. @param {number} value */
+/** Cosines near 1 differ only in the last decimal places. */
 function cosine(value) {
   return value.toFixed(4).replace("-", "\u2212");
 }
 
-/** @param {number} value */
 function whole(value) {
   return WHOLE.format(value);
 }
 
-/** @param {number} value */
 function signed(value) {
   return (value > 0 ? "+" : "") + digits(value);
 }
 
-/** @param {number} count @param {string} noun */
 function counted(count, noun) {
   return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-/** A time without seconds. @param {string} [text] */
+/** Times in a text as ``2026-11-22 10:46 UTC``. */
 function moment(text = "") {
-  return text.replace(/(T\d\d:\d\d):\d\d(\.\d+)?/, "$1").replace("T", " ").replace(/(\+00:00|Z)$/, " UTC");
+  return text.replace(/(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)?(\.\d+)?(\+00:00|Z)/g, "$1 $2 UTC");
 }

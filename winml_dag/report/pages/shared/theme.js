@@ -23,7 +23,6 @@ function remembered() {
   }
 }
 
-/** @param {string} theme */
 function remember(theme) {
   try {
     localStorage.setItem("winml_dag theme", theme);
