@@ -16,10 +16,8 @@ from winml_dag.engine.command import PLACEHOLDER, config_texts, fill
 from winml_dag.engine.function import CALL
 from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Command, InputSlot, Node, Stage
-from winml_dag.pipeline.userstages.inputs import KIND, Links, UserFiles, taken_files
-from winml_dag.pipeline.userstages.paths import OutputPaths
-from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
-from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs
+from winml_dag.pipeline.userstages.inputs import KIND, Links, OutputPaths, UserFiles, taken_files
+from winml_dag.pipeline.userstages.tools import MODULE, Functions, PluginProblem, Programs, load_plugin, plugin_config
 from winml_dag.pipeline.variant import NAME, Declared, Ours, Tools, UserPlan, is_ours
 from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
