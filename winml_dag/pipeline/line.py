@@ -36,17 +36,10 @@ from winml_dag.store.digest import Fingerprints
 if TYPE_CHECKING:
     from winml_dag.ep.qairt import QairtSdk
 
-# Ids of the built-in stages' nodes, and their declarations.
-OURS = {
-    "export": ("export", EXPORT),
-    "normalize": ("normalize", NORMALIZE),
-    "optimize": ("optimize.0", OPTIMIZE),
-    "analyze": ("analyze.0", ANALYZE),
-    "calibrate": ("calibrate", CALIBRATE),
-    "quantize": ("quantize", QUANTIZE),
-    "compile": ("compile", COMPILE),
-    "validate": ("validate", VALIDATE),
-    "finalize": ("finalize", FINALIZE),
+# The built-in stages by name, in the order that users see.
+LINE: Mapping[str, Stage] = {
+    stage.name: stage
+    for stage in (EXPORT, NORMALIZE, OPTIMIZE, ANALYZE, CALIBRATE, QUANTIZE, COMPILE, VALIDATE, FINALIZE)
 }
 
 
@@ -77,15 +70,14 @@ class _RunOn:
 
 def quantize_ids(build: Build) -> list[str]:
     """Return the ids of successive quantizations; the last one's result is the quantized model."""
-    first = OURS["quantize"][0]
-    return [first, *(f"{first}.{place}" for place in range(1, len(chosen(build.quantize) or ())))]
+    return ["quantize", *(f"quantize.{place}" for place in range(1, len(chosen(build.quantize) or ())))]
 
 
 def id_of(build: Build, name: str) -> str:
     """Return the id of the node with the final result of the stage *name*, of which there may be several."""
     if name in ("optimize", "analyze"):
         return f"{name}.{build.search.rounds}"
-    return quantize_ids(build)[-1] if name == "quantize" else OURS[name][0]
+    return quantize_ids(build)[-1] if name == "quantize" else name
 
 
 class Line:

@@ -238,9 +238,6 @@ def task_for(context: ResolveContext, model: Model) -> str | None:
     return task
 
 
-# The line of stages that users see.
-LINE = ("export", "normalize", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
-
 T = TypeVar("T")
 
 
@@ -365,12 +362,12 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class Ours:
+class BuiltIn:
     """A built-in stage in this build: the id of its node, or why it is skipped."""
 
     stage: Stage
     id: str
-    left_out: str | None = None
+    skipped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -400,6 +397,6 @@ class Tools:
     files: Mapping[str, Path] = field(default_factory=dict)
 
 
-def is_ours(entry: StageEntry) -> bool:
+def rewires_builtin(entry: StageEntry) -> bool:
     """Whether *entry* does no work of its own, but sets an input of a built-in stage."""
     return entry.command is None and entry.run is None and entry.uses is None

@@ -16,7 +16,7 @@ from winml_dag.engine.inplace import KEPT, list_folder
 from winml_dag.engine.stage import Source, SourceFile, Stage
 from winml_dag.errors import InputError
 from winml_dag.names import is_safe_part, parents
-from winml_dag.pipeline.variant import NAME, Declared, Ours, is_ours
+from winml_dag.pipeline.variant import NAME, BuiltIn, Declared, rewires_builtin
 from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.stages import kinds
@@ -60,7 +60,7 @@ class OutputPaths:
         self._findings = findings
         self._taken = {path.casefold(): what for path, what in taken.items()}
         for name, entry in declared.stages.items():
-            if not is_ours(entry):
+            if not rewires_builtin(entry):
                 self.paths[name] = dict(self._of_stage(name, entry.outputs))
         self._refuse_nesting()
 
@@ -257,7 +257,7 @@ class Links:
     def __init__(
         self,
         declared: Declared,
-        ours: Mapping[str, Ours],
+        builtin: Mapping[str, BuiltIn],
         outputs: OutputPaths,
         files: UserFiles,
         findings: Findings,
@@ -265,14 +265,14 @@ class Links:
         self.inputs: dict[str, dict[str, str]] = {}
         self.rewired: dict[str, dict[str, str]] = {}
         self.kinds: dict[tuple[str, str], str] = {}
-        self._ours = ours
+        self._builtin = builtin
         self._outputs = outputs
         self._files = files
         self._findings = findings
         for name, entry in declared.stages.items():
-            if is_ours(entry) and name in ours:
+            if rewires_builtin(entry) and name in builtin:
                 self.rewired[name] = self._rewired(name, entry)
-            elif not is_ours(entry):
+            elif not rewires_builtin(entry):
                 self.inputs[name] = self._of_stage(name, entry)
 
     def _of_stage(self, stage: str, entry: StageEntry) -> dict[str, str]:
@@ -289,8 +289,8 @@ class Links:
         match = _REFERENCE.fullmatch(text)
         if match and match[1] in self._outputs.paths:
             return self._user_output(location, text, match[1], match[2])
-        if match and match[1] in self._ours:
-            return self._our_output(location, text, self._ours[match[1]], match[2])
+        if match and match[1] in self._builtin:
+            return self._builtin_output(location, text, self._builtin[match[1]], match[2])
         source = self._files.source(location, text)
         return None if source is None else source.name
 
@@ -301,10 +301,10 @@ class Links:
         self._findings.add(location, f"{stage} has no output {slot!r}{known_instead(slot, slots)}")
         return None
 
-    def _our_output(self, location: Location, text: str, stage: Ours, slot: str) -> str | None:
+    def _builtin_output(self, location: Location, text: str, stage: BuiltIn, slot: str) -> str | None:
         slots = stage.stage.outputs
-        if stage.left_out is not None:
-            self._findings.add(location, f"{text} is not made in this build: {stage.left_out}")
+        if stage.skipped is not None:
+            self._findings.add(location, f"{text} is not made in this build: {stage.skipped}")
         elif slot not in slots:
             self._findings.add(location, f"{stage.stage.name} has no output {slot!r}{known_instead(slot, slots)}")
         else:
@@ -312,10 +312,10 @@ class Links:
         return None
 
     def _rewired(self, stage: str, entry: StageEntry) -> dict[str, str]:
-        ours = self._ours[stage]
+        builtin = self._builtin[stage]
         at: Location = ("stages", stage)
-        if ours.left_out is not None:
-            self._findings.add(at, f"there is no {stage} in this build: {ours.left_out}", about_key=True)
+        if builtin.skipped is not None:
+            self._findings.add(at, f"there is no {stage} in this build: {builtin.skipped}", about_key=True)
             return {}
         for field in sorted(entry.model_fields_set - {"inputs"}):
             message = f"{stage} is one of our stages: an entry of that name has only inputs"
@@ -324,7 +324,7 @@ class Links:
             self._findings.add(at, f"{stage} is one of our stages: say with inputs where it reads from")
         found: dict[str, str] = {}
         for slot, text in entry.inputs.items():
-            if (name := self._rewired_input((*at, "inputs", slot), ours.stage, slot, text)) is not None:
+            if (name := self._rewired_input((*at, "inputs", slot), builtin.stage, slot, text)) is not None:
                 found[slot] = name
         return found
 
@@ -345,9 +345,9 @@ class Links:
                 kind = kinds.FLOAT_MODEL if kinds.FLOAT_MODEL in accepts else min(accepts)
                 self.kinds[match[1], match[2]] = kind
             return name
-        if match and match[1] in self._ours:
-            return self._our_output(location, text, self._ours[match[1]], match[2])
-        known = [*self._outputs.paths, *self._ours]
+        if match and match[1] in self._builtin:
+            return self._builtin_output(location, text, self._builtin[match[1]], match[2])
+        known = [*self._outputs.paths, *self._builtin]
         near = did_you_mean(match[1], known) if match else ""
         self._findings.add(location, f"{text!r} is no output of a stage (stage.output){near}")
         return None
