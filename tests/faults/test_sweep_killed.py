@@ -24,10 +24,9 @@ from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import BuildOptions
 from winml_dag.pipeline.sweep import ledger
-from winml_dag.pipeline.sweep.result import SweepResult
+from winml_dag.pipeline.sweep.cells import Selection
+from winml_dag.pipeline.sweep.result import SweepResult, read_sweep
 from winml_dag.pipeline.sweep.run import SilentWatcher, SweepRun, run_sweep
-from winml_dag.pipeline.sweep.selection import Selection
-from winml_dag.pipeline.sweep.state import read_sweep
 from winml_dag.store.digest import digest_file
 from winml_dag.store.store import Store
 

@@ -12,8 +12,7 @@ import yaml
 from onnx_samples import perceptron
 
 from winml_dag.cli import run
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, StageRun, SweepResult
-from winml_dag.pipeline.sweep.state import write_sweep
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, StageRun, SweepResult, write_sweep
 
 SWEEP: dict[str, Any] = {
     "model": "m.onnx",

@@ -10,9 +10,9 @@ from typing import Any, Unpack
 
 from winml_dag.api.arguments import HOW, CommonArguments, driver_of, only_known, remote_of
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.sweep.cells import Selection
 from winml_dag.pipeline.sweep.result import SweepResult
 from winml_dag.pipeline.sweep.run import SilentWatcher, SweepRun, Watcher, run_sweep
-from winml_dag.pipeline.sweep.selection import Selection
 
 
 class SweepArguments(CommonArguments, total=False):

@@ -204,7 +204,7 @@ def command(
         of_several = replace(how, keep_going=keep_going is not False)
         if are_a_sweep(recipes):
             from winml_dag.cli.sweep import build_sweep
-            from winml_dag.pipeline.sweep.selection import Selection
+            from winml_dag.pipeline.sweep.cells import Selection
 
             selection = Selection(filters, shard, retry_failed)
             code = build_sweep(recipes, request, selection, cache_dir, of_several, output)

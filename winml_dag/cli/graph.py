@@ -15,7 +15,7 @@ from winml_dag.cli.options import FILE, are_a_sweep, cell_options, request_from,
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.errors import UsageError, WinmlDagError
-from winml_dag.pipeline.sweep.selection import Selection, refuse_overruled, selected
+from winml_dag.pipeline.sweep.cells import Selection, refuse_overruled, selected
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
@@ -113,7 +113,7 @@ def _of_cells(
 
 def _last(folder: Path | None) -> dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]]:
     """Return, per cell of the last run, the failed stage with its reason, and the outcome of each stage reached."""
-    from winml_dag.pipeline.sweep.state import read_sweep
+    from winml_dag.pipeline.sweep.result import read_sweep
 
     last = None if folder is None else read_sweep(folder)
     found = {}

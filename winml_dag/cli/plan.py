@@ -22,7 +22,7 @@ from winml_dag.cli.options import (
     several_request_options,
 )
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.sweep.selection import Selection, refuse_overruled, selected
+from winml_dag.pipeline.sweep.cells import Selection, refuse_overruled, selected
 
 if TYPE_CHECKING:
     from winml_dag.cli.sweepplan import PlanOptions

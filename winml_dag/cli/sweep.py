@@ -18,8 +18,8 @@ from winml_dag.cli.build import CLUSTER_OPTIONS
 from winml_dag.cli.options import given_words
 from winml_dag.file_reading import reads_logged
 from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.sweep.cells import FAILED, Selection
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SearchResult
-from winml_dag.pipeline.sweep.selection import FAILED, Selection
 from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, words_of
 from winml_dag.store.quantities import counted
 
@@ -56,7 +56,7 @@ def build_sweep(
     from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
     from winml_dag.cli.sweepprogress import sweep_progress
     from winml_dag.file_reading import FirstLooks
-    from winml_dag.pipeline.modules import SUMMARY
+    from winml_dag.pipeline.sweep.ledger import SUMMARY
     from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
     from winml_dag.pipeline.uptodate import environment_fingerprint
 
@@ -222,7 +222,7 @@ def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:
     It has the contents of ``sweep.json``, the names of missing cells, and the traffic with remotes.
     """
     from winml_dag.cli.remotes import traffic_json
-    from winml_dag.pipeline.sweep.codec import encode
+    from winml_dag.pipeline.sweep.result import encode
 
     failed = [cell.name for cell in done.cells if not cell.is_there]
     asked = [cell.name for cell in done.cells]

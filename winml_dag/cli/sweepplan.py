@@ -14,10 +14,10 @@ from winml_dag.engine.events import Status
 from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.resources import Capacity
 from winml_dag.errors import StageError
+from winml_dag.pipeline.build import DryRun, dry_run
 from winml_dag.pipeline.plan_cache import plan_each
 from winml_dag.pipeline.sweep.cells import request_of
-from winml_dag.pipeline.sweep.foreseen import Foreseen, look_ahead
-from winml_dag.recipe.selection import Shard, shards
+from winml_dag.recipe.sweep import Shard, shards
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
@@ -43,7 +43,7 @@ def look_at_sweep(sweep: Sweep, cells: Sequence[Cell], request: Request, store: 
     asked = tuple(requests_of(sweep, cells, request))
     planned = plan_each(asked, store, download=False, needs_folder=False)
     capacity = Capacity(options.jobs, memory_for_runs())
-    foreseen = look_ahead(planned, store, capacity, rebuild=options.rebuild)
+    foreseen = dry_run(planned, store, capacity, rebuild=options.rebuild)
     if options.as_json:
         print_object(_json(cells, foreseen))
     else:
@@ -70,7 +70,7 @@ def requests_of(sweep: Sweep, cells: Sequence[Cell], request: Request) -> Iterat
             yield cell.name, request_of(cell, request, folder)
 
 
-def _cell_lines(cells: Sequence[Cell], foreseen: Foreseen) -> Iterator[str]:
+def _cell_lines(cells: Sequence[Cell], foreseen: DryRun) -> Iterator[str]:
     width = max((len(cell.name) for cell in cells), default=0)
     for cell in cells:
         if cell.left_out:
@@ -82,7 +82,7 @@ def _cell_lines(cells: Sequence[Cell], foreseen: Foreseen) -> Iterator[str]:
             yield f"{cell.name:<{width}}  {counts(foreseen.results[cell.name]).replace(' ran', ' would run')}"
 
 
-def _error_lines(foreseen: Foreseen) -> Iterator[str]:
+def _error_lines(foreseen: DryRun) -> Iterator[str]:
     """Yield each reason once, with the cells that are rejected for it."""
     cells: dict[str, list[str]] = {}
     for label, error in foreseen.errors.items():
@@ -91,7 +91,7 @@ def _error_lines(foreseen: Foreseen) -> Iterator[str]:
         yield f"error: {few(labels, _MOST_NAMES)}: {why}"
 
 
-def _exit_code(foreseen: Foreseen) -> int:
+def _exit_code(foreseen: DryRun) -> int:
     """Return 0 if everything can be built, the errors' code if all cells fail with the same code, otherwise 1."""
     if not foreseen.errors:
         return 0
@@ -99,24 +99,24 @@ def _exit_code(foreseen: Foreseen) -> int:
     return codes.pop() if len(codes) == 1 and not foreseen.results else StageError.exit_code
 
 
-def _graph_lines(foreseen: Foreseen) -> Iterator[str]:
+def _graph_lines(foreseen: DryRun) -> Iterator[str]:
     """Yield ``2 builds = 14 stages (16 one by one), 2 exports, 4 cached, about 0:52 left.``, and counts per stage."""
-    census = foreseen.census
-    if not census.builds:
+    counts = foreseen.counts
+    if not counts.builds:
         if not foreseen.errors:
             yield "There is nothing to build: no cell is chosen that is not left out."
         return
-    exports = census.by_stage.get("export", 0)
+    exports = counts.by_stage.get("export", 0)
     failing = foreseen.statuses.get(Status.FAILED, 0)
     parts = [
-        f"{_counted(census.builds, 'build')} = {_counted(census.stages, 'stage')} ({census.apart:,} one by one)",
+        f"{_counted(counts.builds, 'build')} = {_counted(counts.stages, 'stage')} ({counts.apart:,} one by one)",
         *([_counted(exports, "export")] if exports else []),
         f"{foreseen.statuses.get(Status.REUSED, 0):,} cached",
         *([f"{failing:,} failing"] if failing else []),
         _time(foreseen),
     ]
     yield f"{', '.join(parts)}."
-    yield f"These are {', '.join(f'{number} {name}' for name, number in census.by_stage.items())}."
+    yield f"These are {', '.join(f'{number} {name}' for name, number in counts.by_stage.items())}."
 
 
 def _uncounted(sweep: Sweep) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _uncounted(sweep: Sweep) -> Iterator[str]:
         yield f"Not counted is what comes when all are built: {', '.join(more)}."
 
 
-def _time(foreseen: Foreseen) -> str:
+def _time(foreseen: DryRun) -> str:
     if not foreseen.to_run:
         return "nothing to do"
     if foreseen.never_timed == foreseen.to_run:
@@ -147,15 +147,15 @@ def _counted(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
-def _json(cells: Sequence[Cell], foreseen: Foreseen) -> JsonObject:
-    census = foreseen.census
+def _json(cells: Sequence[Cell], foreseen: DryRun) -> JsonObject:
+    counts = foreseen.counts
     return {
         "builds": [_cell_json(cell, foreseen) for cell in cells],
         "graph": {
-            "builds": census.builds,
-            "stages": census.stages,
-            "stages_apart": census.apart,
-            "by_stage": dict(census.by_stage),
+            "builds": counts.builds,
+            "stages": counts.stages,
+            "stages_apart": counts.apart,
+            "by_stage": dict(counts.by_stage),
             "by_status": {str(status): number for status, number in foreseen.statuses.items()},
             "never_timed": foreseen.never_timed,
             "seconds_left": None
@@ -167,7 +167,7 @@ def _json(cells: Sequence[Cell], foreseen: Foreseen) -> JsonObject:
     }
 
 
-def _cell_json(cell: Cell, foreseen: Foreseen) -> JsonObject:
+def _cell_json(cell: Cell, foreseen: DryRun) -> JsonObject:
     told: JsonObject = {"name": cell.name, "values": dict(cell.values)}
     if cell.name in foreseen.results:
         return {**told, **build_json(foreseen.results[cell.name], foreseen=True)}

@@ -19,9 +19,8 @@ from winml_dag.ep.registry import Target
 from winml_dag.ep.support import rule_folder, table_paths
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import before_reading
-from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.search import Search
-from winml_dag.pipeline.variant import Skip
+from winml_dag.pipeline.variant import ResolveContext, Skip
 from winml_dag.stages import kinds, optimize
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.compile import CompileConfig

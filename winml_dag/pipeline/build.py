@@ -1,4 +1,4 @@
-"""Run builds: run their stages, write the results to the output folders, and record them.
+"""Run builds, or only say what would run: run their stages, write the results to the output folders, and record them.
 
 Several builds run as one graph. Each keeps its own records, so a later build of only one of them is up to date.
 """
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.plan import plan_graph
+from winml_dag.engine.plan import plan_graph, prefetch, remembered_name
 from winml_dag.errors import WinmlDagError
 from winml_dag.file_reading import LatestReads, reads_logged
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.buildresult import BuildResult, record_stats, result_of
+from winml_dag.pipeline.buildresult import BuildResult, StageView, record_stats, result_of
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.layout import STAGE_FILE, needed_files, published_files
 from winml_dag.pipeline.plan_cache import Planned, keep_finished
@@ -34,6 +34,7 @@ from winml_dag.store.store import Store
 if TYPE_CHECKING:
     from winml_dag.engine.inplace import InPlace
     from winml_dag.engine.merge import Merged
+    from winml_dag.engine.resources import Capacity
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.userstages.folder import UserFolder
 
@@ -195,7 +196,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Census:
+class StageCounts:
     """How many stages several builds have: summed over separate builds, and by stage name in the merged graph."""
 
     builds: int
@@ -215,12 +216,7 @@ def merged(planned: Sequence[Planned]) -> Merged:
     return merge([Part(label, graph.graph, graph.sources) for label, graph in graphs])
 
 
-def census(planned: Sequence[Planned]) -> Census:
-    """Return the total number of stages of *planned*."""
-    return census_of(merged(planned))
-
-
-def census_of(together: Merged) -> Census:
+def count_stages(together: Merged) -> StageCounts:
     """Return the number of stages of *together*.
 
     Which stages turn out to have equal inputs is not known in advance. Only the first round of optimize and analyze
@@ -229,7 +225,7 @@ def census_of(together: Merged) -> Census:
     firsts = {node.id: node.stage.name for node in first_rounds(together)}
     by_stage = Counter(firsts.values())
     apart = sum(node_id in firsts for ids in together.ids for node_id in ids.values())
-    return Census(len(together.ids), apart, dict(sorted(by_stage.items())))
+    return StageCounts(len(together.ids), apart, dict(sorted(by_stage.items())))
 
 
 def first_rounds(together: Merged) -> Iterator[Node]:
@@ -272,3 +268,76 @@ def _outcome(label: str, became: Ended[BuildResult]) -> Outcome:
     if isinstance(became, WinmlDagError):
         return Outcome(label, error=became)
     return Outcome(label, became)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The result of a dry run.
+
+    Attributes:
+        results: those of builds that can be planned, by label; ``errors``: why others cannot.
+        statuses: the number of stages of the merged graph by status.
+        seconds: the estimated duration; ``never_timed``: the number of stages to run for which no similar record
+            exists.
+    """
+
+    results: Mapping[str, BuildResult]
+    errors: Mapping[str, WinmlDagError]
+    counts: StageCounts
+    statuses: Mapping[Status, int]
+    seconds: float
+    never_timed: int
+
+    @property
+    def to_run(self) -> int:
+        return self.statuses.get(Status.RAN, 0)
+
+
+def dry_run(planned: Sequence[Planned], store: Store, capacity: Capacity, *, rebuild: bool) -> DryRun:
+    """Dry-run *planned*, whose labels are unique, with *capacity*. Nothing runs or is written."""
+    graphs = {each.label: each.graph for each in planned if isinstance(each.graph, BuildGraph)}
+    common = merged(planned)
+    if not rebuild:
+        prefetch(common.graph, common.sources, store)
+    results = {label: plan(graph, store, rebuild=rebuild) for label, graph in graphs.items()}
+    views = _views(common, tuple(results.values()))
+    firsts = [views[node.id] for node in first_rounds(common) if node.id in views]
+    to_run = frozenset(node_id for node_id, view in views.items() if view.status is Status.RAN)
+    return DryRun(
+        results=results,
+        errors={each.label: each.graph for each in planned if isinstance(each.graph, WinmlDagError)},
+        counts=count_stages(common),
+        statuses=Counter(view.status for view in firsts),
+        seconds=_seconds(common, tuple(graphs.values()), to_run, store, capacity) if to_run else 0.0,
+        never_timed=_never_timed(firsts, store),
+    )
+
+
+def _views(common: Merged, results: Sequence[BuildResult]) -> dict[str, StageView]:
+    """Return the status of each stage of the merged graph, from the first build that has it."""
+    found: dict[str, StageView] = {}
+    for result, ids in zip(results, common.ids, strict=True):
+        for view in (*result.stages, *result.like_before):
+            if view.result is not None:
+                found.setdefault(ids[view.id], view)
+    return found
+
+
+def _seconds(
+    common: Merged, graphs: Sequence[BuildGraph], to_run: frozenset[str], store: Store, capacity: Capacity
+) -> float:
+    """Return the estimated time to run the nodes *to_run*."""
+    from winml_dag.engine.eta import CostModel, expected_work, seconds_left
+
+    names = {
+        node_id: remembered_name(graphs[place].summary.scope, graphs[place].graph.node(own))
+        for node_id, ((place, own), *_) in common.readers().items()
+    }
+    work = expected_work(common.graph, names, store.latest(names.values()), CostModel(store, capacity))
+    return seconds_left(common.graph, {node_id: work.seconds[node_id] for node_id in to_run}, capacity.places)
+
+
+def _never_timed(views: Sequence[StageView], store: Store) -> int:
+    """Return how many of the *views* to run have no recorded duration, nor has any other run of their stage."""
+    unknown = Counter(view.stage for view in views if view.status is Status.RAN and view.elapsed_seconds is None)
+    return sum(number for stage, number in unknown.items() if not store.records_of(stage, 1))

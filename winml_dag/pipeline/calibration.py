@@ -14,8 +14,8 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.explanation import explanation
 from winml_dag.file_reading import before_reading, read_json
 from winml_dag.names import is_safe_part
-from winml_dag.pipeline.context import Model, ResolveContext
 from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder, folders_in
+from winml_dag.pipeline.variant import Model, ResolveContext
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import kinds

@@ -13,9 +13,8 @@ from typing import Any
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Source
 from winml_dag.errors import RecipeError
-from winml_dag.pipeline.context import Model, ResolveContext, merged
 from winml_dag.pipeline.layout import prefixed
-from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs, Skip
+from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs, Model, ResolveContext, Skip, merged
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, Validate

@@ -6,11 +6,14 @@ source -> export or normalize -> (optimize.0 -> analyze.0 -> optimize.1 ...) -> 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.calibration import packages_of
@@ -30,17 +33,13 @@ from winml_dag.stages.sensitivity import SENSITIVITY
 from winml_dag.stages.validate import VALIDATE
 from winml_dag.store.digest import Fingerprints
 
-# Ids of the built-in stages' nodes, and their declarations.
-OURS = {
-    "export": ("export", EXPORT),
-    "normalize": ("normalize", NORMALIZE),
-    "optimize": ("optimize.0", OPTIMIZE),
-    "analyze": ("analyze.0", ANALYZE),
-    "calibrate": ("calibrate", CALIBRATE),
-    "quantize": ("quantize", QUANTIZE),
-    "compile": ("compile", COMPILE),
-    "validate": ("validate", VALIDATE),
-    "finalize": ("finalize", FINALIZE),
+if TYPE_CHECKING:
+    from winml_dag.ep.qairt import QairtSdk
+
+# The built-in stages by name, in the order that users see.
+LINE: Mapping[str, Stage] = {
+    stage.name: stage
+    for stage in (EXPORT, NORMALIZE, OPTIMIZE, ANALYZE, CALIBRATE, QUANTIZE, COMPILE, VALIDATE, FINALIZE)
 }
 
 
@@ -71,15 +70,14 @@ class _RunOn:
 
 def quantize_ids(build: Build) -> list[str]:
     """Return the ids of successive quantizations; the last one's result is the quantized model."""
-    first = OURS["quantize"][0]
-    return [first, *(f"{first}.{place}" for place in range(1, len(chosen(build.quantize) or ())))]
+    return ["quantize", *(f"quantize.{place}" for place in range(1, len(chosen(build.quantize) or ())))]
 
 
 def id_of(build: Build, name: str) -> str:
     """Return the id of the node with the final result of the stage *name*, of which there may be several."""
     if name in ("optimize", "analyze"):
         return f"{name}.{build.search.rounds}"
-    return quantize_ids(build)[-1] if name == "quantize" else OURS[name][0]
+    return quantize_ids(build)[-1] if name == "quantize" else name
 
 
 class Line:
@@ -187,9 +185,7 @@ class Line:
                 validation=validation,
             )
             if build.also:
-                from winml_dag.pipeline.compilenode import final_of_models
-
-                node = final_of_models(node)
+                node = _final_of_models(node)
             yield node
 
     def _rounds(self) -> Iterator[Node]:
@@ -232,13 +228,10 @@ class Line:
         )
         if build.sdk is None and not build.also:
             return node
-        # Imported here: most builds compile one model with onnxruntime.
-        from winml_dag.pipeline.compilenode import looked_at, of_models, of_sdk
-
         if build.sdk is not None:
-            self.looked_at += looked_at(build.sdk)
-            return of_sdk(node, build.sdk, self._fingerprints)
-        return of_models(node, build.also)
+            self.looked_at += _paths_of(build.sdk)
+            return _of_sdk(node, build.sdk, self._fingerprints)
+        return _of_models(node, build.also)
 
     def _after(self, node: Node) -> Node:
         """Let the following nodes read the model that *node* outputs."""
@@ -285,3 +278,59 @@ class Line:
             self._places[target] = ep_place(target, self._fingerprints)
             self.looked_at += self._places[target].looked_at
         return self._places[target]
+
+
+# compile and finalize for several models that share a binary, and compile with the QAIRT SDK.
+
+
+def _of_models(node: Node, also: Sequence[Source]) -> Node:
+    """Extend *node*, which compiles one model, to also compile the models *also*."""
+    # Imported here, as below: most builds compile one model with onnxruntime.
+    from winml_dag.stages.shared import shared_compile_stage
+
+    inputs = dict(node.inputs)
+    names = (inputs.pop("model"), *(source.name for source in also))
+    inputs |= {f"model_{number}": name for number, name in enumerate(names)}
+    return replace(node, stage=shared_compile_stage(len(names)), inputs=inputs)
+
+
+def _final_of_models(node: Node) -> Node:
+    """Extend *node*, which gives one model its final name, to all models that compile outputs."""
+    from winml_dag.stages.shared import FINALIZE_SHARED
+
+    return replace(node, stage=FINALIZE_SHARED, kinds={})
+
+
+def _of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
+    """Return *node* with the tools of *sdk* instead of onnxruntime. The key has the tools' contents, not the paths."""
+    from winml_dag.stages.qairt import COMPILE_QAIRT
+
+    python = versions(("numpy", "onnx"), sdk.site_packages or None)
+    tools = {f"QAIRT SDK {path.name}": path for path in sdk.files}
+    entries = fingerprints.entries([(path, name) for name, path in tools.items()])
+    return replace(
+        node,
+        stage=COMPILE_QAIRT,
+        toolchain={
+            **versions(COMPILE_QAIRT.packages),
+            "QAIRT SDK": sdk.version,
+            **{f"QAIRT SDK's {name}": version for name, version in python.items()},
+            **{entry.name: entry.digest for entry in entries},
+        },
+        tools=tools,
+        interpreter=None,
+        pools=(),  # they compile without the device
+        environment="",
+        surroundings={
+            "root": str(sdk.root.absolute()),
+            "host": sdk.host,
+            "version": sdk.version,
+            "python": str(sdk.python or sys.executable),
+        },
+    )
+
+
+def _paths_of(sdk: QairtSdk) -> tuple[Path, ...]:
+    """Return the paths of *sdk* that influence a plan."""
+    folders = dict.fromkeys(path.parent for path in sdk.files)
+    return (*sdk.files, *folders, *sdk.site_packages, *sdk.said_in, sdk.root)

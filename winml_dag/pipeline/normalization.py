@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
-from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.pipeline.variant import ResolveContext
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.schema import Export, InputTensor, Recipe
 from winml_dag.stages import kinds

@@ -19,15 +19,14 @@ from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.epplace import configuration
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours, prefixed
-from winml_dag.pipeline.line import OURS, Line, Start, id_of
+from winml_dag.pipeline.line import LINE, Line, Start, id_of
 from winml_dag.pipeline.variant import (
-    LINE,
     Build,
+    BuiltIn,
     CompositeBuild,
     Declared,
     Inputs,
     OnlyDeclared,
-    Ours,
     Skip,
     UserPlan,
     chosen,
@@ -127,15 +126,15 @@ def _data(inputs: Inputs) -> Iterator[Source | None]:
 def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> UserPlan:
     from winml_dag.pipeline.userstages.plan import plan_stages
 
-    ours = {name: Ours(stage, id_of(build, name), _left_out(build, name)) for name, (_, stage) in OURS.items()}
+    builtin = {name: BuiltIn(stage, id_of(build, name), _skipped_because(build, name)) for name, stage in LINE.items()}
     there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
     taken = {Path(there, name).as_posix(): "a file of the output folder" for name in (*RESERVED, RANGES)}
     if build.save_ranges is not None:
         taken[build.save_ranges.path] = "where quant.calibration_save_path goes"
-    return plan_stages(declared, ours, taken, fingerprints)
+    return plan_stages(declared, builtin, taken, fingerprints)
 
 
-def _left_out(build: Build, name: str) -> str | None:
+def _skipped_because(build: Build, name: str) -> str | None:
     config = getattr(build, name)
     if config is None:
         return "the model needs none"
@@ -145,11 +144,9 @@ def _left_out(build: Build, name: str) -> str | None:
 def _plan_declared(build: OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
     from winml_dag.pipeline.userstages.plan import plan_stages
 
-    ours = {
-        name: Ours(stage, node_id, "the recipe names no model, so none of our stages runs")
-        for name, (node_id, stage) in OURS.items()
-    }
-    own = plan_stages(build.declared, ours, {}, fingerprints)
+    why = "the recipe names no model, so none of our stages runs"
+    builtin = {name: BuiltIn(stage, name, why) for name, stage in LINE.items()}
+    own = plan_stages(build.declared, builtin, {}, fingerprints)
     graph = _graph(own.nodes, own.sources, build.declared)
     return BuildGraph(
         summary=build.summary,
@@ -188,14 +185,15 @@ def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
     """Yield every stage in a valid order, with skipped built-in stages at their usual position."""
     present = {node.stage.name for node in nodes if is_ours(node)}
     # Skipped stages are not listed for a build of a single file.
-    left_out = [name for name in LINE if name not in present and build.summary.output_file is None]
+    order = [*LINE]
+    left_out = [name for name in order if name not in present and build.summary.output_file is None]
     if build.normalize is None and "normalize" in left_out:
         left_out.remove("normalize")
     for node in nodes:
         if is_ours(node) and node.stage.name in LINE:
-            at = LINE.index(node.stage.name)
-            yield from (_skipped(build, name) for name in left_out if LINE.index(name) < at)
-            left_out = [name for name in left_out if LINE.index(name) > at]
+            at = order.index(node.stage.name)
+            yield from (_skipped(build, name) for name in left_out if order.index(name) < at)
+            left_out = [name for name in left_out if order.index(name) > at]
         yield Step(node.id, node.stage.name)
     yield from (_skipped(build, name) for name in left_out)
 

@@ -23,23 +23,29 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, data_of, find_calibration
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
-from winml_dag.pipeline.context import Model, ResolveContext, find_model, merged, task_for, user_script, with_settings
+from winml_dag.pipeline.line import LINE
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import ValidationData, find_validation_data, left_out, settings_of, validate_config
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import (
-    LINE,
     Build,
     CompositeBuild,
     Declared,
     Inputs,
+    Model,
     OnlyDeclared,
+    ResolveContext,
     SavePath,
     Skip,
     chosen,
-    is_ours,
+    find_model,
+    merged,
+    rewires_builtin,
+    task_for,
+    user_script,
+    with_settings,
 )
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
@@ -75,7 +81,7 @@ def build_of(
 
 
 def _own_stages(recipe: Recipe) -> int:
-    return sum(not is_ours(entry) for entry in recipe.stages.values())
+    return sum(not rewires_builtin(entry) for entry in recipe.stages.values())
 
 
 def _only_declared(loaded: LoadedRecipe, output_dir: Path) -> OnlyDeclared:

@@ -10,10 +10,9 @@ from typing import get_args
 from winml_dag.ep.registry import Target
 from winml_dag.errors import RecipeError
 from winml_dag.pipeline.calibration import Calibration
-from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.variant import Skip
+from winml_dag.pipeline.variant import ResolveContext, Skip
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import InputDimension
 from winml_dag.recipe.precision import type_bits

@@ -21,10 +21,9 @@ from winml_dag.ep.registry import CPU, Target
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, columns_of, processor_of, require_packages
 from winml_dag.pipeline.compilation import file_option_names, provider_options
-from winml_dag.pipeline.context import Model, ResolveContext
 from winml_dag.pipeline.sections import DEFAULT_OPSET
 from winml_dag.pipeline.sources import calibration_source, folders_in
-from winml_dag.pipeline.variant import Build, Skip, chosen
+from winml_dag.pipeline.variant import Build, Model, ResolveContext, Skip, chosen
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Compile, Export, Quant

@@ -95,6 +95,12 @@ def unreadable(name: str, findings: list[tuple[Position, str]]) -> RecipeError:
     return RecipeError(f"The recipe {name} cannot be read.", problems=problems)
 
 
+def invalid(name: str, problems: tuple[str, ...]) -> RecipeError:
+    """Return the error for a recipe that can be read, but has *problems*, one line each."""
+    count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return RecipeError(f"The recipe {name} has {count}:", problems=problems)
+
+
 # More lines than anybody reads; one wrong folder can cause thousands.
 _MOST_TOLD = 50
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.recipe.document import Document, Positions, did_you_mean
+from winml_dag.recipe.document import Document, Positions, did_you_mean, invalid
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.reading import MATRIX, RecipeFormat, is_sweep, read_recipe, read_text
 from winml_dag.recipe.schema import Recipe
@@ -77,9 +77,7 @@ def _recipe(document: Document, name: str) -> Recipe:
     except ValidationError as error:
         from winml_dag.recipe.problems import problems
 
-        found = problems(error, Recipe, document.positions(), name)
-        count = "one problem" if len(found) == 1 else f"{len(found)} problems"
-        raise RecipeError(f"The recipe {name} has {count}:", problems=found) from None
+        raise invalid(name, problems(error, Recipe, document.positions(), name)) from None
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

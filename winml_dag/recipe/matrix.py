@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError
 from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, TextFile, Value, labels_meant, merged, positions_in
-from winml_dag.recipe.document import Findings, Location, Position, known_instead
+from winml_dag.recipe.document import Findings, Location, Position, invalid, known_instead
 from winml_dag.recipe.fields import ListOf, Section, Text
 from winml_dag.recipe.goal import Goal, Search, goal_problems
 from winml_dag.recipe.load import LoadedRecipe
@@ -25,8 +25,17 @@ from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.problems import placed_problems, problem_line, problems
 from winml_dag.recipe.reading import RecipeFormat, read_recipe
 from winml_dag.recipe.schema import Component, Quant, Recipe
-from winml_dag.recipe.selection import Choice, matches
-from winml_dag.recipe.sweep import Cell, Sweep, clashes, filled, folder_problem, standard_template, template_problem
+from winml_dag.recipe.sweep import (
+    Cell,
+    Choice,
+    Sweep,
+    clashes,
+    filled,
+    folder_problem,
+    matches,
+    standard_template,
+    template_problem,
+)
 
 # The keys of a sweep's file other than those of a recipe and the matrix: its name and purpose.
 
@@ -149,12 +158,8 @@ class _Reading:
         try:
             head: OneGoal | ManyGoals = kind.model_validate(said)
         except ValidationError as error:
-            raise self._refusal(problems(error, kind, self._file.positions, str(self._path))) from None
+            raise invalid(str(self._path), problems(error, kind, self._file.positions, str(self._path))) from None
         return head
-
-    def _refusal(self, lines: tuple[str, ...]) -> RecipeError:
-        count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
-        return RecipeError(f"The recipe {self._path} has {count}:", problems=lines)
 
     def _mapping(self, at: Location, value: object) -> Mapping[str, object] | None:
         if isinstance(value, Mapping):
@@ -336,7 +341,7 @@ class _Reading:
             values = {axis: value.label for axis, value in zip(names, draft.values, strict=True)}
             cells.append(Cell(folder, values, folder, self._path, loaded, draft.left_out))
         if wrong:
-            raise self._refusal(tuple(line for *_, line in sorted(wrong)))
+            raise invalid(str(self._path), tuple(line for *_, line in sorted(wrong)))
         self._refuse_shared_files(cells)
         return tuple(cells)
 
@@ -360,7 +365,7 @@ class _Reading:
                 file = positions.file_of(at) or str(self._path)
                 lines.append(problem_line(file, positions.of_key(at), at, _WRITES_BESIDE.format(len(recipes))))
         if lines:
-            raise self._refusal(tuple(lines))
+            raise invalid(str(self._path), tuple(lines))
 
 
 def _written_beside(recipe: Recipe) -> Iterator[Location]:

@@ -18,7 +18,7 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes
 from winml_dag.pipeline.jsonfile import put_text
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.sweep.codec import DecodeError, decode, encode
+from winml_dag.pipeline.sweep.result import DecodeError, decode, encode
 from winml_dag.report.compare import Comparison
 from winml_dag.report.page import REPORT_PAGE, html_of
 from winml_dag.report.row import FORMAT, Report, Row

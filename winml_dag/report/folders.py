@@ -19,8 +19,8 @@ from winml_dag.pipeline.sweep.result import (
     GoalResult,
     SharedGraph,
     SweepResult,
+    read_sweep,
 )
-from winml_dag.pipeline.sweep.state import read_sweep
 
 # Folder for the manifests of builds of user-defined stages, below the recipe's folder.
 KEPT = ".winml-dag"

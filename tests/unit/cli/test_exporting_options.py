@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from winml_dag.cli import run
 from winml_dag.cli.settings import taken_inputs
-from winml_dag.pipeline.context import ResolveContext, with_settings
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sections import export_config
+from winml_dag.pipeline.variant import ResolveContext, with_settings
 from winml_dag.recipe.fields import InputDimension
 from winml_dag.recipe.schema import Recipe
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.events import Status
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.build import Outcome, build_all, census
+from winml_dag.pipeline.build import Outcome, build_all, count_stages, merged
 from winml_dag.pipeline.plan_cache import Planned, plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import BuildOptions, Driver
@@ -78,7 +78,7 @@ def statuses(outcomes: Sequence[Outcome]) -> dict[str, list[Status]]:
 
 def test_what_is_shared_runs_once_and_every_build_has_its_own_folder(builds: Builds) -> None:
     planned = [builds.plan("one"), builds.plan("two"), builds.plan("half", "fp16")]
-    counted = census(planned)
+    counted = count_stages(merged(planned))
     assert (counted.builds, counted.stages, counted.apart) == (3, 3, 4)
     assert counted.by_stage == {"finalize": 2, "quantize": 1}
 

@@ -23,10 +23,9 @@ from winml_dag.pipeline.compilation import (
     provider_options,
     with_compile_settings,
 )
-from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve
-from winml_dag.pipeline.variant import Build, Skip
+from winml_dag.pipeline.variant import Build, ResolveContext, Skip
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages.compile import CompileConfig

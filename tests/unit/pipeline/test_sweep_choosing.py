@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.pipeline.sweep.choosing import Evaluation, evaluate, is_pending, nearest, winner
-from winml_dag.pipeline.sweep.facts import Facts
+from winml_dag.pipeline.sweep.goals import Evaluation, evaluate, is_pending, nearest, winner
+from winml_dag.pipeline.sweep.measuring import Facts
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure
 from winml_dag.recipe.goal import Goal
 

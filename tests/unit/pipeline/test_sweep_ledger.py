@@ -9,8 +9,16 @@ import pytest
 
 from winml_dag.pipeline.sweep import ledger as module
 from winml_dag.pipeline.sweep.ledger import Ledger
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, Measured, StageRun, SweepResult
-from winml_dag.pipeline.sweep.state import read_sweep, write_sweep
+from winml_dag.pipeline.sweep.result import (
+    CellResult,
+    CellStatus,
+    GoalResult,
+    Measured,
+    StageRun,
+    SweepResult,
+    read_sweep,
+    write_sweep,
+)
 from winml_dag.recipe.sweep import Cell, Sweep
 from winml_dag.store.store import Store
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.errors import InputError
-from winml_dag.pipeline.sweep.codec import DecodeError
 from winml_dag.pipeline.sweep.result import (
     SWEEP,
     Candidate,
     CellResult,
     CellStatus,
+    DecodeError,
     Failure,
     GoalResult,
     Measured,
@@ -26,8 +26,11 @@ from winml_dag.pipeline.sweep.result import (
     SharedGraph,
     StageRun,
     SweepResult,
+    read_sweep,
+    sweep_of,
+    text_of,
+    write_sweep,
 )
-from winml_dag.pipeline.sweep.state import read_sweep, sweep_of, text_of, write_sweep
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SECONDS = st.floats(0, 1e6)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from sweep_samples import made_up
 
 from winml_dag.errors import UsageError
-from winml_dag.recipe.selection import Shard, filtered, in_shard, parse_shard, shards
-from winml_dag.recipe.sweep import Cell, Sweep, sweep_of_files
+from winml_dag.recipe.sweep import Cell, Shard, Sweep, filtered, in_shard, parse_shard, shards, sweep_of_files
 
 AXES = {"model": ("bert", "resnet", "resnext"), "precision": ("fp32", "w8a8", "w8a16"), "quant.samples": ("10", "50")}
 SWEEP = made_up(AXES, left_out=["bert/fp32/10"])

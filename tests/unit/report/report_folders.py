@@ -8,8 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Measured, StageRun, SweepResult
-from winml_dag.pipeline.sweep.state import write_sweep
+from winml_dag.pipeline.sweep.result import (
+    CellResult,
+    CellStatus,
+    Failure,
+    Measured,
+    StageRun,
+    SweepResult,
+    write_sweep,
+)
 
 HOST = {"processor": "a processor", "memory": "8 GiB"}
 

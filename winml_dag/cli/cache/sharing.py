@@ -129,12 +129,12 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
     """Return the records that a build of *recipes* would reuse, and the number of stages it would run."""
     from winml_dag.engine.events import Status
     from winml_dag.engine.resources import Capacity
+    from winml_dag.pipeline.build import dry_run
     from winml_dag.pipeline.plan_cache import plan_each, refuse_if_all_the_same
-    from winml_dag.pipeline.sweep.foreseen import look_ahead
 
     planned = plan_each(_requests(recipes, remote), store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
-    foreseen = look_ahead(planned, store, Capacity(1), rebuild=False)
+    foreseen = dry_run(planned, store, Capacity(1), rebuild=False)
     for label, error in foreseen.errors.items():
         echo(f"note: {label} cannot be planned: {error}", err=True)
     records = {
@@ -158,7 +158,7 @@ def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[st
     from winml_dag.cli.options import are_a_sweep
     from winml_dag.cli.sweepplan import requests_of
     from winml_dag.pipeline.request import Overrides, Request
-    from winml_dag.pipeline.sweep.selection import Selection, selected
+    from winml_dag.pipeline.sweep.cells import Selection, selected
     from winml_dag.recipe.sweep import sweep_of_files
 
     request = Request(recipes[0], Overrides(), remote=remote)

@@ -17,16 +17,25 @@ from typing import TYPE_CHECKING, Protocol
 from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.build import Outcome, build, build_all, plan
-from winml_dag.pipeline.modules import modules_of, write_summary
 from winml_dag.pipeline.plan_cache import plan_each, plan_request
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.pipeline.search import WithoutRounds
-from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
+from winml_dag.pipeline.sweep.cells import (
+    Made,
+    Selection,
+    as_found,
+    folder_of,
+    keys_of,
+    longest_chain,
+    recipe_of,
+    refuse_overruled,
+    request_of,
+    selected,
+)
 from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
-from winml_dag.pipeline.sweep.ledger import Ledger, new_head
+from winml_dag.pipeline.sweep.ledger import Ledger, modules_of, new_head, write_summary
 from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
-from winml_dag.pipeline.sweep.selection import Selection, folder_of, refuse_overruled, selected
 from winml_dag.pipeline.uptodate import CurrentPlan, Environment, check, note_use
 from winml_dag.pipeline.uptodate import keys_of as keys_of_note
 from winml_dag.recipe.sweep import sweep_of_files

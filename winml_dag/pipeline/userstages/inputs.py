@@ -6,20 +6,122 @@ Files and folders become sources of the graph.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from winml_dag.engine.inplace import list_folder
+from winml_dag.engine.inplace import KEPT, list_folder
 from winml_dag.engine.stage import Source, SourceFile, Stage
 from winml_dag.errors import InputError
-from winml_dag.names import is_safe_part
-from winml_dag.pipeline.userstages.paths import OutputPaths, inside
-from winml_dag.pipeline.variant import NAME, Declared, Ours, is_ours
+from winml_dag.names import is_safe_part, parents
+from winml_dag.pipeline.variant import NAME, BuiltIn, Declared, rewires_builtin
 from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.stages import kinds
+
+
+def inside(folder: Path, text: str) -> str | None:
+    """Return *text* as a normalized relative name with ``/`` and no trailing one.
+
+    None when it is empty, or leads out of *folder*.
+    """
+    if not text:
+        return None
+    if os.sep == "/" and text[0] not in "./~" and text[-1] != "/" and "/." not in text and "//" not in text:
+        return text  # nearly always
+    if os.path.isabs(text) or text.startswith("~"):  # noqa: PTH117 - of thousands of texts
+        path = os.path.normpath(os.path.expanduser(text))  # noqa: PTH111 - a text that names no home stays as it is
+        start = str(folder) + os.sep
+        if not path.startswith(start):
+            return None
+        text = path[len(start) :]
+    if os.sep != "/":
+        text = text.replace(os.sep, "/")
+    name = posixpath.normpath(text)
+    return None if name == ".." or name.startswith("../") else name
+
+
+class OutputPaths:
+    """The path of every output of declared stages, checked for collisions.
+
+    Attributes:
+        paths: by stage and slot, folders with ``/`` at the end.
+        makers: (stage, slot) by path without the trailing ``/``, case folded, since file systems differ.
+        around: the parent folders of all of them, case folded.
+    """
+
+    def __init__(self, declared: Declared, taken: Mapping[str, str], findings: Findings) -> None:
+        """Check all outputs; *taken*: files that outputs may not overwrite, relative to the recipe's folder."""
+        self.paths: dict[str, dict[str, str]] = {}
+        self.makers: dict[str, tuple[str, str]] = {}
+        self.around: set[str] = set()
+        self._findings = findings
+        self._taken = {path.casefold(): what for path, what in taken.items()}
+        for name, entry in declared.stages.items():
+            if not rewires_builtin(entry):
+                self.paths[name] = dict(self._of_stage(name, entry.outputs))
+        self._refuse_nesting()
+
+    def maker_around(self, name: str) -> tuple[str, str] | None:
+        """Return the output that the file or folder *name* is, or is inside."""
+        folded = name.casefold()
+        for path in (folded, *parents(folded)):
+            if path in self.makers:
+                return self.makers[path]
+        return None
+
+    def lies_around(self, folder: str) -> bool:
+        """Whether an output is below *folder*."""
+        return folder == "." or folder.casefold() in self.around
+
+    def _of_stage(self, stage: str, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        for slot, text in outputs.items():
+            location: Location = ("stages", stage, "outputs", slot)
+            if not NAME.fullmatch(slot):
+                self._findings.add(location, "a name has letters, digits, - and _ only", about_key=True)
+            path = self._checked(location, text)
+            if path is None:
+                continue
+            folded = path.rstrip("/").casefold()
+            if other := self.makers.get(folded):
+                self._findings.add(location, f"{path} is also where {other[1]!r} of {other[0]!r} goes")
+                continue
+            self.makers[folded] = (stage, slot)
+            self.around.update(parents(folded))
+            yield slot, path
+
+    def _checked(self, location: Location, text: str) -> str | None:
+        """Return the normalized path, or None when it is invalid."""
+        name = posixpath.normpath(text)
+        problem = None
+        if text.startswith(("/", "~")) or name == ".." or name.startswith("../"):
+            problem = f"{text} leaves the recipe's folder; an output is a path inside it"
+        elif name == ".":
+            problem = "the recipe's own folder cannot be an output; name one inside it"
+        elif unsafe := next((part for part in name.split("/") if not is_safe_part(part)), None):
+            problem = f"{unsafe!r} is a name that not every system can have; parts of a path are divided by /"
+        elif name.casefold().split("/", 1)[0] == KEPT:
+            problem = f"{KEPT} is where manifests are kept; choose another folder"
+        elif what := self._taken.get(name.casefold()):
+            problem = f"{text} is {what}, so it cannot be an output"
+        if problem is None:
+            return f"{name}/" if text.endswith("/") else name
+        self._findings.add(location, problem)
+        return None
+
+    def _refuse_nesting(self) -> None:
+        for path, (stage, slot) in self.makers.items():
+            if path in self.around:
+                inner = next(other for other in self.makers if other.startswith(f"{path}/"))
+                at, at_slot = self.makers[inner]
+                self._findings.add(
+                    ("stages", at, "outputs", at_slot),
+                    f"{self.paths[at][at_slot]} lies in {self.paths[stage][slot]}, which is {slot!r} of {stage!r}; "
+                    "outputs must lie beside each other",
+                )
+
 
 KIND = "file"
 
@@ -155,7 +257,7 @@ class Links:
     def __init__(
         self,
         declared: Declared,
-        ours: Mapping[str, Ours],
+        builtin: Mapping[str, BuiltIn],
         outputs: OutputPaths,
         files: UserFiles,
         findings: Findings,
@@ -163,14 +265,14 @@ class Links:
         self.inputs: dict[str, dict[str, str]] = {}
         self.rewired: dict[str, dict[str, str]] = {}
         self.kinds: dict[tuple[str, str], str] = {}
-        self._ours = ours
+        self._builtin = builtin
         self._outputs = outputs
         self._files = files
         self._findings = findings
         for name, entry in declared.stages.items():
-            if is_ours(entry) and name in ours:
+            if rewires_builtin(entry) and name in builtin:
                 self.rewired[name] = self._rewired(name, entry)
-            elif not is_ours(entry):
+            elif not rewires_builtin(entry):
                 self.inputs[name] = self._of_stage(name, entry)
 
     def _of_stage(self, stage: str, entry: StageEntry) -> dict[str, str]:
@@ -187,8 +289,8 @@ class Links:
         match = _REFERENCE.fullmatch(text)
         if match and match[1] in self._outputs.paths:
             return self._user_output(location, text, match[1], match[2])
-        if match and match[1] in self._ours:
-            return self._our_output(location, text, self._ours[match[1]], match[2])
+        if match and match[1] in self._builtin:
+            return self._builtin_output(location, text, self._builtin[match[1]], match[2])
         source = self._files.source(location, text)
         return None if source is None else source.name
 
@@ -199,10 +301,10 @@ class Links:
         self._findings.add(location, f"{stage} has no output {slot!r}{known_instead(slot, slots)}")
         return None
 
-    def _our_output(self, location: Location, text: str, stage: Ours, slot: str) -> str | None:
+    def _builtin_output(self, location: Location, text: str, stage: BuiltIn, slot: str) -> str | None:
         slots = stage.stage.outputs
-        if stage.left_out is not None:
-            self._findings.add(location, f"{text} is not made in this build: {stage.left_out}")
+        if stage.skipped is not None:
+            self._findings.add(location, f"{text} is not made in this build: {stage.skipped}")
         elif slot not in slots:
             self._findings.add(location, f"{stage.stage.name} has no output {slot!r}{known_instead(slot, slots)}")
         else:
@@ -210,10 +312,10 @@ class Links:
         return None
 
     def _rewired(self, stage: str, entry: StageEntry) -> dict[str, str]:
-        ours = self._ours[stage]
+        builtin = self._builtin[stage]
         at: Location = ("stages", stage)
-        if ours.left_out is not None:
-            self._findings.add(at, f"there is no {stage} in this build: {ours.left_out}", about_key=True)
+        if builtin.skipped is not None:
+            self._findings.add(at, f"there is no {stage} in this build: {builtin.skipped}", about_key=True)
             return {}
         for field in sorted(entry.model_fields_set - {"inputs"}):
             message = f"{stage} is one of our stages: an entry of that name has only inputs"
@@ -222,7 +324,7 @@ class Links:
             self._findings.add(at, f"{stage} is one of our stages: say with inputs where it reads from")
         found: dict[str, str] = {}
         for slot, text in entry.inputs.items():
-            if (name := self._rewired_input((*at, "inputs", slot), ours.stage, slot, text)) is not None:
+            if (name := self._rewired_input((*at, "inputs", slot), builtin.stage, slot, text)) is not None:
                 found[slot] = name
         return found
 
@@ -243,9 +345,9 @@ class Links:
                 kind = kinds.FLOAT_MODEL if kinds.FLOAT_MODEL in accepts else min(accepts)
                 self.kinds[match[1], match[2]] = kind
             return name
-        if match and match[1] in self._ours:
-            return self._our_output(location, text, self._ours[match[1]], match[2])
-        known = [*self._outputs.paths, *self._ours]
+        if match and match[1] in self._builtin:
+            return self._builtin_output(location, text, self._builtin[match[1]], match[2])
+        known = [*self._outputs.paths, *self._builtin]
         near = did_you_mean(match[1], known) if match else ""
         self._findings.add(location, f"{text!r} is no output of a stage (stage.output){near}")
         return None

@@ -16,11 +16,9 @@ from winml_dag.engine.command import PLACEHOLDER, config_texts, fill
 from winml_dag.engine.function import CALL
 from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Command, InputSlot, Node, Stage
-from winml_dag.pipeline.userstages.inputs import KIND, Links, UserFiles, taken_files
-from winml_dag.pipeline.userstages.paths import OutputPaths
-from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
-from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs
-from winml_dag.pipeline.variant import NAME, Declared, Ours, Tools, UserPlan, is_ours
+from winml_dag.pipeline.userstages.inputs import KIND, Links, OutputPaths, UserFiles, taken_files
+from winml_dag.pipeline.userstages.tools import MODULE, Functions, PluginProblem, Programs, load_plugin, plugin_config
+from winml_dag.pipeline.variant import NAME, BuiltIn, Declared, Tools, UserPlan, rewires_builtin
 from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.store.digest import Fingerprints
@@ -64,18 +62,18 @@ _FUNCTION = Stage("function", 1, CALL, "", {}, {}, works_in_place=True)
 
 
 def plan_stages(
-    declared: Declared, ours: Mapping[str, Ours], taken: Mapping[str, str], fingerprints: Fingerprints
+    declared: Declared, builtin: Mapping[str, BuiltIn], taken: Mapping[str, str], fingerprints: Fingerprints
 ) -> UserPlan:
     """Return the nodes of *declared*.
 
-    *ours*: built-in stages by name; *taken*: files that outputs may not overwrite, with a description, relative to the
-    recipe's folder.
+    *builtin*: built-in stages by name; *taken*: files that outputs may not overwrite, with a description, relative to
+    the recipe's folder.
 
     Raises:
         RecipeError: for all errors together, each with its line.
         InputError: when a program cannot be read.
     """
-    return _Planner(declared, ours, taken).plan(fingerprints)
+    return _Planner(declared, builtin, taken).plan(fingerprints)
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,14 @@ class _Draft:
 
 
 class _Planner:
-    def __init__(self, declared: Declared, ours: Mapping[str, Ours], taken: Mapping[str, str]) -> None:
+    def __init__(self, declared: Declared, builtin: Mapping[str, BuiltIn], taken: Mapping[str, str]) -> None:
         self._declared = declared
-        self._ours = ours
+        self._builtin = builtin
         self._findings = Findings(declared.recipe, declared.positions)
         taken = {**taken_files(declared.recipe, declared.folder), **taken}
         self._outputs = OutputPaths(declared, taken, self._findings)
         self._files = UserFiles(declared, self._outputs, self._findings)
-        self._links = Links(declared, ours, self._outputs, self._files, self._findings)
+        self._links = Links(declared, builtin, self._outputs, self._files, self._findings)
         self._programs = Programs()
         self._functions = Functions(declared.folder)
         self._stages: dict[tuple[object, ...], Stage] = {}
@@ -106,7 +104,7 @@ class _Planner:
         drafts: dict[str, _Draft] = {}
         for name, entry in self._declared.stages.items():
             self._check_name(name, entry)
-            if not is_ours(entry) and (draft := self._draft(name, entry)) is not None:
+            if not rewires_builtin(entry) and (draft := self._draft(name, entry)) is not None:
                 drafts[name] = draft
         self._findings.refuse()
         tools = {str(path): path for draft in drafts.values() for path in draft.tools.files.values()}
@@ -128,10 +126,10 @@ class _Planner:
         ways = [way for way in ("command", "run", "uses") if getattr(entry, way) is not None]
         if not NAME.fullmatch(name):
             self._findings.add(at, "the name of a stage has letters, digits, - and _ only", about_key=True)
-        elif ways and name in self._ours:
+        elif ways and name in self._builtin:
             self._findings.add(at, f"{name} is one of our stages; choose another name", about_key=True)
-        elif not ways and name not in self._ours:
-            near = did_you_mean(name, self._ours)
+        elif not ways and name not in self._builtin:
+            near = did_you_mean(name, self._builtin)
             self._findings.add(at, f"needs one of command, run and uses{near}", about_key=True)
         elif len(ways) > 1:
             self._findings.add((*at, ways[1]), f"there is {ways[0]} as well; keep one of the two", about_key=True)
