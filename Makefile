@@ -24,7 +24,7 @@ APT_GET := DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o Acquire::Ret
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-skipped test-openvino test-fast faults browser servers lint types layers docs check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
+.PHONY: quickstart ep-openvino op-support test test-skipped test-openvino test-fast faults browser servers lint types layers docs docs-run check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -93,7 +93,11 @@ layers: $(VENV)/with-tests
 docs: $(VENV)/with-tests
 	$(BIN)/python docs/check.py
 
-check: lint types layers docs test
+# Runs the commands that the pages show; python docs/run.py --write updates the shown output.
+docs-run: $(VENV)/with-tests
+	$(BIN)/python docs/run.py
+
+check: lint types layers docs docs-run test
 
 cache-fixtures: $(VENV)/with-tests
 	$(BIN)/python tests/make_cache_fixtures.py

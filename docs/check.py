@@ -39,7 +39,7 @@ from winml_dag.recipe.reading import read_text
 ROOT = Path(__file__).resolve().parent.parent
 
 _BLOCK = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n(?P<text>.*?)<!-- end -->", re.DOTALL)
-_FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"[^\"\n]+\")?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _INDENTED_FENCE = re.compile(r"^ +```\w*\n.*?^ +```$", re.DOTALL | re.MULTILINE)
 _TARGET = re.compile(r"\]\([^)]*\)")
