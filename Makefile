@@ -24,7 +24,7 @@ APT_GET := DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o Acquire::Ret
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-skipped test-openvino test-fast faults browser servers lint types layers docs docs-run check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
+.PHONY: quickstart ep-openvino op-support test test-skipped test-openvino test-fast faults browser servers lint types layers docs docs-run docs-site check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -97,6 +97,14 @@ docs: $(VENV)/with-tests
 docs-run: $(VENV)/with-tests
 	$(BIN)/python docs/run.py
 
+# The rendered site, in out/site. Pages are copied with the files that they link to.
+docs-site: $(VENV)/with-site
+	rm -rf out/site-source out/site
+	mkdir -p out/site-source
+	cp -r README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs recipes out/site-source
+	printf '\n::: winml_dag.api\n' >> out/site-source/docs/reference/python.md
+	$(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+
 check: lint types layers docs docs-run test
 
 cache-fixtures: $(VENV)/with-tests
@@ -142,6 +150,10 @@ $(VENV)/with-models: pyproject.toml constraints.txt
 
 $(VENV)/with-tests: $(VENV)/with-models
 	$(PIP) --editable '.[all,dev]'
+	touch $@
+
+$(VENV)/with-site: $(VENV)/with-models
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 $(BENCH_VENV)/with-tools:

@@ -25,6 +25,7 @@ import click
 from generated import BLOCKS
 from pydantic import ValidationError
 from recipe_tables import recipe_sections
+from schemas import schemas
 from tables import join
 
 from winml_dag.cli import cli
@@ -255,6 +256,12 @@ def main(write: bool) -> int:
             page.write_text(regenerated(text), encoding="utf-8", newline="\n")
         for finding in findings(page):
             print(f"{page.relative_to(ROOT)}: {finding}")
+            count += 1
+    for path, text in schemas(ROOT / "recipes"):
+        if write:
+            path.write_text(text, encoding="utf-8", newline="\n")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            print(f"{path.relative_to(ROOT)}: out of date; run: python docs/check.py --write")
             count += 1
     print(f"{len(pages())} pages, {count} findings.")
     return 1 if count else 0

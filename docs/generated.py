@@ -19,6 +19,7 @@ from recipe_tables import recipe
 from sweep_tables import goal, search, sweep_head
 from tables import Row, join, table
 
+import winml_dag
 from winml_dag import errors
 from winml_dag.cli import COMMANDS, cli
 from winml_dag.engine.stage import Stage
@@ -334,6 +335,13 @@ def _configured(kind: type[BaseModel]) -> str:
     return table(("key", "default", "meaning"), rows)
 
 
+def python() -> str:
+    """The public names of the package, with the first sentence of their docstrings."""
+    public = [(name, getattr(winml_dag, name)) for name in winml_dag.__all__ if not name.startswith("_")]
+    rows = [(f"`{name}`", (inspect.getdoc(found) or "").split("\n\n")[0]) for name, found in sorted(public)]
+    return table(("name", "what it is"), rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "shared options": shared_options,
     "commands": commands,
@@ -358,5 +366,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "remotes": remotes,
     "signing": signing,
     "github actions": lambda: _ci_file("github-actions.yml"),
+    "python": python,
     "azure pipelines": lambda: _ci_file("azure-pipelines.yml"),
 }

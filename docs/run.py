@@ -85,7 +85,8 @@ def read_page(path: Path) -> Page:
             page.script += f"mkdir -p \"$(dirname '{fence['title']}')\"; cat > '{fence['title']}' <<'END_OF_FILE'\n"
             page.script += f"{plain}END_OF_FILE\n"
         elif language in ("console", "sh", "python") and plain.startswith(NOT_RUN):
-            page.marked += 1 if language == "python" else max(1, len(re.findall(r"^(?:\$ )?\w", plain, re.MULTILINE)))
+            start = {"console": r"^\$ ", "sh": r"^\w", "python": r"\A"}[language]
+            page.marked += len(re.findall(start, plain, re.MULTILINE))
         elif language == "console":
             shell = list(_in_console(text, fence))
         elif language == "sh":
