@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -338,7 +339,7 @@ def _configured(kind: type[BaseModel]) -> str:
 def python() -> str:
     """The public names of the package, with the first sentence of their docstrings."""
     public = [(name, getattr(winml_dag, name)) for name in winml_dag.__all__ if not name.startswith("_")]
-    rows = [(f"`{name}`", (inspect.getdoc(found) or "").split("\n\n")[0]) for name, found in sorted(public)]
+    rows = [(f"`{name}`", re.sub(r":\w+:`(\w+)`", r"`\1`", (inspect.getdoc(found) or "").split("\n\n")[0])) for name, found in sorted(public)]
     return table(("name", "what it is"), rows)
 
 

@@ -42,6 +42,7 @@ _MASKS = [
         (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*", "DATE"),
         (r"(?<![\w.])(~|file://)?(/[\w.@+-]+){2,}/?", "PATH"),
         (r"\b(?=[a-z]*\d)[0-9a-f]{8,64}\b", "DIGEST"),
+        (r"(?<=:)[A-Za-z0-9+/]{43}=", "KEY"),
         (r"[\d.,]+ (B|[KMG]i?B|bytes)\b", "SIZE"),
         (r"[~<]?\b[\d.]+( ?(min|ms|µs|s|h))\b\??|\b\d+:\d\d\b", "TIME"),
         (r"\b[\d.]+k?/s\b", "RATE"),

@@ -58,7 +58,7 @@ def save(name: str, nodes: list[onnx.NodeProto], x: list[int | str], y: list[int
     graph = helper.make_graph(
         nodes,
         name,
-        [helper.make_tensor_value_info("image", kind, x)],
+        [helper.make_tensor_value_info(nodes[0].input[0], kind, x)],
         [helper.make_tensor_value_info("y", kind, y)],
         [numpy_helper.from_array(value.astype(np.float32), key) for key, value in weights.items()],
     )
@@ -79,7 +79,7 @@ def make_graphs() -> None:
     head = RANDOM.normal(size=(8, 10))
     save("detector.onnx", layers, ["N", 3, "height", "width"], ["N", 10], w=convolution, v=head)
     parts = [
-        node("MatMul", ["image", "w"], ["a"], "first"),
+        node("MatMul", ["x", "w"], ["a"], "first"),
         node("Div", ["a", "root"], ["b"], "div"),
         node("Erf", ["b"], ["c"], "erf"),
         node("Add", ["c", "one"], ["d"], "add"),
@@ -90,7 +90,14 @@ def make_graphs() -> None:
     constants = {"root": np.array(2**0.5), "one": np.array(1.0), "half": np.array(0.5)}
     first, second = RANDOM.normal(size=(32, 64)) / 6, RANDOM.normal(size=(64, 10)) / 8
     save("gelu.onnx", parts, [1, 32], [1, 10], w=first, v=second, **constants)
-    save("erf64.onnx", [node("Erf", ["image"], ["y"], "erf")], [1, 4], [1, 4])
+    for name, size in (("small", 64), ("large", 256)):
+        layers = [node("MatMul", ["x", "w"], ["a"], "up"), node("Relu", ["a"], ["b"], "relu")]
+        layers += [node("MatMul", ["b", "v"], ["y"], "down")]
+        up, down = RANDOM.normal(size=(size, size)) / size**0.5, RANDOM.normal(size=(size, 10)) / size**0.5
+        save(f"{name}.onnx", layers, [1, size], [1, 10], w=up, v=down)
+        # Of the shape for small.onnx, both.
+        np.savez(f"{name}.npz", x=RANDOM.random((8, 64), np.float32))
+    save("erf64.onnx", [node("Erf", ["x"], ["y"], "erf")], [1, 4], [1, 4])
 
 
 if __name__ == "__main__":
