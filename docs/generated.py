@@ -338,8 +338,10 @@ def _configured(kind: type[BaseModel]) -> str:
 
 def python() -> str:
     """The public names of the package, with the first sentence of their docstrings."""
-    public = [(name, getattr(winml_dag, name)) for name in winml_dag.__all__ if not name.startswith("_")]
-    rows = [(f"`{name}`", re.sub(r":\w+:`(\w+)`", r"`\1`", (inspect.getdoc(found) or "").split("\n\n")[0])) for name, found in sorted(public)]
+    rows = []
+    for name in sorted(name for name in winml_dag.__all__ if not name.startswith("_")):
+        summary = (inspect.getdoc(getattr(winml_dag, name)) or "").split("\n\n")[0]
+        rows.append((f"`{name}`", re.sub(r":\w+:`(\w+)`", r"`\1`", summary)))
     return table(("name", "what it is"), rows)
 
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,27 +136,19 @@ def run(page: Page, folder: Path, examples: Path) -> list[tuple[int, list[str]]]
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     cache = str(folder / "project" / "cache")
     environment |= {"HOME": str(folder / "home"), "PATH": path, "WINML_DAG_CACHE_DIR": cache}
-    with open(folder / "output", "w+", encoding="utf-8", errors="replace") as output:
-        try:
-            subprocess.run(
-                ["bash", "-c", page.script],
-                cwd=folder / "project",
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            pass
-        output.seek(0)
-        *ended, _ = output.read().split(f"\n{_MARK}") if page.commands else [""]
-    said = [part.partition("\n")[2] if number else part for number, part in enumerate(ended)]
-    rest = (folder / "output").read_text(encoding="utf-8", errors="replace")
-    codes = [int(code) for code in re.findall(f"\n{_MARK}(\\d+)\n", rest)]
-    said = [text.replace(f"{folder}/project", "/home/you/project").replace(f"{folder}/home", "/home/you") for text in said]
-    return [(code, [line for line in text.splitlines() if line.strip() and not _SLOW.match(line)]) for code, text in zip(codes, said, strict=True)]
+    with open(folder / "output", "wb") as output, suppress(subprocess.TimeoutExpired):
+        bash = ["bash", "-c", page.script]
+        about = {"cwd": folder / "project", "env": environment, "stdin": subprocess.DEVNULL}
+        subprocess.run(bash, **about, stdout=output, stderr=subprocess.STDOUT, timeout=_SECONDS, check=False)
+    text = (folder / "output").read_text(encoding="utf-8", errors="replace")
+    text = text.replace(f"{folder}/project", "/home/you/project").replace(f"{folder}/home", "/home/you")
+    # Output and exit code of each in turn.
+    parts = re.split(f"\n{_MARK}(\\d+)\n", text)
+    return [(int(code), _lines(said)) for said, code in zip(parts[0::2], parts[1::2], strict=False)]
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip() and not _SLOW.match(line)]
 
 
 def masked(line: str) -> str:
@@ -203,41 +196,47 @@ def main() -> int:
     options = parser.parse_args()
     paths = options.pages or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages = [read_page(path.resolve()) for path in paths]
-    started, wrong = time.perf_counter(), 0
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="docs-") as name, ThreadPoolExecutor(options.jobs) as pool:
         examples = Path(name) / "examples"
         shutil.copytree(ROOT / "docs" / "examples", examples)
-        subprocess.run([sys.executable, "models.py"], cwd=examples, check=True)
-        busy = [page for page in pages if page.commands]
-
-        def timed(page: Page) -> tuple[float, list[tuple[int, list[str]]]]:
-            begin = time.perf_counter()
-            folder = Path(name) / page.name.replace("/", "-")
-            folder.mkdir()
-            found = run(page, folder, examples)
-            shutil.rmtree(folder, ignore_errors=True)
-            return time.perf_counter() - begin, found
-
-        for page, (seconds, outcomes) in zip(busy, pool.map(timed, busy), strict=True):
-            print(f"{page.name}: {len(page.commands)} commands in {seconds:.0f} s", flush=True)
-            text = page.path.read_text(encoding="utf-8")
-            for command, outcome in reversed([*zip(page.commands, outcomes, strict=False)]):
-                problem = _problem(command, *outcome)
-                wrong += bool(problem)
-                if problem:
-                    print(f"{page.name}:{command.line}: $ {command.shell}", *problem, sep="\n  ", flush=True)
-                if problem and command.shown and options.write:
-                    lines = rewritten(command.shown, outcome[1])
-                    new = "".join(f"{command.indent}{line}\n" if line else "\n" for line in lines)
-                    text = text[: command.start] + new + text[command.end :]
-            if options.write:
-                page.path.write_text(text, encoding="utf-8", newline="\n")
-            if missing := page.commands[len(outcomes) :]:
-                wrong += len(missing)
-                print(f"{page.name}:{missing[0].line}: $ {missing[0].shell}\n  did not end within {_SECONDS} s")
+        subprocess.run([sys.executable, "models.py"], cwd=examples, check=True, stderr=subprocess.DEVNULL)
+        done = pool.map(lambda page: _run_and_compare(page, Path(name), options.write), pages)
+        wrong = sum(done)
     total, marked = sum(len(page.commands) for page in pages), sum(page.marked for page in pages)
-    print(f"{total} commands ran in {time.perf_counter() - started:.0f} s, {wrong} failed; {marked} are marked not run.")
+    seconds = time.perf_counter() - started
+    print(f"{total} commands ran in {seconds:.0f} s, {wrong} failed; {marked} are marked not run.")
     return 1 if wrong else 0
+
+
+def _run_and_compare(page: Page, base: Path, write: bool) -> int:
+    """Return how many commands of *page* failed or printed something else than it shows."""
+    if not page.commands:
+        return 0
+    started = time.perf_counter()
+    folder = base / page.name.replace("/", "-")
+    folder.mkdir()
+    outcomes = run(page, folder, base / "examples")
+    shutil.rmtree(folder, ignore_errors=True)
+    said = [f"{page.name}: {len(page.commands)} commands in {time.perf_counter() - started:.0f} s"]
+    text = page.path.read_text(encoding="utf-8")
+    missing = page.commands[len(outcomes) :]
+    wrong = len(missing)
+    said += [f"{page.name}:{each.line}: $ {each.shell}\n  did not end in {_SECONDS} s" for each in missing[:1]]
+    # From the end, so that what is rewritten moves nothing that is still to be compared.
+    for command, outcome in reversed([*zip(page.commands, outcomes, strict=False)]):
+        if problem := _problem(command, *outcome):
+            wrong += 1
+            said.append("\n  ".join((f"{page.name}:{command.line}: $ {command.shell}", *problem)))
+            if command.shown:
+                new = "".join(
+                    f"{command.indent}{line}".rstrip() + "\n" for line in rewritten(command.shown, outcome[1])
+                )
+                text = text[: command.start] + new + text[command.end :]
+    if write:
+        page.path.write_text(text, encoding="utf-8", newline="\n")
+    print("\n".join(said), flush=True)
+    return wrong
 
 
 def _problem(command: Command, code: int, output: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The JSON Schemas of recipes and sweeps in ``recipes/``, for editors, from the code's schema and the described fields."""
+"""The JSON Schemas of recipes and sweeps in ``recipes/``, for editors, from the code and the described fields."""
 
 from __future__ import annotations
 
