@@ -42,7 +42,7 @@ _MASKS = [
     for pattern, name in (
         (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*", "DATE"),
         (r"(?<![\w.])(~|file://)?(/[\w.@+-]+){2,}/?", "PATH"),
-        (r"\b(?=[a-z]*\d)[0-9a-f]{8,64}\b", "DIGEST"),
+        (r"(?<!\.)\b(?=[a-z]*\d)[0-9a-f]{8,64}\b", "DIGEST"),
         (r"(?<=:)[A-Za-z0-9+/]{43}=", "KEY"),
         (r"[\d.,]+ (B|[KMG]i?B|bytes)\b", "SIZE"),
         (r"[~<]?\b[\d.]+( ?(min|ms|µs|s|h))\b\??|\b\d+:\d\d\b", "TIME"),
@@ -172,7 +172,7 @@ def differences(shown: list[str], output: list[str]) -> list[str]:
             missing.append(f"- {line}")
         else:
             left.remove(found)
-    return missing + ([] if any(line.strip() == "…" for line in shown) else [f"+ {line}" for line in left])
+    return missing + ([f"+ {line}" for line in left] if missing or all(line.strip() != "…" for line in shown) else [])
 
 
 def rewritten(shown: list[str], output: list[str]) -> list[str]:
