@@ -18,10 +18,13 @@ endif
 INSTALL := -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/python $(INSTALL)
 QUICKSTART_OUT := out/quickstart
+SKIPPED_TESTS := out/skipped-tests.txt
+# Without a network, apt-get gives up after seconds.
+APT_GET := DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=15 -o Acquire::https::Timeout=15
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-openvino test-fast faults browser servers lint types layers docs check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
+.PHONY: quickstart ep-openvino op-support test test-skipped test-openvino test-fast faults browser servers lint types layers docs docs-run docs-site check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -36,10 +39,14 @@ ep-openvino: $(OPENVINO_VENV)/with-openvino $(PLUGIN_VENV)/with-openvino
 op-support: $(VENV)/with-models
 	$(BIN)/python -m winml_dag.stages.opsupport --ep $(EP)
 
-# Sets up nginx and Chromium where it may; without them, the tests that need them are skipped.
+# Installs nginx and Chromium where it may; without them, the tests that need them are skipped, and say how to get them.
 test: $(VENV)/with-tests
-	@$(MAKE) --no-print-directory --keep-going servers browser || true
-	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal --durations 15
+	@$(MAKE) --no-print-directory --keep-going servers browser >/dev/null 2>&1 || true
+	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal --durations 15 --write-skipped $(SKIPPED_TESTS)
+
+# The tests that make test skipped, after something they need was installed. Without arguments, pytest would run all.
+test-skipped: $(VENV)/with-tests
+	test ! -s $(SKIPPED_TESTS) || $(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) @$(SKIPPED_TESTS)
 
 # What make test skips until the environments of OpenVINO are there.
 test-openvino: $(VENV)/with-tests ep-openvino
@@ -51,28 +58,25 @@ test-fast: $(VENV)/with-tests
 faults: $(VENV)/with-tests
 	$(BIN)/python tests/faults/harness.py --kills $(KILLS)
 
-# The tests of HTML pages run in Chromium. Where one may install Debian's, it is; elsewhere it has to be there.
+# The tests of HTML pages run in Chromium. Root installs Debian's package.
 browser:
 	@if $(PYTHON) tests/browser/chromium.py; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -qq -o Acquire::Retries=3 && \
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Acquire::Retries=3 chromium && \
-		$(PYTHON) tests/browser/chromium.py; \
+		$(APT_GET) update && $(APT_GET) install -y chromium && $(PYTHON) tests/browser/chromium.py; \
 	else \
 		echo 'There is no Chromium here. Install it (Debian: apt-get install chromium), or name a browser' >&2; \
 		echo 'of that family in WINML_DAG_TEST_BROWSER.' >&2; \
 		exit 1; \
 	fi
 
-# The tests of remotes speak with nginx, which Debian builds with WebDAV. It is started by them, as who runs them.
+# The tests of remotes use nginx, which Debian builds with WebDAV. They start it as the current user.
 servers:
-	@if PATH="$$PATH:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin" command -v nginx; then exit 0; fi; \
+	@if command -v nginx; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -qq -o Acquire::Retries=3 && \
-		RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Acquire::Retries=3 nginx; \
+		$(APT_GET) update && $(APT_GET) install -y nginx; \
 	else \
-		echo 'There is no nginx here. Install it: Debian: apt-get install nginx; macOS: brew install nginx;' >&2; \
-		echo 'Windows: nginx.exe from nginx.org, in a folder of PATH.' >&2; \
+		echo 'There is no nginx on PATH. Install it: Debian: apt-get install nginx, and add /usr/sbin to PATH;' >&2; \
+		echo 'macOS: brew install nginx; Windows: nginx.exe from nginx.org, in a folder of PATH.' >&2; \
 		exit 1; \
 	fi
 
@@ -89,7 +93,19 @@ layers: $(VENV)/with-tests
 docs: $(VENV)/with-tests
 	$(BIN)/python docs/check.py
 
-check: lint types layers docs test
+# Runs the commands that the pages show; python docs/run.py --write updates the shown output.
+docs-run: $(VENV)/with-tests
+	$(BIN)/python docs/run.py
+
+# The rendered site, in out/site. Pages are copied with the files that they link to.
+docs-site: $(VENV)/with-site
+	rm -rf out/site-source out/site
+	mkdir -p out/site-source
+	cp -r README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs recipes out/site-source
+	printf '\n::: winml_dag.api\n' >> out/site-source/docs/reference/python.md
+	$(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+
+check: lint types layers docs docs-run test
 
 cache-fixtures: $(VENV)/with-tests
 	$(BIN)/python tests/make_cache_fixtures.py
@@ -134,6 +150,10 @@ $(VENV)/with-models: pyproject.toml constraints.txt
 
 $(VENV)/with-tests: $(VENV)/with-models
 	$(PIP) --editable '.[all,dev]'
+	touch $@
+
+$(VENV)/with-site: $(VENV)/with-models
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 $(BENCH_VENV)/with-tools:

@@ -25,6 +25,7 @@ import click
 from generated import BLOCKS
 from pydantic import ValidationError
 from recipe_tables import recipe_sections
+from schemas import schemas
 from tables import join
 
 from winml_dag.cli import cli
@@ -39,7 +40,7 @@ from winml_dag.recipe.reading import read_text
 ROOT = Path(__file__).resolve().parent.parent
 
 _BLOCK = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n(?P<text>.*?)<!-- end -->", re.DOTALL)
-_FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"[^\"\n]+\")?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _INDENTED_FENCE = re.compile(r"^ +```\w*\n.*?^ +```$", re.DOTALL | re.MULTILINE)
 _TARGET = re.compile(r"\]\([^)]*\)")
@@ -255,6 +256,12 @@ def main(write: bool) -> int:
             page.write_text(regenerated(text), encoding="utf-8", newline="\n")
         for finding in findings(page):
             print(f"{page.relative_to(ROOT)}: {finding}")
+            count += 1
+    for path, text in schemas(ROOT / "recipes"):
+        if write:
+            path.write_text(text, encoding="utf-8", newline="\n")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            print(f"{path.relative_to(ROOT)}: out of date; run: python docs/check.py --write")
             count += 1
     print(f"{len(pages())} pages, {count} findings.")
     return 1 if count else 0

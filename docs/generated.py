@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from recipe_tables import recipe
 from sweep_tables import goal, search, sweep_head
 from tables import Row, join, table
 
+import winml_dag
 from winml_dag import errors
 from winml_dag.cli import COMMANDS, cli
 from winml_dag.engine.stage import Stage
@@ -334,6 +336,15 @@ def _configured(kind: type[BaseModel]) -> str:
     return table(("key", "default", "meaning"), rows)
 
 
+def python() -> str:
+    """The public names of the package, with the first sentence of their docstrings."""
+    rows = []
+    for name in sorted(name for name in winml_dag.__all__ if not name.startswith("_")):
+        summary = (inspect.getdoc(getattr(winml_dag, name)) or "").split("\n\n")[0]
+        rows.append((f"`{name}`", re.sub(r":\w+:`(\w+)`", r"`\1`", summary)))
+    return table(("name", "what it is"), rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "shared options": shared_options,
     "commands": commands,
@@ -358,5 +369,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "remotes": remotes,
     "signing": signing,
     "github actions": lambda: _ci_file("github-actions.yml"),
+    "python": python,
     "azure pipelines": lambda: _ci_file("azure-pipelines.yml"),
 }

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,6 +40,18 @@ for variable in ("GITHUB_ACTIONS", "TF_BUILD", "GITLAB_CI"):
 for variable in [name for name in os.environ if name.startswith("WINML_DAG_REMOTE")]:
     os.environ.pop(variable)
 os.environ.update(for_all())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-skipped", type=Path, help="write the ids of skipped tests to this file, for pytest @FILE")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if path := config.getoption("--write-skipped"):
+        skipped = dict.fromkeys(report.nodeid for report in terminalreporter.stats.get("skipped", []))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{test}\n" for test in skipped), encoding="utf-8")
 
 
 def pytest_collection_finish() -> None:

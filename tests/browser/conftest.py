@@ -5,6 +5,7 @@ A test fails if its page logs an error to the console, throws, or requests anyth
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
 def browser() -> Iterator[Browser]:
     found = chromium()
     if found is None:
-        pytest.skip("no Chromium here: `make browser` says how to get one, or name one in WINML_DAG_TEST_BROWSER")
+        # Not pytest.skip, for which the summary has a line per test.
+        raise unittest.SkipTest("no Chromium on PATH or in WINML_DAG_TEST_BROWSER; to get it: make browser")
     playwright = pytest.importorskip(
         "playwright.sync_api", exc_type=ImportError, reason="playwright drives the browser"
     )

@@ -14,7 +14,7 @@ import importlib
 import os
 import re
 import signal
-import sys
+import sys as system  # importing the command sys binds its name in this package
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
     # From here on only the interpreter's own shutdown runs.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(code)
+    system.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -158,7 +158,7 @@ def run(arguments: list[str] | None = None) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        _print_refused(sys.argv[1:] if arguments is None else arguments, error.format_message())
+        _print_refused(system.argv[1:] if arguments is None else arguments, error.format_message())
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):

@@ -14,7 +14,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from winml_dag.cli import run
+from winml_dag.cli import main, run
 from winml_dag.ep.providers.migraphx import MIGRAPHX
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN
@@ -59,6 +59,15 @@ def told() -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     value: dict[str, Any] = json.loads(done.stdout)
     return value
+
+
+def test_the_program_ends_normally_although_the_command_has_the_name_of_a_module(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["winml-dag", "sys", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().out.split()[:3]) == (0, ["Usage:", "winml-dag", "sys"])
 
 
 def test_versions_and_the_machine_are_told(told: dict[str, Any]) -> None:
