@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OpsetPatternBuilder, RewriteRuleClassBase, Var
 
-from winml_dag.stages.infinity import EXEMPT, Infinity
+from winml_dag.stages.mask_clamping import EXEMPT, Infinity
 from winml_dag.stages.optimize import OptimizeTarget
 from winml_dag.stages.optimize.rewriting import (
     Outcome,
@@ -42,9 +42,9 @@ def clamp_constants(model: ir.Model, _: OptimizeTarget) -> Outcome:
     """Replace constants that represent infinity by numbers that a quantized tensor can hold.
 
     One change is one initializer or one attribute, including those in subgraphs. Static quantization already does this
-    for values that are infinite in any model (:mod:`winml_dag.stages.infinity`). This rewrite covers the whole model,
-    and numbers such as -10000, which only someone who knows the model can distinguish from ordinary values. All huge
-    values of one sign become the same number, so a graph that compares a mask with its fill value still works.
+    for values that are infinite in any model (:mod:`winml_dag.stages.mask_clamping`). This rewrite covers the whole
+    model, and numbers such as -10000, which only someone who knows the model can distinguish from ordinary values. All
+    huge values of one sign become the same number, so a graph that compares a mask with its fill value still works.
     """
     changes = 0
     for graph in model.graphs():
