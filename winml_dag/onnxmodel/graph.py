@@ -118,13 +118,13 @@ class Model:
 
 def all_nodes(model: Model) -> list[Node]:
     """Return the nodes of the graph, of its subgraphs, and of function bodies."""
-    bodies = [graph.nodes for graph in _graphs(model)] + [function.nodes for function in model.functions]
+    bodies = [graph.nodes for graph in all_graphs(model)] + [function.nodes for function in model.functions]
     return [node for body in bodies for node in body]
 
 
 def all_tensors(model: Model, nodes: Iterable[Node]) -> list[Tensor]:
     """Return the constants of all graphs and of *nodes*, which are all of the model's."""
-    tensors = [tensor for graph in _graphs(model) for tensor in graph.initializers]
+    tensors = [tensor for graph in all_graphs(model) for tensor in graph.initializers]
     tensors.extend(tensor for node in nodes for attribute in node.attributes for tensor in attribute.tensors)
     return tensors
 
@@ -152,7 +152,8 @@ def integers_of(node: Node, name: str) -> tuple[int, ...]:
     return () if found is None else found.integers
 
 
-def _graphs(model: Model) -> Iterator[Graph]:
+def all_graphs(model: Model) -> Iterator[Graph]:
+    """Yield the graph, its subgraphs, and those of function bodies."""
     yield model.graph
     for nodes in (model.graph.nodes, *(function.nodes for function in model.functions)):
         yield from _subgraphs(nodes)

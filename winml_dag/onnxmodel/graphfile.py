@@ -6,10 +6,13 @@ Tensor data is skipped, so the size of the weights does not matter. Any bytes re
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.facts import STANDARD_DOMAIN
@@ -17,6 +20,10 @@ from winml_dag.onnxmodel.graph import TAG_KEY, Attribute, Function, Graph, Model
 from winml_dag.onnxmodel.wire import BYTES, FIXED32, VARINT, File, MalformedError, expect, fields, signed, varint
 
 T = TypeVar("T")
+# The contents of a message by the number of the field.
+_Found: TypeAlias = defaultdict[int, list[Any]]
+# The wire type of a field, and what reads its content from start to end.
+_Reader: TypeAlias = tuple[int, Callable[[File, int, int], Any]]
 
 # protobuf itself stops at 100 nested messages, and one nested graph takes three (node, attribute, graph).
 _DEEPEST_GRAPH = 33
@@ -51,61 +58,49 @@ def read_model(path: Path, *, values: bool = False) -> Model:
         ) from error
 
 
-def _model(file: File, values: bool) -> Model:
-    ir_version = 0
-    producer_name = producer_version = domain = description = ""
-    version = 0
-    opsets: dict[str, int] = {}
-    metadata: dict[str, str] = {}
-    graph: Graph | None = None
-    functions: list[Function] = []
-    for number, wire, start, end in fields(file, 0, file.size):
-        if number == 1:
-            expect(wire, VARINT)
-            ir_version = signed(start)
-        elif number == 2:
-            expect(wire, BYTES)
-            producer_name = file.text(start, end)
-        elif number == 3:
-            expect(wire, BYTES)
-            producer_version = file.text(start, end)
-        elif number == 4:
-            expect(wire, BYTES)
-            domain = file.text(start, end)
-        elif number == 5:
-            expect(wire, VARINT)
-            version = signed(start)
-        elif number == 6:
-            expect(wire, BYTES)
-            description = file.text(start, end)
-        elif number == 7:
-            expect(wire, BYTES)
-            if graph is not None:
+def _found(file: File, start: int, end: int, readers: Mapping[int, _Reader]) -> _Found:
+    """Return what *readers* read in a message, by the number of the field, in the order of the file."""
+    found: _Found = defaultdict(list)
+    for number, wire, first, last in fields(file, start, end):
+        if (reader := readers.get(number)) is not None:
+            if wire != reader[0]:
                 raise MalformedError
-            graph = _graph(file, start, end, 1, values=values)
-        elif number == 8:
-            expect(wire, BYTES)
-            opsets.update([_opset(file, start, end)])
-        elif number == 14:
-            expect(wire, BYTES)
-            key, value = _entry(file, start, end)
-            metadata[key] = value
-        elif number == 25:
-            expect(wire, BYTES)
-            functions.append(_function(file, start, end))
-    if graph is None or ir_version <= 0 or (ir_version >= 3 and not opsets):
+            found[number].append(reader[1](file, first, last))
+    return found
+
+
+_TEXT: _Reader = (BYTES, File.text)
+# A varint has its value in place of the start.
+_INTEGER: _Reader = (VARINT, lambda _, value, _end: signed(value))
+
+
+def _last(values: Sequence[T], default: T) -> T:
+    """A field that does not repeat has the last value of those that are written."""
+    return values[-1] if values else default
+
+
+def _model(file: File, values: bool) -> Model:
+    found = _found(
+        file,
+        0,
+        file.size,
+        {**dict.fromkeys((1, 5), _INTEGER), **dict.fromkeys((2, 3, 4, 6), _TEXT)}
+        | {7: (BYTES, partial(_graph, 1, values=values)), 8: (BYTES, _opset), 14: _ENTRY, 25: (BYTES, _function)},
+    )
+    ir_version, opsets = _last(found[1], 0), dict(found[8])
+    if len(found[7]) != 1 or ir_version <= 0 or (ir_version >= 3 and not opsets):
         raise MalformedError
     return Model(
         ir_version,
-        producer_name,
-        producer_version,
-        opsets,
-        metadata,
-        graph,
-        tuple(functions),
-        domain,
-        version,
-        description,
+        producer_name=_last(found[2], ""),
+        producer_version=_last(found[3], ""),
+        opsets=opsets,
+        metadata=dict(found[14]),
+        graph=found[7][0],
+        functions=tuple(found[25]),
+        domain=_last(found[4], ""),
+        version=_last(found[5], 0),
+        description=_last(found[6], ""),
     )
 
 
@@ -115,102 +110,54 @@ def _plain(domain: str) -> str:
 
 
 def _opset(file: File, start: int, end: int) -> tuple[str, int]:
-    domain, version = "", 0
-    for number, wire, first, last in fields(file, start, end):
-        if number == 1:
-            expect(wire, BYTES)
-            domain = file.text(first, last)
-        elif number == 2:
-            expect(wire, VARINT)
-            version = signed(first)
-    return _plain(domain), version
+    found = _found(file, start, end, {1: _TEXT, 2: _INTEGER})
+    return _plain(_last(found[1], "")), _last(found[2], 0)
 
 
 def _entry(file: File, start: int, end: int) -> tuple[str, str]:
     """Read a StringStringEntryProto."""
-    pair = ["", ""]
-    for number, wire, first, last in fields(file, start, end):
-        if number in (1, 2):
-            expect(wire, BYTES)
-            pair[number - 1] = file.text(first, last)
-    return pair[0], pair[1]
+    found = _found(file, start, end, {1: _TEXT, 2: _TEXT})
+    return _last(found[1], ""), _last(found[2], "")
 
 
-def _graph(file: File, start: int, end: int, depth: int, *, values: bool = False) -> Graph:
+_ENTRY: _Reader = (BYTES, _entry)
+
+
+def _graph(depth: int, file: File, start: int, end: int, *, values: bool = False) -> Graph:
     if depth > _DEEPEST_GRAPH:
         raise MalformedError
-    name = ""
-    nodes: list[Node] = []
-    initializers: list[Tensor] = []
-    inputs: list[Value] = []
-    outputs: list[Value] = []
-    between: list[Value] = []
-    wanted = (1, 2, 5, 11, 12, 13, 15) if values else (1, 2, 5, 11, 12, 15)
-    for number, wire, first, last in fields(file, start, end):
-        if number not in wanted:
-            continue
-        expect(wire, BYTES)
-        if number == 1:
-            nodes.append(_node(file, first, last, depth))
-        elif number == 2:
-            name = file.text(first, last)
-        elif number == 5:
-            initializers.append(_tensor(file, first, last))
-        elif number == 11:
-            inputs.append(_value(file, first, last))
-        elif number == 12:
-            outputs.append(_value(file, first, last))
-        elif number == 13:
-            between.append(_value(file, first, last))
-        else:
-            initializers.extend(_sparse(file, first, last))
-    return Graph(name, tuple(nodes), tuple(initializers), tuple(inputs), tuple(outputs), tuple(between))
+    value: _Reader = (BYTES, _value)
+    readers: dict[int, _Reader] = {1: (BYTES, partial(_node, depth)), 2: _TEXT, 5: _TENSOR, 15: (BYTES, _sparse)}
+    found = _found(file, start, end, readers | dict.fromkeys((11, 12, 13) if values else (11, 12), value))
+    tensors = (*found[5], *chain.from_iterable(found[15]))
+    return Graph(_last(found[2], ""), tuple(found[1]), tensors, tuple(found[11]), tuple(found[12]), tuple(found[13]))
 
 
 def _function(file: File, start: int, end: int) -> Function:
-    name = domain = ""
-    nodes: list[Node] = []
-    for number, wire, first, last in fields(file, start, end):
-        if number not in (1, 7, 10):
-            continue
-        expect(wire, BYTES)
-        if number == 1:
-            name = file.text(first, last)
-        elif number == 7:
-            nodes.append(_node(file, first, last, 1))
-        else:
-            domain = file.text(first, last)
-    return Function(name, domain, tuple(nodes))
+    found = _found(file, start, end, {1: _TEXT, 7: (BYTES, partial(_node, 1)), 10: _TEXT})
+    return Function(_last(found[1], ""), _last(found[10], ""), tuple(found[7]))
 
 
-def _node(file: File, start: int, end: int, depth: int) -> Node:
-    op_type = domain = name = tag = ""
-    inputs: list[str] = []
-    outputs: list[str] = []
-    attributes: list[Attribute] = []
-    for number, wire, first, last in fields(file, start, end):
-        if number not in (1, 2, 3, 4, 5, 7, 9):
-            continue
-        expect(wire, BYTES)
-        if number == 1:
-            inputs.append(file.text(first, last))
-        elif number == 2:
-            outputs.append(file.text(first, last))
-        elif number == 3:
-            name = file.text(first, last)
-        elif number == 4:
-            op_type = file.text(first, last)
-        elif number == 5:
-            attributes.append(_attribute(file, first, last, depth))
-        elif number == 7:
-            domain = file.text(first, last)
-        else:
-            key, value = _entry(file, first, last)
-            tag = value if key == TAG_KEY else tag
-    return Node(op_type, _plain(domain), name, tuple(inputs), tuple(outputs), tuple(attributes), tag)
+@cache
+def _fields_of_node(depth: int) -> Mapping[int, _Reader]:
+    return {**dict.fromkeys((1, 2, 3, 4, 7), _TEXT), 5: (BYTES, partial(read_attribute, depth=depth)), 9: _ENTRY}
 
 
-def _attribute(file: File, start: int, end: int, depth: int) -> Attribute:
+def _node(depth: int, file: File, start: int, end: int) -> Node:
+    found = _found(file, start, end, _fields_of_node(depth))
+    return Node(
+        op_type=_last(found[4], ""),
+        domain=_plain(_last(found[7], "")),
+        name=_last(found[3], ""),
+        inputs=tuple(found[1]),
+        outputs=tuple(found[2]),
+        attributes=tuple(found[5]),
+        tag=dict(found[9]).get(TAG_KEY, ""),
+    )
+
+
+def read_attribute(file: File, start: int, end: int, *, depth: int = 1) -> Attribute:
+    """Read an AttributeProto; *depth*: of the graph with its node."""
     name = ""
     integer: int | None = None
     content: bytes | None = None
@@ -250,7 +197,7 @@ def _attribute(file: File, start: int, end: int, depth: int) -> Attribute:
             elif number in (5, 10):
                 tensors.append(_tensor(file, first, last))
             elif number in (6, 11):
-                graphs.append(_graph(file, first, last, depth + 1))
+                graphs.append(_graph(depth + 1, file, first, last))
             else:
                 tensors.extend(_sparse(file, first, last))
     return Attribute(
@@ -297,9 +244,7 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
             expect(wire, BYTES)
             name = file.text(first, last)
         elif number == 13:
-            expect(wire, BYTES)
-            key, value = _entry(file, first, last)
-            location[key] = value
+            location.update([_entry(file, first, last)])
         elif number == 14:
             expect(wire, VARINT)
             is_external = first == 1
@@ -316,6 +261,9 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
     return Tensor(name, data_type, tuple(dims), stored, location if is_external else None, values_at, integers, plain)
 
 
+_TENSOR: _Reader = (BYTES, _tensor)
+
+
 def _integers(file: File, wire: int, start: int, end: int) -> Iterator[int]:
     """Yield a repeated integer field, which is written one by one or packed."""
     if wire == VARINT:
@@ -328,54 +276,36 @@ def _integers(file: File, wire: int, start: int, end: int) -> Iterator[int]:
         yield signed(value)
 
 
-def _sparse(file: File, start: int, end: int) -> Iterator[Tensor]:
-    for number, wire, first, last in fields(file, start, end):
-        if number in (1, 2):
-            expect(wire, BYTES)
-            yield _tensor(file, first, last)
+def _sparse(file: File, start: int, end: int) -> list[Tensor]:
+    found = _found(file, start, end, {1: _TENSOR, 2: _TENSOR})
+    return [*found[1], *found[2]]
 
 
-def _value(file: File, start: int, end: int) -> Value:
-    name = ""
-    data_type = 0
-    dims: tuple[int | str | None, ...] | None = None
-    for number, wire, first, last in fields(file, start, end):
-        if number == 1:
-            expect(wire, BYTES)
-            name = file.text(first, last)
-        elif number == 2:
-            expect(wire, BYTES)
-            for kind, kind_wire, kind_first, kind_last in fields(file, first, last):
-                if kind == 1:
-                    expect(kind_wire, BYTES)
-                    data_type, dims = _tensor_type(file, kind_first, kind_last)
-    return Value(name, data_type, dims)
-
-
-def _tensor_type(file: File, start: int, end: int) -> tuple[int, tuple[int | str | None, ...] | None]:
-    data_type = 0
-    dims: tuple[int | str | None, ...] | None = None
+def _dimension(file: File, start: int, end: int) -> int | str | None:
+    """Read a size, the name of an open one, or None."""
+    dim: int | str | None = None
     for number, wire, first, last in fields(file, start, end):
         if number == 1:
             expect(wire, VARINT)
-            data_type = first
+            dim = signed(first)
         elif number == 2:
             expect(wire, BYTES)
-            dims = tuple(_dimensions(file, first, last))
-    return data_type, dims
+            dim = file.text(first, last) or None
+    return dim
 
 
-def _dimensions(file: File, start: int, end: int) -> Iterator[int | str | None]:
-    for number, wire, first, last in fields(file, start, end):
-        if number != 1:
-            continue
-        expect(wire, BYTES)
-        dim: int | str | None = None
-        for kind, kind_wire, kind_first, kind_last in fields(file, first, last):
-            if kind == 1:
-                expect(kind_wire, VARINT)
-                dim = signed(kind_first)
-            elif kind == 2:
-                expect(kind_wire, BYTES)
-                dim = file.text(kind_first, kind_last) or None
-        yield dim
+# The fields of a TensorShapeProto, of a type of tensors, of a type, and of a value.
+_SHAPE: Mapping[int, _Reader] = {1: (BYTES, _dimension)}
+_TENSOR_TYPE: Mapping[int, _Reader] = {
+    1: _INTEGER,
+    2: (BYTES, lambda file, start, end: tuple(_found(file, start, end, _SHAPE)[1])),
+}
+_TYPE: Mapping[int, _Reader] = {1: (BYTES, lambda file, start, end: _found(file, start, end, _TENSOR_TYPE))}
+_VALUE: Mapping[int, _Reader] = {1: _TEXT, 2: (BYTES, lambda file, start, end: _found(file, start, end, _TYPE))}
+
+
+def _value(file: File, start: int, end: int) -> Value:
+    found = _found(file, start, end, _VALUE)
+    no_tensor: _Found = defaultdict(list)
+    tensor = _last([tensor for kind in found[2] for tensor in kind[1]], no_tensor)
+    return Value(_last(found[1], ""), _last(tensor[1], 0), _last(tensor[2], None))

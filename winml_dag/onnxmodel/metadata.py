@@ -6,16 +6,17 @@ else belongs to the user and is copied from stage to stage with :func:`carry_met
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
-
-from winml_dag.onnxmodel.protos import subgraphs
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 _OWN_PREFIX = "winml."
+# Messages that have descriptions, or contain such messages.
+_DESCRIBED = frozenset(
+    f"{name}Proto" for name in ("Graph", "Node", "Attribute", "ValueInfo", "Tensor", "SparseTensor", "Function")
+)
 _Described: TypeAlias = ModelProto | GraphProto | ValueInfoProto
 
 
@@ -63,54 +64,26 @@ def canonicalise(model: ModelProto) -> None:
     These are doc strings, metadata of elements (torch records source paths of the exporting script there), and the
     hardware for which the producer was built. Of the metadata of the model and of nodes, ``winml.*`` is preserved.
     """
-    model.ClearField("doc_string")
     model.producer_version = model.producer_version.partition("+")[0]  # such as 2.13.0+cpu
-    _keep_own(model)
-    _clean_graph(model.graph)
-    for function in model.functions:
-        _clean(function)
-        for value_info in function.value_info:
-            _clean(value_info)
-        _clean_attributes(function.attribute_proto)
-        _clean_nodes(function.node)
+    _clean(model)
 
 
-def _clean(element: object) -> None:
-    element.ClearField("doc_string")  # type: ignore[attr-defined]
-    element.ClearField("metadata_props")  # type: ignore[attr-defined]
-
-
-def _keep_own(element: ModelProto | NodeProto) -> None:
-    own = sorted((p.key, p.value) for p in element.metadata_props if p.key.startswith(_OWN_PREFIX))
-    del element.metadata_props[:]
-    for key, value in own:
+def _clean(element: Any) -> None:
+    """Clean *element* and all in it that may have a description."""
+    fields = element.DESCRIPTOR.fields_by_name
+    own = [(entry.key, entry.value) for entry in getattr(element, "metadata_props", ()) if _is_kept(element, entry.key)]
+    for name in ("doc_string", "metadata_props"):
+        if name in fields:
+            element.ClearField(name)
+    for key, value in sorted(own):
         element.metadata_props.add(key=key, value=value)
+    if isinstance(element, TensorProto):
+        return  # listing its fields would copy its data
+    for field, value in element.ListFields():
+        if field.message_type is not None and field.message_type.name in _DESCRIBED:
+            for inner in value if field.is_repeated else (value,):
+                _clean(inner)
 
 
-def _clean_graph(graph: GraphProto) -> None:
-    _clean(graph)
-    for group in (graph.input, graph.output, graph.value_info, graph.initializer):
-        for element in group:
-            _clean(element)
-    for sparse in graph.sparse_initializer:
-        _clean(sparse.values)
-        _clean(sparse.indices)
-    _clean_nodes(graph.node)
-
-
-def _clean_nodes(nodes: Iterable[NodeProto]) -> None:
-    for node in nodes:
-        node.ClearField("doc_string")
-        _keep_own(node)
-        _clean_attributes(node.attribute)
-
-
-def _clean_attributes(attributes: Iterable[AttributeProto]) -> None:
-    for attribute in attributes:
-        attribute.ClearField("doc_string")
-        if attribute.HasField("t"):
-            _clean(attribute.t)
-        for tensor in attribute.tensors:
-            _clean(tensor)
-        for graph in subgraphs(attribute):
-            _clean_graph(graph)
+def _is_kept(element: object, key: str) -> bool:
+    return isinstance(element, ModelProto | NodeProto) and key.startswith(_OWN_PREFIX)

@@ -6,42 +6,33 @@ names are copied: onnx would rewrite all fields, and read all weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeAlias
 
 from winml_dag.errors import InputError
+from winml_dag.onnxmodel.graphfile import read_attribute
 from winml_dag.onnxmodel.sidecar import sidecar_name
-from winml_dag.onnxmodel.wire import BYTES, VARINT, File, MalformedError, fields, signed
+from winml_dag.onnxmodel.wire import BYTES, File, MalformedError, fields
 
 _CHUNK = 1 << 20
 
+# The messages in which a name may be, by kind of message and number of the field.
+_INSIDE: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+    "entry": {},  # of a tensor's external data: key and value
+    "binary": {},  # the attribute of an EPContext node with the name of its file
+}
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A field that contains a name: its content is from *start* to *end*, preceded by its length.
-
-    *text*: the new content; None for a message that is rewritten because of the *parts* in it.
-    """
-
-    start: int
-    end: int
-    text: bytes | None = None
-    parts: tuple[_Part, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """The size of the content that is written."""
-        if self.text is not None:
-            return len(self.text)
-        return self.end - self.start + sum(part.growth for part in self.parts)
-
-    @property
-    def growth(self) -> int:
-        """By how many bytes the enclosing message grows."""
-        before = self.end - self.start
-        return self.size - before + len(_varint(self.size)) - len(_varint(before))
+# New bytes, or start and end of those of the source.
+_Piece: TypeAlias = bytes | tuple[int, int]
 
 
 def write_renamed(source: Path, destination: Path, names: Mapping[str, str]) -> None:
@@ -53,133 +44,65 @@ def write_renamed(source: Path, destination: Path, names: Mapping[str, str]) -> 
     try:
         with source.open("rb") as handle:
             file = File(handle, handle.seek(0, 2))
-            parts = tuple(_Finder(file, source, names).in_model())
-            for part in parts:
-                _check_lengths(file, part)
+            pieces = _Renaming(file, source, names).content("model", 0, file.size)
             with destination.open("wb") as output:
-                _write(file, output, 0, file.size, parts)
+                for piece in pieces or [(0, file.size)]:
+                    if isinstance(piece, bytes):
+                        output.write(piece)
+                        continue
+                    for position in range(*piece, _CHUNK):
+                        output.write(file.read(position, min(position + _CHUNK, piece[1])))
     except (MalformedError, UnicodeDecodeError, IndexError) as error:
         raise InputError(f"{source} is not an ONNX model, or is cut short or damaged.") from error
 
 
 @dataclass(frozen=True)
-class _Finder:
+class _Renaming:
     file: File
     model: Path
     names: Mapping[str, str]
 
-    def in_model(self) -> Iterator[_Part]:
-        for number, wire, start, end in fields(self.file, 0, self.file.size):
-            if number == 7 and wire == BYTES:
-                yield from _holder(start, end, self._in_graph(start, end))
-            elif number == 25 and wire == BYTES:
-                yield from _holder(start, end, self._in_function(start, end))
+    def content(self, kind: str, start: int, end: int) -> list[_Piece]:
+        """Return the pieces of a message of *kind*; none if nothing in it changes."""
+        pieces: list[_Piece] = []
+        copied = start
+        for first, last, new in self._changes(kind, start, end):
+            length = _varint(last - first)
+            # A length with more bytes than necessary, which no tool writes, would start at an unknown position.
+            if self.file.read(first - len(length), first) != length:
+                raise MalformedError
+            pieces += [(copied, first - len(length)), _varint(sum(map(_size, new))), *new]
+            copied = last
+        return [*pieces, (copied, end)] if pieces else []
 
-    def _in_graph(self, start: int, end: int) -> Iterator[_Part]:
-        for number, wire, first, last in fields(self.file, start, end):
-            if wire != BYTES:
-                continue
-            if number == 1:
-                yield from _holder(first, last, self._in_node(first, last))
-            elif number == 5:
-                yield from _holder(first, last, self._in_tensor(first, last))
-            elif number == 15:
-                yield from _holder(first, last, self._in_sparse(first, last))
+    def _changes(self, kind: str, start: int, end: int) -> Iterator[tuple[int, int, list[_Piece]]]:
+        """Yield start and end of the content of each field that changes, and the pieces of the new content."""
+        found = [(number, first, last) for number, wire, first, last in fields(self.file, start, end) if wire == BYTES]
+        is_location = kind == "entry" and any(n == 1 and self.file.text(*at) == "location" for n, *at in found)
+        is_context = kind == "node" and self._has_binary_beside(found)
+        for number, first, last in found:
+            inside = _INSIDE[kind].get(number)
+            new: list[_Piece] = []
+            if (kind == "binary" and number == 4 and last > first) or (is_location and number == 2):
+                name = self.names.get(sidecar_name(self.model, self.file.text(first, last)))
+                new = [] if name is None else [name.encode()]
+            elif is_context and number == 5 and read_attribute(self.file, first, last).name == "ep_cache_context":
+                new = self.content("binary", first, last)
+            elif inside is not None:
+                new = self.content(inside, first, last)
+            if new:
+                yield first, last, new
 
-    def _in_function(self, start: int, end: int) -> Iterator[_Part]:
-        for number, wire, first, last in fields(self.file, start, end):
-            if number == 7 and wire == BYTES:
-                yield from _holder(first, last, self._in_node(first, last))
-
-    def _in_node(self, start: int, end: int) -> Iterator[_Part]:
-        attributes = []
-        is_context = False
-        for number, wire, first, last in fields(self.file, start, end):
-            if number == 4 and wire == BYTES:
-                is_context = self.file.text(first, last) == "EPContext"
-            elif number == 5 and wire == BYTES:
-                attributes.append((first, last))
-        beside = is_context and 0 in [self._integer(first, last, "embed_mode") for first, last in attributes]
-        for first, last in attributes:
-            yield from _holder(first, last, self._in_attribute(first, last, beside=beside))
-
-    def _in_attribute(self, start: int, end: int, *, beside: bool) -> Iterator[_Part]:
-        named = beside and self._name(start, end) == "ep_cache_context"
-        for number, wire, first, last in fields(self.file, start, end):
-            if wire != BYTES:
-                continue
-            if number == 4 and named and last > first:
-                yield from self._text(first, last)
-            elif number in (5, 10):
-                yield from _holder(first, last, self._in_tensor(first, last))
-            elif number in (6, 11):
-                yield from _holder(first, last, self._in_graph(first, last))
-            elif number in (22, 23):
-                yield from _holder(first, last, self._in_sparse(first, last))
-
-    def _in_sparse(self, start: int, end: int) -> Iterator[_Part]:
-        for number, wire, first, last in fields(self.file, start, end):
-            if number in (1, 2) and wire == BYTES:
-                yield from _holder(first, last, self._in_tensor(first, last))
-
-    def _in_tensor(self, start: int, end: int) -> Iterator[_Part]:
-        for number, wire, first, last in fields(self.file, start, end):
-            if number == 13 and wire == BYTES:
-                yield from _holder(first, last, self._in_entry(first, last))
-
-    def _in_entry(self, start: int, end: int) -> Iterator[_Part]:
-        """Find the location in a StringStringEntryProto of a tensor's external data."""
-        found = {number: (first, last) for number, wire, first, last in fields(self.file, start, end) if wire == BYTES}
-        if 1 in found and 2 in found and self.file.text(*found[1]) == "location":
-            yield from self._text(*found[2])
-
-    def _text(self, start: int, end: int) -> Iterator[_Part]:
-        new = self.names.get(sidecar_name(self.model, self.file.text(start, end)))
-        if new is not None:
-            yield _Part(start, end, text=new.encode())
-
-    def _name(self, start: int, end: int) -> str:
-        found = [(first, last) for number, _, first, last in fields(self.file, start, end) if number == 1]
-        return self.file.text(*found[-1]) if found else ""
-
-    def _integer(self, start: int, end: int, name: str) -> int | None:
-        if self._name(start, end) != name:
-            return None
-        values = [first for number, wire, first, _ in fields(self.file, start, end) if number == 3 and wire == VARINT]
-        return signed(values[-1]) if values else None
+    def _has_binary_beside(self, found: Sequence[tuple[int, int, int]]) -> bool:
+        """Whether the fields *found* are those of an EPContext node whose binary is in a file."""
+        if not any(number == 4 and self.file.text(first, last) == "EPContext" for number, first, last in found):
+            return False
+        attributes = [read_attribute(self.file, first, last) for number, first, last in found if number == 5]
+        return any(attribute.name == "embed_mode" and attribute.integer == 0 for attribute in attributes)
 
 
-def _holder(start: int, end: int, inside: Iterator[_Part]) -> Iterator[_Part]:
-    parts = tuple(inside)
-    if parts:
-        yield _Part(start, end, parts=parts)
-
-
-def _check_lengths(file: File, part: _Part) -> None:
-    """Refuse a length with more bytes than necessary, which no tool writes: its start would be unknown."""
-    length = _varint(part.end - part.start)
-    if file.read(part.start - len(length), part.start) != length:
-        raise MalformedError
-    for inner in part.parts:
-        _check_lengths(file, inner)
-
-
-def _write(file: File, output: BinaryIO, start: int, end: int, parts: tuple[_Part, ...]) -> None:
-    position = start
-    for part in parts:
-        _copy(file, output, position, part.start - len(_varint(part.end - part.start)))
-        output.write(_varint(part.size))
-        if part.text is None:
-            _write(file, output, part.start, part.end, part.parts)
-        else:
-            output.write(part.text)
-        position = part.end
-    _copy(file, output, position, end)
-
-
-def _copy(file: File, output: BinaryIO, start: int, end: int) -> None:
-    for position in range(start, end, _CHUNK):
-        output.write(file.read(position, min(position + _CHUNK, end)))
+def _size(piece: _Piece) -> int:
+    return len(piece) if isinstance(piece, bytes) else piece[1] - piece[0]
 
 
 def _varint(value: int) -> bytes:

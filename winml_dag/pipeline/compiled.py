@@ -6,12 +6,13 @@ Times are those of the original run; ``cached`` means that this build took the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.events import StageResult, Status
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import StageResult
 from winml_dag.pipeline.layout import is_ours
+from winml_dag.pipeline.quantized import from_metrics
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult
@@ -31,18 +32,18 @@ class CompileResult:
         elapsed_seconds: the duration of the whole stage, including reading and checking.
     """
 
-    execution_provider: str
-    device: str
-    ep_context_partitions: int
-    nodes_on_cpu: Mapping[str, int]
-    cpu_nodes: tuple[Mapping[str, str], ...]
-    edge_quantization_nodes: int
-    ep_sdk_version: str
-    ep_compatibility_info: str
-    binary_size_bytes: int
-    compile_time_seconds: float
-    elapsed_seconds: float
-    cached: bool
+    execution_provider: str = ""
+    device: str = ""
+    ep_context_partitions: int = 0
+    nodes_on_cpu: dict[str, int] = field(default_factory=dict)
+    cpu_nodes: tuple[dict[str, str], ...] = ()
+    edge_quantization_nodes: int = 0
+    ep_sdk_version: str = ""
+    ep_compatibility_info: str = ""
+    binary_size_bytes: int = 0
+    compile_time_seconds: float = 0.0
+    elapsed_seconds: float = 0.0
+    cached: bool = False
 
     def to_json(self) -> JsonObject:
         return asdict(self)
@@ -58,36 +59,15 @@ def compile_step(results: Sequence[StageResult]) -> CompileResult | None:
     stage = next((each for each in results if each.node.stage.name == "compile" and is_ours(each.node)), None)
     if stage is None or stage.record is None:
         return None
-    fields, metrics = stage.record.key_inputs.config.get("compile"), stage.record.metrics
-    asked = fields if isinstance(fields, Mapping) else {}
-    return CompileResult(
-        execution_provider=str(asked.get("execution_provider", "")),
-        device=str(asked.get("device", "")),
-        ep_context_partitions=int(_number(metrics, "ep_context_partitions")),
-        nodes_on_cpu=_counts(metrics.get("nodes_on_cpu")),
-        cpu_nodes=_nodes(metrics.get("cpu_nodes")),
-        edge_quantization_nodes=int(_number(metrics, "edge_quantization_nodes")),
-        ep_sdk_version=str(metrics.get("ep_sdk_version", "")),
-        ep_compatibility_info=str(metrics.get("ep_compatibility_info", "")),
-        binary_size_bytes=int(_number(metrics, "binary_size_bytes")),
-        # Old records only have the duration of the stage.
-        compile_time_seconds=_number(metrics, "compile_time_seconds") or stage.record.elapsed_seconds,
-        elapsed_seconds=stage.record.elapsed_seconds,
-        cached=stage.status is not Status.RAN,
+    fields = stage.record.key_inputs.config.get("compile")
+    chosen = fields if isinstance(fields, Mapping) else {}
+    elapsed = stage.record.elapsed_seconds
+    found = from_metrics(
+        CompileResult,
+        stage,
+        execution_provider=chosen.get("execution_provider", ""),
+        device=chosen.get("device", ""),
+        elapsed_seconds=elapsed,
     )
-
-
-def _number(metrics: JsonObject, name: str) -> float:
-    value = metrics.get(name)
-    return value if isinstance(value, int | float) else 0
-
-
-def _counts(value: JsonValue) -> dict[str, int]:
-    counted = value.items() if isinstance(value, Mapping) else ()
-    return {name: count for name, count in counted if isinstance(count, int)}
-
-
-def _nodes(value: JsonValue) -> tuple[Mapping[str, str], ...]:
-    if not isinstance(value, list | tuple):
-        return ()
-    return tuple({name: str(text) for name, text in node.items()} for node in value if isinstance(node, Mapping))
+    # Old records only have the duration of the stage.
+    return found if found.compile_time_seconds else replace(found, compile_time_seconds=elapsed)

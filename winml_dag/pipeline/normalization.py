@@ -54,8 +54,8 @@ class ResolvedShapes:
     notice: str = ""
 
 
-def shapes_for(specs: Sequence[TensorSpec], asked: RequestedShapes, fixed_for: str = "") -> ResolvedShapes:
-    """Return the shapes of the inputs *specs* with the sizes that *asked* gives.
+def shapes_for(specs: Sequence[TensorSpec], requested: RequestedShapes, fixed_for: str = "") -> ResolvedShapes:
+    """Return the shapes of the inputs *specs* with the sizes that *requested* gives.
 
     *fixed_for*: the provider, if it takes fixed shapes only; an open batch is then 1 unless requested otherwise.
 
@@ -64,10 +64,10 @@ def shapes_for(specs: Sequence[TensorSpec], asked: RequestedShapes, fixed_for: s
             a dimension is left open.
     """
     sizes = _Sizes(specs)
-    batch_size = sizes.take_names(asked.sizes or {}, asked.batch_size)
+    batch_size = sizes.take_names(requested.sizes or {}, requested.batch_size)
     if batch_size is not None:
         sizes.take_batch(batch_size)
-    sizes.take_tensors(asked.tensors, batch_size, yielding=asked.tensors_yield)
+    sizes.take_tensors(requested.tensors, batch_size, yielding=requested.tensors_yield)
     notice = sizes.fix_batch(fixed_for) if fixed_for else ""
     if fixed_for:
         sizes.refuse_open(fixed_for)
@@ -280,7 +280,7 @@ class Normalization:
 
 
 def normalization_for(
-    onnx: OnnxFile, asked: RequestedShapes, target: Target, *, compiles: bool, quantizes: bool
+    onnx: OnnxFile, requested: RequestedShapes, target: Target, *, compiles: bool, quantizes: bool
 ) -> Normalization:
     """Return what *onnx* needs for *target*.
 
@@ -291,7 +291,7 @@ def normalization_for(
         UsageError: for sizes that the model cannot have, or that the target needs and are not given.
     """
     if onnx.kind == kinds.COMPILED_MODEL:
-        if not asked.is_empty:
+        if not requested.is_empty:
             raise UsageError(
                 f"{onnx.path} is a compiled model, and its shapes are part of its binary.",
                 advice="Leave the sizes out, or give the ONNX model that it was compiled from.",
@@ -299,8 +299,8 @@ def normalization_for(
         return Normalization()
     summary = onnx.summary
     fixed_for = target.ep.name if target.ep.fixed_shapes or compiles else ""
-    found = shapes_for(summary.inputs, asked, fixed_for)
-    ranges = {tensor.name: tensor.value_range for tensor in asked.tensors if tensor.value_range is not None}
+    found = shapes_for(summary.inputs, requested, fixed_for)
+    ranges = {tensor.name: tensor.value_range for tensor in requested.tensors if tensor.value_range is not None}
     tensors = {
         spec.name: GivenInput(found.shapes.get(spec.name), ranges.get(spec.name))
         for spec in summary.inputs

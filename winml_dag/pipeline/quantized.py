@@ -7,11 +7,11 @@ build took the result from the cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.pipeline.layout import RANGES, is_ours, prefixed, published_outputs
 from winml_dag.stages.quality import Quality, what_to_try
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult
 
 _NO_METRICS: JsonObject = {}
+Step = TypeVar("Step")
 
 
 @dataclass(frozen=True)
@@ -33,31 +34,31 @@ class QuantizeStep:
         qdq_insertion_time_seconds: 0 for modes that insert no Q and DQ nodes.
     """
 
-    id: str
-    mode: str
-    weight_type: str
-    activation_type: str
-    nodes_quantized: int
-    nodes_skipped: int
-    nodes_skipped_reasons: Mapping[str, Mapping[str, int]]
-    equalized_tensors: int
-    activations_kept_at_16_bits: int
-    qdq_insertion_time_seconds: float
-    postproc_time_seconds: float
-    elapsed_seconds: float
-    size_before_bytes: int
-    size_after_bytes: int
-    cached: bool
+    id: str = ""
+    mode: str = ""
+    weight_type: str = ""
+    activation_type: str = ""
+    nodes_quantized: int = 0
+    nodes_skipped: int = 0
+    nodes_skipped_reasons: dict[str, dict[str, int]] = field(default_factory=dict)
+    equalized_tensors: int = 0
+    activations_kept_at_16_bits: int = 0
+    qdq_insertion_time_seconds: float = 0.0
+    postproc_time_seconds: float = 0.0
+    elapsed_seconds: float = 0.0
+    size_before_bytes: int = 0
+    size_after_bytes: int = 0
+    cached: bool = False
 
 
 @dataclass(frozen=True)
 class CalibrationStep:
     """The stage calibrate: its data, and how long the model ran on it."""
 
-    data: str
-    samples: int
-    calibration_time_seconds: float
-    cached: bool
+    data: str = ""
+    samples: int = 0
+    calibration_time_seconds: float = 0.0
+    cached: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,20 +170,21 @@ def quality_json(results: Sequence[StageResult], precision: str | None) -> JsonO
 
 def quantize_steps(results: Sequence[StageResult]) -> tuple[QuantizeStep, ...]:
     """Return the successful quantize steps among *results*, in order."""
-    return tuple(_quantize_step(stage) for stage in results if _is(stage, "quantize"))
+    return tuple(
+        from_metrics(
+            QuantizeStep,
+            stage,
+            id=stage.node.id,
+            elapsed_seconds=0.0 if stage.record is None else stage.record.elapsed_seconds,
+        )
+        for stage in results
+        if _is(stage, "quantize")
+    )
 
 
 def calibration_step(results: Sequence[StageResult]) -> CalibrationStep | None:
     stage = next((stage for stage in results if _is(stage, "calibrate")), None)
-    if stage is None:
-        return None
-    metrics = _metrics(stage)
-    return CalibrationStep(
-        data=str(metrics.get("data", "")),
-        samples=int(_number(metrics, "samples")),
-        calibration_time_seconds=_number(metrics, "calibration_time_seconds"),
-        cached=_cached(stage),
-    )
+    return None if stage is None else from_metrics(CalibrationStep, stage)
 
 
 def quality_of(results: Sequence[StageResult]) -> Quality | None:
@@ -205,27 +207,6 @@ def _calibration_path(result: BuildResult, done: Sequence[StageResult]) -> Path 
     return None
 
 
-def _quantize_step(stage: StageResult) -> QuantizeStep:
-    metrics = _metrics(stage)
-    return QuantizeStep(
-        id=stage.node.id,
-        mode=str(metrics.get("mode", "")),
-        weight_type=str(metrics.get("weight_type", "")),
-        activation_type=str(metrics.get("activation_type", "")),
-        nodes_quantized=int(_number(metrics, "nodes_quantized")),
-        nodes_skipped=int(_number(metrics, "nodes_skipped")),
-        nodes_skipped_reasons=_counts(metrics.get("nodes_skipped_reasons")),
-        equalized_tensors=int(_number(metrics, "equalized_tensors")),
-        activations_kept_at_16_bits=int(_number(metrics, "activations_kept_at_16_bits")),
-        qdq_insertion_time_seconds=_number(metrics, "qdq_insertion_time_seconds"),
-        postproc_time_seconds=_number(metrics, "postproc_time_seconds"),
-        elapsed_seconds=0.0 if stage.record is None else stage.record.elapsed_seconds,
-        size_before_bytes=int(_number(metrics, "size_before_bytes")),
-        size_after_bytes=int(_number(metrics, "size_after_bytes")),
-        cached=_cached(stage),
-    )
-
-
 def _is(stage: StageResult, name: str) -> bool:
     """Whether *stage* is the built-in stage *name*, and has a result."""
     return stage.node.stage.name == name and is_ours(stage.node) and stage.record is not None
@@ -235,21 +216,13 @@ def _metrics(stage: StageResult) -> JsonObject:
     return _NO_METRICS if stage.record is None else stage.record.metrics
 
 
-def _cached(stage: StageResult) -> bool:
-    return stage.status is not Status.RAN
+def from_metrics(kind: type[Step], stage: StageResult, **others: object) -> Step:
+    """Return *kind* with the metrics of *stage* and *others*; its defaults if an older version wrote other metrics."""
+    # Imported here: an up-to-date build needs no pydantic.
+    from winml_dag.pipeline.sweep.codec import DecodeError, decode
 
-
-def _number(metrics: JsonObject, name: str) -> float:
-    """Return a metric; 0 if it was not measured, such as the insertion time without Q and DQ nodes."""
-    value = metrics.get(name)
-    return value if isinstance(value, int | float) else 0
-
-
-def _counts(value: JsonValue) -> dict[str, dict[str, int]]:
-    if not isinstance(value, Mapping):
-        return {}
-    return {
-        op_type: {reason: count for reason, count in counts.items() if isinstance(count, int)}
-        for op_type, counts in value.items()
-        if isinstance(counts, Mapping)
-    }
+    others["cached"] = stage.status is not Status.RAN
+    try:
+        return decode(kind, {**_metrics(stage), **others})
+    except DecodeError:
+        return decode(kind, others)

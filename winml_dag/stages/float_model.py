@@ -20,7 +20,7 @@ from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.files import resave
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.protos import Naming, distinct_names, graphs_inside, graphs_of, subgraphs
-from winml_dag.stages.infinity import clamp_certain
+from winml_dag.stages.mask_clamping import clamp_certain
 from winml_dag.stages.normalize.forms import normalize_forms
 
 
@@ -122,7 +122,7 @@ def write_typed(source: Path, destination: Path, *, finite: bool = False) -> int
     clamped = clamp_certain(model, destination) if finite else 0
     unknown = _outputs_without_type(model.graph)
     if unknown:
-        _ask_onnxruntime(model, unknown)
+        _infer_with_onnxruntime(model, unknown)
     if not any(compute_nodes(model.graph)):
         raise StageError(
             "The model computes nothing in float32: there is nothing to calibrate or quantize.",
@@ -158,7 +158,7 @@ def _outputs_without_type(graph: GraphProto) -> list[str]:
     return [name for node in graph.node for name in node.output if name and name not in known]
 
 
-def _ask_onnxruntime(model: ModelProto, names: list[str]) -> None:
+def _infer_with_onnxruntime(model: ModelProto, names: list[str]) -> None:
     """Add the types of the float tensors *names* as inferred by onnxruntime, which also knows its own operators.
 
     A session reports the types of its outputs; a model that it writes to disk has none.

@@ -13,7 +13,7 @@ from optimize_samples import graph
 from winml_dag.cli import run
 from winml_dag.errors import StageError
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.check import Change, NodeName, changes, what_may_be_asked
+from winml_dag.stages.optimize.check import Change, NodeName, changes, optional_capabilities
 
 MODEL = """agraph (float[2, 8] x) => (float[2, 8] y) <float low = {-3.4e38}, float k = {1.702}> {
     [first] a = Max(x, low) [scale] m = Mul(a, k) [gate] s = Sigmoid(m) [out] y = Mul(a, s)
@@ -53,7 +53,7 @@ def test_what_is_always_done_is_told_when_it_is_asked_for(tmp_path: Path) -> Non
     [folding] = changes(tmp_path / "folded.onnx", ["constant_folding"], OptimizeTarget(), tmp_path)
     assert folding.on
     assert [node.operator for node in folding.before] == ["Exp"]
-    assert "constant_folding" not in what_may_be_asked()
+    assert "constant_folding" not in optional_capabilities()
 
 
 def test_every_sample_is_found_by_a_check_of_everything(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
         { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }""")
     onnx.save(model, tmp_path / "quantized.onnx")
     with pytest.raises(StageError, match="quantized already"):
-        list(changes(tmp_path / "quantized.onnx", what_may_be_asked(), OptimizeTarget(), tmp_path))
+        list(changes(tmp_path / "quantized.onnx", optional_capabilities(), OptimizeTarget(), tmp_path))
 
 
 class TestCommand:

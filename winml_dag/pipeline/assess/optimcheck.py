@@ -43,13 +43,13 @@ def checked(request: Request, names: tuple[str, ...]) -> Iterator[Checked]:
         UsageError, InputError: as ``build_of_one``.
         StageError: for a model that cannot be optimized.
     """
-    from winml_dag.stages.optimize.check import changes, what_may_be_asked
+    from winml_dag.stages.optimize.check import changes, optional_capabilities
 
     target = _target(request, names)
     assert request.overrides.onnx is not None
     with TemporaryDirectory(prefix="winml-dag-") as folder:
         model = request.overrides.onnx.absolute()
-        found = changes(model, names or what_may_be_asked(), target, Path(folder))
+        found = changes(model, names or optional_capabilities(), target, Path(folder))
         yield Checked(target.standard_domain_only, found)
 
 

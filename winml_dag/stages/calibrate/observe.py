@@ -96,9 +96,10 @@ class _Reduction:
         yield node
 
 
-def measure(model: Path, samples: Samples, tell: Callable[[int], None]) -> Measured:
-    """Run the *model*, whose tensors must have types, on *samples*; *tell* is called with the number of finished ones.
+def measure(model: Path, samples: Samples, on_progress: Callable[[int], None]) -> Measured:
+    """Run the *model*, whose tensors must have types, on *samples*.
 
+    *on_progress* is called with the number of finished samples.
     The result does not depend on the order of the samples.
 
     Raises:
@@ -115,7 +116,7 @@ def measure(model: Path, samples: Samples, tell: Callable[[int], None]) -> Measu
     reductions = [_Reduction(op_type, name) for name in tensors for op_type in extremes]
     reductions += [_Reduction("ReduceMean", name) for name in around]
     reductions += [_Reduction(op_type, name, ranks[name]) for name in made for op_type in extremes]
-    results = _run(_reducing(graph, reductions), reductions, samples, tell) if reductions else {}
+    results = _run(_reducing(graph, reductions), reductions, samples, on_progress) if reductions else {}
 
     def pair(name: str, rank: int | None = None) -> tuple[_Array, _Array]:
         low, high = (results.get(_Reduction(op_type, name, rank)) for op_type in extremes)
@@ -174,7 +175,7 @@ def _axes(rank: int) -> str:
 
 
 def _run(
-    model: Path, reductions: list[_Reduction], samples: Samples, tell: Callable[[int], None]
+    model: Path, reductions: list[_Reduction], samples: Samples, on_progress: Callable[[int], None]
 ) -> dict[_Reduction, _Array]:
     """Return the result of each of *reductions* over all *samples*, omitting those without elements."""
     session = open_session(model, "the model")
@@ -182,7 +183,7 @@ def _run(
     results: dict[_Reduction, _Array] = {}
     means: dict[_Reduction, list[float]] = {}
     for number, feed in enumerate(samples):
-        tell(number)
+        on_progress(number)
         with failures_explained(samples.kind, "quant.calibration_data"):
             try:
                 arrays = session.run(outputs, dict(feed))
@@ -196,7 +197,7 @@ def _run(
             else:
                 flat = array.reshape(-1)
                 results[each] = _MERGE[each.op_type](results[each], flat) if each in results else flat
-    tell(samples.count)
+    on_progress(samples.count)
     # fsum is exact, so the result does not depend on the order.
     return results | {each: np.array([math.fsum(seen) / len(seen)], np.float32) for each, seen in means.items()}
 
@@ -264,7 +265,7 @@ def _collect(
     model: Path,
     samples: Samples,
     method: str,
-    tell: Callable[[int], None],
+    on_progress: Callable[[int], None],
     extremes: Mapping[str, tuple[float, float]],
 ) -> TensorsData:
     calibrator = create_calibrator(
@@ -276,7 +277,7 @@ def _collect(
         extra_options=dict(_OPTIONS[method]),
     )
     calibrator.collector = _empty_histograms(method, extremes)
-    feeds = _counted(samples, tell)
+    feeds = _counted(samples, on_progress)
     for start in range(0, samples.count, _CHUNK):
         try:
             calibrator.collect_data(_Reader(itertools.islice(feeds, _CHUNK)))
@@ -287,14 +288,14 @@ def _collect(
             raise StageError(
                 f"The model failed on calibration samples {start} to {end - 1}: {explanation(error)}."
             ) from error
-    tell(samples.count)
+    on_progress(samples.count)
     return calibrator.compute_data()
 
 
-def _counted(samples: Samples, tell: Callable[[int], None]) -> Iterator[Feed]:
-    """Yield *samples*; requesting one means that those before it are done, which is reported to *tell*."""
+def _counted(samples: Samples, on_progress: Callable[[int], None]) -> Iterator[Feed]:
+    """Yield *samples*; requesting one means that those before it are done, which is reported to *on_progress*."""
     for done, feed in enumerate(samples):
-        tell(done)
+        on_progress(done)
         yield feed
 
 

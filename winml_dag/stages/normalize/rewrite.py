@@ -201,7 +201,7 @@ def fix_dimensions(source: Path, model: ModelProto, shapes: Mapping[str, Shape])
     stated = {value.name: _sized(_dims(value), sizes) for value in model.graph.output}
     _forget_shapes(model.graph, sizes)
     model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    found = _told_by_onnxruntime(source, model, shapes)
+    found = _shapes_from_onnxruntime(source, model, shapes)
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             _complete(value, found.get(value.name, ()), stated[value.name] or ())
@@ -233,7 +233,7 @@ def _forget_shapes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
                 _write(value, dims)
 
 
-def _told_by_onnxruntime(source: Path, model: ModelProto, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+def _shapes_from_onnxruntime(source: Path, model: ModelProto, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """The shape of each output from onnxruntime, which infers shapes that onnx leaves open.
 
     onnxruntime also supports its own operators. Empty for a model that only another provider can load.
@@ -336,8 +336,8 @@ def run(config: NormalizeConfig, workspace: Workspace) -> JsonObject:
     raised = raise_opset(model) if config.raise_opset and 0 < before < FIRST_OPSET else Raised(model)
     output = workspace.outputs["model"] / NORMALIZED_FILE
     save_model(raised.model, output)
-    if ranges or _states_inputs(raised.model):
-        _state_inputs(raised.model, output, ranges)
+    if ranges or _has_input_specs(raised.model):
+        _write_input_specs(raised.model, output, ranges)
     return {
         "dimensions_fixed": fixed,
         "initializers_dropped_from_inputs": dropped,
@@ -363,11 +363,11 @@ def _drop_listed(model: ModelProto) -> int:
     return dropped
 
 
-def _states_inputs(model: ModelProto) -> bool:
+def _has_input_specs(model: ModelProto) -> bool:
     return any(entry.key == INPUTS_KEY for entry in model.metadata_props)
 
 
-def _state_inputs(model: ModelProto, path: Path, ranges: Mapping[str, tuple[float, float]]) -> None:
+def _write_input_specs(model: ModelProto, path: Path, ranges: Mapping[str, tuple[float, float]]) -> None:
     """Write the shapes that *path* now has, and *ranges* of values, into the model's metadata."""
     inputs = [replace(spec, value_range=ranges.get(spec.name, spec.value_range)) for spec in model_inputs(path)]
     write_io_specs(model, inputs, inspect_model(path).outputs)

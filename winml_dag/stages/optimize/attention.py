@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OpsetPatternBuilder, RewriteRuleClassBase, Var
 
-from winml_dag.stages.infinity import EXEMPT, Infinity
+from winml_dag.stages.mask_clamping import EXEMPT, Infinity
 from winml_dag.stages.optimize import OptimizeTarget
 from winml_dag.stages.optimize.rewriting import (
     Outcome,
-    apply_rules,
+    by_rules,
     constant,
     if_any,
     keeps_rank,
     known_shape,
     nodes_of,
     number,
-    replace_node,
+    replace_each,
     standard_opset,
 )
 
@@ -42,9 +42,9 @@ def clamp_constants(model: ir.Model, _: OptimizeTarget) -> Outcome:
     """Replace constants that represent infinity by numbers that a quantized tensor can hold.
 
     One change is one initializer or one attribute, including those in subgraphs. Static quantization already does this
-    for values that are infinite in any model (:mod:`winml_dag.stages.infinity`). This rewrite covers the whole model,
-    and numbers such as -10000, which only someone who knows the model can distinguish from ordinary values. All huge
-    values of one sign become the same number, so a graph that compares a mask with its fill value still works.
+    for values that are infinite in any model (:mod:`winml_dag.stages.mask_clamping`). This rewrite covers the whole
+    model, and numbers such as -10000, which only someone who knows the model can distinguish from ordinary values. All
+    huge values of one sign become the same number, so a graph that compares a mask with its fill value still works.
     """
     changes = 0
     for graph in model.graphs():
@@ -104,7 +104,11 @@ def _clamped(tensor: ir.TensorProtocol) -> NDArray[Any] | None:
 
 
 class _NanGuard(RewriteRuleClassBase):  # type: ignore[misc]
-    """``Where(IsNaN(scores), 0, scores)`` after a Softmax."""
+    """Remove the guards that replace NaN by 0 after a Softmax: ``Where(IsNaN(scores), 0, scores)``.
+
+    Such a guard acts only on a row that is fully masked with -inf (0/0). With finite masks (:func:`clamp_constants`) it
+    never acts, and a compiler without IsNaN splits the graph there.
+    """
 
     def pattern(self, op: OpsetPatternBuilder, scores: Var, zero: Var) -> Var:
         return op.Where(op.IsNaN(scores), zero, scores)
@@ -120,13 +124,7 @@ class _NanGuard(RewriteRuleClassBase):  # type: ignore[misc]
         return op.Identity(scores)
 
 
-def remove_nan_guards(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Remove the guards that replace NaN by 0 after a Softmax.
-
-    Such a guard acts only on a row that is fully masked with -inf (0/0). With finite masks (:func:`clamp_constants`) it
-    never acts, and a compiler without IsNaN splits the graph there.
-    """
-    return Outcome(apply_rules(model, [_NanGuard.rule()]))
+remove_nan_guards = by_rules(lambda: [_NanGuard.rule()])
 
 
 def fuse_attention(model: ir.Model, _: OptimizeTarget) -> Outcome:
@@ -145,51 +143,52 @@ def fuse_attention(model: ir.Model, _: OptimizeTarget) -> Outcome:
         node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.DOUBLE for node in nodes_of(model, "Softmax")
     ):
         return Outcome(0, "attention blocks in double precision stay: MultiHeadAttention has none")
-    if not all(_join_heads_in_three_dimensions(node) for node in nodes_of(model, "Reshape")):
+    if any(_joins_heads(node) and None in _shapes_around(node) for node in nodes_of(model, "Reshape")):
         return Outcome(0, "attention blocks stay: the shapes behind them are not known")
+    replace_each(model, "Reshape", _joined_in_three_dimensions)
     found = int(fuse_sdpa(model, apply_shape_inference=True))
     if not found:
         return Outcome(0)
     changes = int(fuse_mha1(model)) + int(fuse_mha2(model)) + int(replace_sdpa_by_mha(model))
     if standard_opset(model) < _SHAPE_HAS_START_SINCE:
-        for node in nodes_of(model, "Shape"):
-            _slice_whole_shape(node)
+        replace_each(model, "Shape", _sliced_shape)
     return Outcome(changes, if_any(found - changes, "attention blocks stay: their shapes are not known well enough"))
 
 
-def _join_heads_in_three_dimensions(node: ir.Node) -> bool:
-    """If the Reshape *node* joins heads, join them to three dimensions first; return False if that is not possible.
+def _joins_heads(node: ir.Node) -> bool:
+    """Whether the Reshape *node* joins heads to other than three dimensions."""
+    heads = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if heads is None or heads.op_type != "Transpose":
+        return False
+    joined = node.outputs[0].shape
+    return list(heads.attributes.get_ints("perm", ())) == [0, 2, 1, 3] and (joined is None or len(joined) not in (3, 4))
+
+
+def _shapes_around(node: ir.Node) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    return known_shape(node.inputs[0]), known_shape(node.outputs[0])
+
+
+def _joined_in_three_dimensions(node: ir.Node, tape: ir.tape.Tape) -> list[ir.Value] | None:
+    """If the Reshape *node* joins heads, join them to three dimensions first.
 
     onnxscript's rules assume that any Reshape after the heads goes to three dimensions, but onnxruntime has merged it
     with the Reshape to two dimensions for a Gemm, as in GPT-2. Reshapes that are not fused are merged again.
     """
-    heads = node.inputs[0].producer() if node.inputs[0] is not None else None
-    turned = (
-        heads is not None
-        and heads.op_type == "Transpose"
-        and list(heads.attributes.get_ints("perm", ())) == [0, 2, 1, 3]
-    )
-    joined = node.outputs[0].shape
-    if not turned or (joined is not None and len(joined) in (3, 4)):
-        return True
-    before, after = known_shape(node.inputs[0]), known_shape(node.outputs[0])
-    if before is None or after is None:
-        return False
-    tape = ir.tape.Tape()
+    before, after = _shapes_around(node)
+    if not _joins_heads(node) or before is None or after is None:
+        return None
     three = constant(tape, (*before[:2], before[2] * before[3]), ir.DataType.INT64)
     together = tape.op("Reshape", [node.inputs[0], three])
-    replace_node(node, tape, [tape.op("Reshape", [together, constant(tape, after, ir.DataType.INT64)])])
-    return True
+    return [tape.op("Reshape", [together, constant(tape, after, ir.DataType.INT64)])]
 
 
-def _slice_whole_shape(node: ir.Node) -> None:
+def _sliced_shape(node: ir.Node, tape: ir.tape.Tape) -> list[ir.Value] | None:
     """Replace a Shape with start and end, which onnxscript's rules use in any opset; before 15 that takes a Slice."""
     if not {"start", "end"}.intersection(node.attributes):
-        return
+        return None
     bounds = node.attributes.get_int("start", 0), node.attributes.get_int("end", _BEYOND)
-    tape = ir.tape.Tape()
     start, end = (constant(tape, [each], ir.DataType.INT64) for each in bounds)
-    replace_node(node, tape, [tape.op("Slice", [tape.op("Shape", [node.inputs[0]]), start, end])])
+    return [tape.op("Slice", [tape.op("Shape", [node.inputs[0]]), start, end])]
 
 
 def expand_attention(model: ir.Model, _: OptimizeTarget) -> Outcome:
@@ -198,25 +197,22 @@ def expand_attention(model: ir.Model, _: OptimizeTarget) -> Outcome:
     For compilers without the operator, and for quantize, which cannot see inside it. Attention with a cache of keys and
     values, a causal mask, a cap on the scores, or three dimensions stays.
     """
-    nodes = nodes_of(model, "Attention")
-    changes = sum(_expand_attention(node) for node in nodes)
     stay = "Attention stay: they have a cache, a causal mask or other shapes"
-    return Outcome(changes, if_any(len(nodes) - changes, stay))
+    return replace_each(model, "Attention", _expanded_attention, stay)
 
 
-def _expand_attention(node: ir.Node) -> bool:
+def _expanded_attention(node: ir.Node, tape: ir.tape.Tape) -> list[ir.Value] | None:
     query, key, value, mask, *cache = (*node.inputs, *[None] * 6)[:6]
     attributes = node.attributes
     plain = not any(cache) and not attributes.get_int("is_causal", 0) and not attributes.get_float("softcap", 0.0)
     shapes = [known_shape(each) for each in (query, key, value)]
     if not plain or len(node.outputs) != 1 or query is None or key is None or value is None or None in shapes:
-        return False
+        return None
     if any(len(shape or ()) != 4 for shape in shapes) or len({(shape or ())[1] for shape in shapes}) != 1:
-        return False
+        return None
     if query.dtype != ir.DataType.FLOAT or (mask is not None and mask.dtype is None):
-        return False
+        return None
     scale = attributes.get_float("scale", 0.0) or 1 / math.sqrt((shapes[0] or ())[3])
-    tape = ir.tape.Tape()
     # Scale both factors, as the standard specifies, so that neither overflows in half precision.
     root = constant(tape, math.sqrt(scale), ir.DataType.FLOAT)
     turned = tape.op("Transpose", [tape.op("Mul", [key, root])], {"perm": [0, 1, 3, 2]})
@@ -227,8 +223,7 @@ def _expand_attention(node: ir.Node) -> bool:
     if mask is not None and mask.dtype == ir.DataType.BOOL:
         # In a fully masked row, Softmax gives equal weights and Attention gives zeros.
         weights = tape.op("Where", [mask, weights, constant(tape, 0.0, ir.DataType.FLOAT)])
-    replace_node(node, tape, [tape.op("MatMul", [weights, value])])
-    return True
+    return [tape.op("MatMul", [weights, value])]
 
 
 def _additive_mask(tape: ir.tape.Tape, mask: ir.Value) -> ir.Value:

@@ -52,7 +52,7 @@ class Change:
     on: bool = False
 
 
-def what_may_be_asked() -> tuple[str, ...]:
+def optional_capabilities() -> tuple[str, ...]:
     """The capabilities that are off by default and have an effect."""
     return tuple(name for name, entry in CATALOG.items() if not (entry.default or entry.left or entry.same_as))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from pathlib import Path
 
 import onnx
@@ -20,9 +20,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: 
 from winml_dag.ep.session import open_session, unread_version
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel import graph as onnx_graph
 from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.files import use_short_domain
+from winml_dag.onnxmodel.graph import all_graphs, all_nodes
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside, rename_values
 from winml_dag.stages.optimize import PORTABLE
@@ -270,24 +270,10 @@ def _is_gate(node: NodeProto) -> bool:
 def _names_in(path: Path) -> frozenset[str]:
     """The names of all values of the model *path*, including those in subgraphs and functions."""
     model = read_model(path)
-    names = set(_graph_names(model.graph))
-    for function in model.functions:
-        names.update(_node_names(function.nodes))
-    return frozenset(names)
-
-
-def _graph_names(graph: onnx_graph.Graph) -> Iterator[str]:
-    yield from (value.name for value in (*graph.inputs, *graph.outputs))
-    yield from (tensor.name for tensor in graph.initializers)
-    yield from _node_names(graph.nodes)
-
-
-def _node_names(nodes: tuple[onnx_graph.Node, ...]) -> Iterator[str]:
-    for node in nodes:
-        yield from (*node.inputs, *node.outputs)
-        for attribute in node.attributes:
-            for graph in attribute.graphs:
-                yield from _graph_names(graph)
+    graphs = list(all_graphs(model))
+    names = {value.name for graph in graphs for value in (*graph.inputs, *graph.outputs)}
+    names.update(tensor.name for graph in graphs for tensor in graph.initializers)
+    return frozenset(names.union(*((*node.inputs, *node.outputs) for node in all_nodes(model))))
 
 
 def _rename_generated(model: ModelProto, known: frozenset[str]) -> None:

@@ -11,21 +11,19 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript.rewriter import MatchContext, RewriterContext
-from onnxscript.rewriter.pattern import OpsetPatternBuilder, Var
+from onnxscript.rewriter.pattern import OpsetPatternBuilder, RewriteRule, Var
 
 from winml_dag.stages.optimize import OptimizeTarget
 from winml_dag.stages.optimize.rewriting import (
     Outcome,
     Rule,
-    apply_rules,
+    by_rules,
     constant,
-    if_any,
     is_constant,
     known_shape,
-    nodes_of,
     number,
     numbers,
-    replace_node,
+    replace_each,
     shape_constant,
     static_shape,
 )
@@ -76,6 +74,12 @@ _INVERSES = {"Sub": "Neg", "Div": "Reciprocal"}
 
 
 class _Affine(Rule):
+    """Fold a product, quotient, sum or difference of a Conv with a constant into its weights and bias.
+
+    The constant is one number, or one per channel. onnxruntime's basic level folds products and sums whose constant is
+    the second operand, and few single numbers.
+    """
+
     def __init__(self, swapped: bool, operator: str) -> None:
         super().__init__(swapped)
         self._operator = operator
@@ -102,18 +106,17 @@ class _Affine(Rule):
         return _conv(op, node, _scaled_weight(op, weight, vector), None if bias is None else op.Mul(bias, vector))
 
 
-def fold_affine_into_conv(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Fold a product, quotient, sum or difference of a Conv with a constant into its weights and bias.
-
-    The constant is one number, or one per channel. onnxruntime's basic level folds products and sums whose constant is
-    the second operand, and few single numbers.
-    """
+@by_rules
+def fold_affine_into_conv() -> list[RewriteRule]:
     commutative = [rule for name in ("Mul", "Add") for rule in _Affine.both_orders(name)]
-    return Outcome(apply_rules(model, [*commutative, *(_Affine.rule(False, name) for name in _INVERSES)]))
+    return [*commutative, *(_Affine.rule(False, name) for name in _INVERSES)]
 
 
 class _BatchNormOfSum(Rule):
-    """BatchNormalization(Conv(x) + other)."""
+    """Fold the BatchNormalization of a Conv plus a non-constant, as in residual blocks, into the Conv.
+
+    The other summand is multiplied by the scale.
+    """
 
     def pattern(
         self, op: OpsetPatternBuilder, conv: Var, other: Var, scale: Var, bias: Var, mean: Var, variance: Var
@@ -159,12 +162,7 @@ class _BatchNormOfSum(Rule):
         return op.Add(folded, op.Mul(other, op.Reshape(slope, shape_constant(op, (-1, *[1] * (rank - 2))))))
 
 
-def fold_batch_norm_of_sum_into_conv(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Fold the BatchNormalization of a Conv plus a non-constant, as in residual blocks, into the Conv.
-
-    The other summand is multiplied by the scale.
-    """
-    return Outcome(apply_rules(model, _BatchNormOfSum.both_orders()))
+fold_batch_norm_of_sum_into_conv = by_rules(_BatchNormOfSum.both_orders)
 
 
 class _Linear(Rule):
@@ -200,18 +198,22 @@ class _Linear(Rule):
         return back if self._rank == 4 else op.Reshape(back, shape_constant(op, (*shape[:-1], outer)))
 
 
-def _linear_to_conv(rank: int, model: ir.Model, _: OptimizeTarget) -> Outcome:
-    return Outcome(apply_rules(model, _Linear.both_orders(rank)))
-
-
 # MatMul and Add of a constant bias become a Conv with 1x1 kernels, which some NPUs run faster than a fully connected
-# layer. Each function handles inputs of that number of dimensions.
-linear_2d_to_conv = partial(_linear_to_conv, 2)
-linear_3d_to_conv = partial(_linear_to_conv, 3)
-linear_4d_to_conv = partial(_linear_to_conv, 4)
+# layer. Each rewrite handles inputs of that number of dimensions.
+linear_2d_to_conv = by_rules(partial(_Linear.both_orders, 2))
+linear_3d_to_conv = by_rules(partial(_Linear.both_orders, 3))
+linear_4d_to_conv = by_rules(partial(_Linear.both_orders, 4))
 
 
 class _LinearToGemm(Rule):
+    """Fuse MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions.
+
+    onnxruntime's basic level does this too, except in attention blocks, which it keeps for a fusion that is never run
+    here, and with a free batch size. A product and its bias in one operator are quantized once: all-MiniLM-L6-v2 in
+    w8a8 has a mean cosine to float32 of 0.83 without any Gemm, 0.86 with those of the basic level, 0.87 with all.
+    onnxscript's rule covers two dimensions only and does not check the bias.
+    """
+
     def pattern(self, op: OpsetPatternBuilder, x: Var, weight: Var, bias: Var) -> Var:
         return self.last(op.Add, op.MatMul(x, weight), bias, _outputs=["result"])
 
@@ -234,16 +236,7 @@ class _LinearToGemm(Rule):
         return op.Reshape(op.Gemm(rows, weight, bias), shape_constant(op, static_shape(result)))
 
 
-def linear_to_gemm(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Fuse MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions.
-
-    onnxruntime's basic level does this too, except in attention blocks, which it keeps for a fusion that is never run
-    here, and with a free batch size. A product and its bias in one operator are quantized once: all-MiniLM-L6-v2 in
-    w8a8 has a mean cosine to float32 of 0.83 without any Gemm, 0.86 with those of the basic level, 0.87 with all.
-    onnxscript's rule covers two dimensions only and does not check the bias.
-    """
-    return Outcome(apply_rules(model, _LinearToGemm.both_orders()))
-
+linear_to_gemm = by_rules(_LinearToGemm.both_orders)
 
 _DFT_AXIS_IS_AN_INPUT_SINCE = 20
 _LONGEST_DFT = 4096
@@ -255,10 +248,8 @@ def dft_to_matmul(model: ir.Model, _: OptimizeTarget) -> Outcome:
     X[k] = sum over n of x[n] (cos(2 pi k n / N) - i sin(2 pi k n / N)). For compilers without DFT. It takes N^2 steps
     instead of N log N, which is little for a speech window of a few hundred samples.
     """
-    nodes = nodes_of(model, "DFT")
-    changes = sum(_expand_dft(node) for node in nodes)
     stay = f"DFT stay: their length or axis is not known, or is over {_LONGEST_DFT}"
-    return Outcome(changes, if_any(len(nodes) - changes, stay))
+    return replace_each(model, "DFT", _expanded_dft, stay)
 
 
 def _dft_axis(node: ir.Node, rank: int) -> int | None:
@@ -272,22 +263,20 @@ def _dft_axis(node: ir.Node, rank: int) -> int | None:
     return None if axis is None else int(axis) % rank
 
 
-def _expand_dft(node: ir.Node) -> bool:
+def _expanded_dft(node: ir.Node, tape: ir.tape.Tape) -> list[ir.Value] | None:
     x, shape = node.inputs[0], known_shape(node.inputs[0])
     if x is None or shape is None or x.dtype != ir.DataType.FLOAT or len(shape) < 3:
-        return False
+        return None
     axis = _dft_axis(node, len(shape))
     if axis is None or axis == len(shape) - 1 or shape[axis] > _LONGEST_DFT:
-        return False
+        return None
     if len(node.inputs) > 1 and node.inputs[1] is not None and number(node.inputs[1]) != shape[axis]:
-        return False
+        return None
     one_sided, inverse = node.attributes.get_int("onesided", 0), node.attributes.get_int("inverse", 0)
     if one_sided and inverse:
-        return False
+        return None
     cosine, sine = _dft_matrices(shape[axis], one_sided=bool(one_sided), inverse=bool(inverse))
-    tape = ir.tape.Tape()
-    replace_node(node, tape, [_transformed(tape, x, shape, axis, cosine, sine)])
-    return True
+    return [_transformed(tape, x, shape, axis, cosine, sine)]
 
 
 def _dft_matrices(length: int, *, one_sided: bool, inverse: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -17,7 +17,7 @@ from winml_dag.stages.optimize import OptimizeTarget
 from winml_dag.stages.optimize.rewriting import (
     Outcome,
     Rule,
-    apply_rules,
+    by_rules,
     constant,
     either,
     if_any,
@@ -25,7 +25,7 @@ from winml_dag.stages.optimize.rewriting import (
     known_shape,
     nodes_of,
     numbers,
-    replace_node,
+    replace_each,
     shape_constant,
     standard_opset,
     static_shape,
@@ -35,6 +35,12 @@ _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 class _ReshapeChain(RewriteRuleClassBase):  # type: ignore[misc]
+    """Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape to the last shape.
+
+    onnxruntime's basic level merges Reshape, Squeeze and Unsqueeze if all shapes are known; this adds Flatten, and
+    shapes with one unknown dimension (a free batch size). Chains whose inner values have other readers stay.
+    """
+
     def __init__(self, last: str) -> None:
         super().__init__()
         self._last = last
@@ -51,16 +57,16 @@ class _ReshapeChain(RewriteRuleClassBase):  # type: ignore[misc]
         return op.Reshape(x, shape_constant(op, static_shape(result)))
 
 
-def merge_reshapes(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape to the last shape.
-
-    onnxruntime's basic level merges Reshape, Squeeze and Unsqueeze if all shapes are known; this adds Flatten, and
-    shapes with one unknown dimension (a free batch size). Chains whose inner values have other readers stay.
-    """
-    return Outcome(apply_rules(model, [_ReshapeChain.rule(last) for last in _RESHAPES]))
+merge_reshapes = by_rules(lambda: [_ReshapeChain.rule(last) for last in _RESHAPES])
 
 
 class _ReshapeTransposeReshape(RewriteRuleClassBase):  # type: ignore[misc]
+    """Lower the rank of a Reshape, Transpose and Reshape in which some axes stay together.
+
+    Windows of an image are cut out in six dimensions, ``(1, 8, 7, 8, 7, 96)``; compilers for NPUs support four or five.
+    Axes that are adjacent before and after the Transpose count as one, and axes of size 1 do not count.
+    """
+
     def pattern(self, op: OpsetPatternBuilder, x: Var, first: Var, last: Var) -> Var:
         turned = op.Transpose(op.Reshape(x, first, _outputs=["split"]), _outputs=["turned"])
         return op.Reshape(turned, last, _outputs=["joined"])
@@ -88,14 +94,7 @@ def _order(turned: ir.Value, rank: int) -> tuple[int, ...]:
     return reverse if node is None else tuple(node.attributes.get_ints("perm", reverse))
 
 
-def lower_rank_of_transpose(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Lower the rank of a Reshape, Transpose and Reshape in which some axes stay together.
-
-    Windows of an image are cut out in six dimensions, ``(1, 8, 7, 8, 7, 96)``; compilers for NPUs support four or five.
-    Axes that are adjacent before and after the Transpose count as one, and axes of size 1 do not count.
-    """
-    return Outcome(apply_rules(model, [_ReshapeTransposeReshape.rule()]))
-
+lower_rank_of_transpose = by_rules(lambda: [_ReshapeTransposeReshape.rule()])
 
 _SLICE_BOUNDS_ARE_INPUTS_SINCE = 10
 
@@ -105,25 +104,22 @@ def split_to_slices(model: ir.Model, _: OptimizeTarget) -> Outcome:
 
     For compilers that support Slice but not Split, or no Split into unequal sizes.
     """
-    opset, nodes = standard_opset(model), nodes_of(model, "Split")
+    opset = standard_opset(model)
     if opset < _SLICE_BOUNDS_ARE_INPUTS_SINCE:
         why = f"Slice is another operator before opset {_SLICE_BOUNDS_ARE_INPUTS_SINCE}, and the model has {opset}"
-        return Outcome(0, if_any(len(nodes), f"Split stay: {why}"))
-    return Outcome(sum(_slice_instead(node) for node in nodes))
+        return Outcome(0, if_any(len(nodes_of(model, "Split")), f"Split stay: {why}"))
+    return replace_each(model, "Split", _slices)
 
 
-def _slice_instead(node: ir.Node) -> bool:
+def _slices(node: ir.Node, tape: ir.tape.Tape) -> list[ir.Value] | None:
     x, axis = node.inputs[0], node.attributes.get_int("axis", 0)
     sizes = _split_sizes(node, axis)
     if x is None or sizes is None:
-        return False
+        return None
     ends = [0, *accumulate(sizes)]
-    tape = ir.tape.Tape()
     bounds = [constant(tape, [end], ir.DataType.INT64) for end in ends]
     along = constant(tape, [axis], ir.DataType.INT64)
-    parts = [tape.op("Slice", [x, bounds[place], bounds[place + 1], along]) for place in range(len(sizes))]
-    replace_node(node, tape, parts)
-    return True
+    return [tape.op("Slice", [x, *pair, along]) for pair in pairwise(bounds)]
 
 
 def _split_sizes(node: ir.Node, axis: int) -> list[int] | None:
@@ -146,31 +142,27 @@ def remove_slices_of_concat(model: ir.Model, _: OptimizeTarget) -> Outcome:
     onnxruntime has a transformer of this name for three particular nodes of one model. Once the Concat has no reader,
     the next pass of onnxruntime removes it.
     """
-    return Outcome(sum(_take_the_part(node) for node in nodes_of(model, "Slice")))
+    return replace_each(model, "Slice", _part_of_concat)
 
 
-def _take_the_part(node: ir.Node) -> bool:
+def _part_of_concat(node: ir.Node, tape: ir.tape.Tape) -> list[ir.Value] | None:
     whole = node.inputs[0]
     concat = None if whole is None else whole.producer()
     if concat is None or concat.op_type != "Concat" or concat.domain:
-        return False
+        return None
     shapes = [known_shape(part) for part in concat.inputs]
     bounds = _slice_bounds(node)
     if None in shapes or bounds is None:
-        return False
+        return None
     start, end, axis, step = bounds
     rank = len(shapes[0] or ())
     along = concat.attributes.get_int("axis", 0) % rank
     if axis % rank != along or step != 1:
-        return False
+        return None
     ends = [0, *accumulate((shape or ())[along] for shape in shapes)]
     taken = slice(start, end).indices(ends[-1])[:2]
-    for part, places in zip(concat.inputs, pairwise(ends), strict=True):
-        if part is not None and taken == places:
-            tape = ir.tape.Tape()
-            replace_node(node, tape, [tape.op("Identity", [part])])
-            return True
-    return False
+    parts = [part for part, bounds in zip(concat.inputs, pairwise(ends), strict=True) if taken == bounds]
+    return [tape.op("Identity", parts[:1])] if parts and parts[0] is not None else None
 
 
 def _slice_bounds(node: ir.Node) -> tuple[int, int, int, int] | None:
@@ -188,6 +180,11 @@ def _slice_bounds(node: ir.Node) -> tuple[int, int, int, int] | None:
 
 
 class _ScaledExp(Rule):
+    """Rewrite ``c * exp(x + b)`` as ``exp(x + (b + log c))`` for a constant b and a positive c.
+
+    Without an existing Add of a constant nothing is gained: a Mul would become an Add.
+    """
+
     def pattern(self, op: OpsetPatternBuilder, x: Var, bias: Var, scale: Var) -> Var:
         return self.last(op.Mul, op.Exp(either(op.Add, x, bias)), scale)
 
@@ -206,28 +203,21 @@ class _ScaledExp(Rule):
         return op.Exp(op.Add(x, op.Add(bias, logarithm)))
 
 
-def fold_scale_into_exp(model: ir.Model, _: OptimizeTarget) -> Outcome:
-    """Rewrite ``c * exp(x + b)`` as ``exp(x + (b + log c))`` for a constant b and a positive c.
-
-    Without an existing Add of a constant nothing is gained: a Mul would become an Add.
-    """
-    return Outcome(apply_rules(model, _ScaledExp.both_orders()))
+fold_scale_into_exp = by_rules(_ScaledExp.both_orders)
 
 
 def prelu_to_relu(model: ir.Model, _: OptimizeTarget) -> Outcome:
     """Replace a PRelu with constant slope by Relu(x) - slope * Relu(-x)."""
-    return Outcome(sum(_expand_prelu(node) for node in nodes_of(model, "PRelu")))
+    return replace_each(model, "PRelu", _expanded_prelu)
 
 
-def _expand_prelu(node: ir.Node) -> bool:
+def _expanded_prelu(node: ir.Node, tape: ir.tape.Tape) -> list[ir.Value] | None:
     x, slope = node.inputs
     factors = numbers(slope)
     if x is None or slope is None or factors is None or factors.dtype.kind != "f" or not np.isfinite(factors).all():
-        return False
-    tape = ir.tape.Tape()
+        return None
     below = tape.op("Mul", [slope, tape.op("Relu", [tape.op("Neg", [x])])])
-    replace_node(node, tape, [tape.op("Sub", [tape.op("Relu", [x]), below])])
-    return True
+    return [tape.op("Sub", [tape.op("Relu", [x]), below])]
 
 
 # Above this size, checking every element of a GatherND costs more than it saves.
@@ -236,22 +226,20 @@ _LARGEST_TABLE = 4_000_000
 
 def gather_nd_to_reshape(model: ir.Model, _: OptimizeTarget) -> Outcome:
     """Replace a GatherND that takes all elements in order by a Reshape."""
-    return Outcome(sum(_reshape_instead(node) for node in nodes_of(model, "GatherND")))
+    return replace_each(model, "GatherND", _reshape_of_all)
 
 
-def _reshape_instead(node: ir.Node) -> bool:
-    data, shape, places = node.inputs[0], known_shape(node.inputs[0]), numbers(node.inputs[1])
-    if data is None or shape is None or places is None or node.attributes.get_int("batch_dims", 0):
-        return False
+def _reshape_of_all(node: ir.Node, tape: ir.tape.Tape) -> list[ir.Value] | None:
+    data, shape, positions = node.inputs[0], known_shape(node.inputs[0]), numbers(node.inputs[1])
+    if data is None or shape is None or positions is None or node.attributes.get_int("batch_dims", 0):
+        return None
     size = int(np.prod(shape))
-    if size > _LARGEST_TABLE or places.shape[-1] > len(shape):
-        return False
-    taken = np.arange(size).reshape(shape)[tuple(np.moveaxis(places, -1, 0))]
+    if size > _LARGEST_TABLE or positions.shape[-1] > len(shape):
+        return None
+    taken = np.arange(size).reshape(shape)[tuple(np.moveaxis(positions, -1, 0))]
     if not np.array_equal(taken.ravel(), np.arange(size)):
-        return False
-    tape = ir.tape.Tape()
-    replace_node(node, tape, [tape.op("Reshape", [data, constant(tape, taken.shape, ir.DataType.INT64)])])
-    return True
+        return None
+    return [tape.op("Reshape", [data, constant(tape, taken.shape, ir.DataType.INT64)])]
 
 
 _EMPTY_MAY_BE_LEFT_OUT_SINCE = 13

@@ -92,6 +92,11 @@ def apply_rules(model: ir.Model, rules: Sequence[RewriteRule]) -> int:
     return int(RewriteRuleSet(rules).apply_to_model(model))
 
 
+def by_rules(rules: Callable[[], Sequence[RewriteRule]]) -> Rewrite:
+    """The rewrite that applies what *rules* returns."""
+    return lambda model, _: Outcome(apply_rules(model, rules()))
+
+
 def count_sites(model: ir.Model, rules: Sequence[RewriteRule]) -> int:
     """The number of sites at which *rules* would apply."""
     return sum(any(rule.match(model, graph, node) for rule in rules) for graph in model.graphs() for node in graph)
@@ -125,11 +130,21 @@ def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
     return [node for graph in model.graphs() for node in graph if node.op_type == op_type and not node.domain]
 
 
-def replace_node(node: ir.Node, tape: ir.tape.Tape, values: Sequence[ir.Value]) -> None:
-    """Replace *node* by the nodes of *tape*; its outputs become *values*, name by name."""
-    graph = node.graph
-    assert graph is not None
-    ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, values)
+def replace_each(
+    model: ir.Model, op_type: str, make: Callable[[ir.Node, ir.tape.Tape], Sequence[ir.Value] | None], stay: str = ""
+) -> Outcome:
+    """Replace each node of a standard operator by the values that *make* computes on a tape, one for each output.
+
+    Where *make* returns None the node stays, and *stay* says why.
+    """
+    nodes = nodes_of(model, op_type)
+    changes = 0
+    for node in nodes:
+        tape = ir.tape.Tape()
+        if (values := make(node, tape)) is not None and node.graph is not None:
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], tape.nodes, node.outputs, values)
+            changes += 1
+    return Outcome(changes, if_any(len(nodes) - changes, stay) if stay else "")
 
 
 def constant(tape: ir.tape.Tape, values: object, dtype: ir.DataType) -> ir.Value:

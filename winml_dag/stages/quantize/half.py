@@ -12,7 +12,7 @@ from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_floa
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.protos import Naming, graphs_inside, graphs_of, read_inside, rename_values
 from winml_dag.stages.quantize import QuantizeFields
-from winml_dag.stages.quantize.census import Census, count_half
+from winml_dag.stages.quantize.coverage import Coverage, count_half
 from winml_dag.stages.quantize.selection import NOT_CHOSEN, identity, matching_op_types, nothing_left, select
 
 # Hide from onnxruntime's quantizers what they cannot handle in a graph, and restore it afterwards.
@@ -97,7 +97,7 @@ def _bases(graph: GraphProto) -> set[str]:
 _TO_HALF, _TO_FLOAT, _INPUT_TO_HALF = "_cast_to_fp16_node", "_cast_to_fp32_node", "graph_input_cast"
 
 
-def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
+def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Coverage]:
     """Convert *model*, whose tensors must have types, to float16 in place. *before* is the same model.
 
     Constants beyond float16's range become its largest number. Operators that have no float16 form stay in float32
@@ -107,8 +107,8 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
         StageError: nodes or operators are unknown, or nothing is left to convert.
     """
     reasons = float_reasons(before.graph, fields)
-    census = count_half(before.graph, reasons)
-    if not census.quantized:
+    coverage = count_half(before.graph, reasons)
+    if not coverage.quantized:
         raise nothing_left("No node of the model could be converted to float16.", fields)
     # A node that runs graphs has no type of its own: the nodes of its graphs stay in float32 instead.
     computing = (node for graph in graphs_of(model.graph) for node in graph.node if not any(graphs_inside([node])))
@@ -126,7 +126,7 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
     _place_casts(half.graph)
     if not keeps_interface:
         _require_half_interface(half.graph)
-    return half, census
+    return half, coverage
 
 
 def _tidy_casts(graph: GraphProto) -> None:

@@ -17,7 +17,7 @@ from winml_dag.onnxmodel.facts import CHANNEL_AXES, channel_axis
 from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.quantize import QuantizeFields
-from winml_dag.stages.quantize.census import DATA_INPUTS
+from winml_dag.stages.quantize.coverage import DATA_INPUTS
 from winml_dag.stages.quantize.selection import override_types
 
 # onnxruntime's format: by tensor, a list with one object of type, axis, symmetry and conversion.

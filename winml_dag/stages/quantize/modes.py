@@ -26,7 +26,7 @@ from winml_dag.onnxmodel.metadata import carry_metadata
 from winml_dag.onnxmodel.protos import graphs_of, sort_nodes
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
-from winml_dag.stages.quantize.census import Census
+from winml_dag.stages.quantize.coverage import Coverage
 from winml_dag.stages.quantize.half import hide
 from winml_dag.stages.quantize.mixed import name_nodes
 from winml_dag.stages.ranges import Ranges
@@ -151,10 +151,10 @@ _MODEL_FILE = Path("float.onnx")
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized model, the census of its nodes, and metrics of the mode."""
+    """A quantized model, the coverage of its nodes, and metrics of the mode."""
 
     model: ModelProto
-    census: Census
+    coverage: Coverage
     weight_type: str
     activation_type: str
     more_metrics: JsonObject = field(default_factory=dict)
@@ -194,7 +194,7 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
         "mode": fields.mode,
         "weight_type": result.weight_type,
         "activation_type": result.activation_type,
-        **result.census.to_json(),
+        **result.coverage.to_json(),
         **result.more_metrics,
         "postproc_time_seconds": seconds,
         "size_before_bytes": _size(source),
@@ -239,19 +239,21 @@ def _quantize(model: ModelProto, before: ModelProto, ranges: Ranges | None, conf
             "activations_kept_at_16_bits": insertion.tamed.activations_kept_at_16_bits,
             "zero_additions_taken_out": insertion.tamed.zero_additions,
         }
-        return Quantized(insertion.model, insertion.census, str(fields.weight_type), str(fields.activation_type), more)
+        return Quantized(
+            insertion.model, insertion.coverage, str(fields.weight_type), str(fields.activation_type), more
+        )
     if fields.mode == "fp16":
         from winml_dag.stages.quantize.half import convert_to_half
 
-        half, census = convert_to_half(model, before, fields)
-        return Quantized(half, census, "float16", "float16")
+        half, coverage = convert_to_half(model, before, fields)
+        return Quantized(half, coverage, "float16", "float16")
     from winml_dag.stages.quantize.weights import quantize_dynamically, quantize_weights
 
     if fields.mode == "dynamic":
-        quantized, census = quantize_dynamically(model, before, fields)
-        return Quantized(quantized, census, str(fields.weight_type), "uint8")
-    quantized, census = quantize_weights(model, before, fields)
-    return Quantized(quantized, census, ", ".join(census.weights), "float32")
+        quantized, coverage = quantize_dynamically(model, before, fields)
+        return Quantized(quantized, coverage, str(fields.weight_type), "uint8")
+    quantized, coverage = quantize_weights(model, before, fields)
+    return Quantized(quantized, coverage, ", ".join(coverage.weights), "float32")
 
 
 def read_ranges(workspace: Workspace) -> Ranges | None:

@@ -31,7 +31,7 @@ _Shape = tuple[int | str, ...]
 _NOTHING = 2.0**-24
 
 
-def take_out_zero_additions(
+def eliminate_zero_additions(
     graphs: Sequence[GraphProto], ranges: Ranges, taken: Callable[[NodeProto], bool], keep: frozenset[str]
 ) -> int:
     """Remove additions of zero that are *taken* to be quantized from *graphs*, and return how many there were.
@@ -129,7 +129,7 @@ _ADDING = frozenset({"Add", "Sub"})
 _LOOKING_UP = frozenset({"Gather"})
 
 
-def wide_nodes(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool]) -> tuple[str, ...]:
+def select_16bit_nodes(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool]) -> tuple[str, ...]:
     """Return the names of the *taken* nodes to compute with 16-bit activations, in graph order.
 
     Every node must have a name.
@@ -222,7 +222,7 @@ class Tamed:
 def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields, *, mixes_widths: bool) -> Tamed:
     """Remove additions of zero from *graphs*; for 8-bit activations, also equalize and choose types of single nodes.
 
-    Nodes must have names; see :func:`take_out_zero_additions`. ``fields.equalize`` false disables the last two,
+    Nodes must have names; see :func:`eliminate_zero_additions`. ``fields.equalize`` false disables the last two,
     *mixes_widths* false only the types of nodes. Types that the config gives to a node are kept.
     """
     selection = select(graphs[0], fields)
@@ -230,8 +230,8 @@ def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: Quantize
     def taken(node: NodeProto) -> bool:
         return selection.takes(node.op_type) and node.name not in selection.nodes
 
-    theirs = override_types(graphs[0], fields.node_overrides or ())
-    zeros = take_out_zero_additions(graphs, ranges, taken, keep=frozenset(theirs))
+    given = override_types(graphs[0], fields.node_overrides or ())
+    zeros = eliminate_zero_additions(graphs, ranges, taken, keep=frozenset(given))
     tamed = _tame(graphs, ranges, fields, taken, mixes_widths)
     roomy = _with_room_for_biases(graphs[0], tamed.ranges, tamed.fields, taken)
     return replace(tamed, fields=roomy, zero_additions=zeros)
@@ -245,9 +245,7 @@ def _tame(
     mixes_widths: bool,
 ) -> Tamed:
     wide = SIXTEEN_BITS.get(str(fields.activation_type))
-    if wide is None:
-        return Tamed(ranges, fields)
-    if not fields.equalize or not ranges.typical:
+    if wide is None or not fields.equalize or not ranges.typical:
         return Tamed(ranges, fields)
     # Equalization moves range from activations to weights, and 4 bits have no room for it: the lowest cosine of
     # all-MiniLM-L6-v2 in w4a8 is 0.37 with it, and 0.85 without.
@@ -255,20 +253,24 @@ def _tame(
     after, equalized = (ranges, 0) if narrow else equalize(graphs, ranges, taken)
     if not mixes_widths:
         return Tamed(after, fields, equalized)
-    theirs = override_types(graphs[0], fields.node_overrides or ())
+    given = override_types(graphs[0], fields.node_overrides or ())
     names = [
         name
-        for name in wide_nodes(graphs[0], after, taken)
-        if name not in theirs or theirs[name].activation_type is None
+        for name in select_16bit_nodes(graphs[0], after, taken)
+        if name not in given or given[name].activation_type is None
     ]
-    ours = [NodeTypes(name, theirs[name].weight_type if name in theirs else None, wide) for name in names]
-    if not ours:
-        return Tamed(after, fields, equalized)
+    added = [NodeTypes(name, given[name].weight_type if name in given else None, wide) for name in names]
     makes = sum(name in after.bounds for node in graphs[0].node if node.name in names for name in node.output)
-    # The added overrides are names, which take precedence over patterns, and replace the config's overrides of the same
-    # name.
-    others = tuple(each for each in fields.node_overrides or () if each.nodes not in names)
-    return Tamed(after, replace(fields, node_overrides=(*others, *ours)), equalized, makes)
+    return Tamed(after, _with_types(fields, added), equalized, makes)
+
+
+def _with_types(fields: QuantizeFields, added: Sequence[NodeTypes]) -> QuantizeFields:
+    """Return *fields* with types of single nodes *added*, by name, in place of those of the same names."""
+    if not added:
+        return fields
+    names = {each.nodes for each in added}
+    others = (each for each in fields.node_overrides or () if each.nodes not in names)
+    return replace(fields, node_overrides=(*others, *added))
 
 
 def _with_room_for_biases(
@@ -290,8 +292,5 @@ def _with_room_for_biases(
         if taken(node) and types.get(node.name, same).weight_type is None
     }
     signed = with_large_bias(graph, steps, ranges)
-    ours = tuple(NodeTypes(name, "int8", types.get(name, same).activation_type) for name in steps if name in signed)
-    if not ours:
-        return fields
-    others = tuple(each for each in fields.node_overrides or () if each.nodes not in signed)
-    return replace(fields, node_overrides=(*others, *ours))
+    added = [NodeTypes(name, "int8", types.get(name, same).activation_type) for name in steps if name in signed]
+    return _with_types(fields, added)

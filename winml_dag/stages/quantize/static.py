@@ -27,7 +27,7 @@ from winml_dag.recipe.precision import type_bits
 from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
-from winml_dag.stages.quantize.census import Census, count_qdq
+from winml_dag.stages.quantize.coverage import Coverage, count_qdq
 from winml_dag.stages.quantize.mixed import (
     INTEGER_TYPES,
     SIGNED,
@@ -204,11 +204,11 @@ _INTEGERS_FROM = 10
 
 @dataclass(frozen=True)
 class Insertion:
-    """A QDQ model, the time to insert Q and DQ, the census of the nodes, and how outliers were treated."""
+    """A QDQ model, the time to insert Q and DQ, the coverage of the nodes, and how outliers were treated."""
 
     model: ModelProto
     seconds: float
-    census: Census
+    coverage: Coverage
     tamed: Tamed
 
 
@@ -261,9 +261,9 @@ def insert_qdq(
         raise _no_numbers(before.graph, model.graph) or error from error
     quantizer.model.topological_sort()
     seconds = time.perf_counter() - started
-    census = count_qdq(before.graph, quantizer.model.model.graph, select(before.graph, fields).reasons)
-    _check(census, fields, before.graph)
-    return Insertion(quantizer.model.model, seconds, census, tamed)
+    coverage = count_qdq(before.graph, quantizer.model.model.graph, select(before.graph, fields).reasons)
+    _check(coverage, fields, before.graph)
+    return Insertion(quantizer.model.model, seconds, coverage, tamed)
 
 
 def _no_numbers(*graphs: GraphProto) -> StageError | None:
@@ -385,28 +385,28 @@ def _tensors_data(ranges: Ranges) -> TensorsData:
     return TensorsData(CalibrationMethod.MinMax, bounds)
 
 
-def _check(census: Census, fields: QuantizeFields, graph: GraphProto) -> None:
+def _check(coverage: Coverage, fields: QuantizeFields, graph: GraphProto) -> None:
     """Raise StageError unless the result is what was requested: the tools skip what they cannot do."""
-    if not census.quantized and (inside := sum(1 for _ in compute_nodes_inside(graph))):
+    if not coverage.quantized and (inside := sum(1 for _ in compute_nodes_inside(graph))):
         raise StageError(
             f"No node of the model could be quantized: {inside} are inside of If, Loop or Scan, which static"
             " quantization does not reach.",
             advice="Precision dynamic, w4a32 or fp16 takes them too.",
         )
-    if not census.quantized:
+    if not coverage.quantized:
         _refuse_nothing(fields)
     overrides = fields.node_overrides or ()
     others = {override.activation_type for override in overrides if override.activation_type}
-    found = set(census.activations)
+    found = set(coverage.activations)
     if not others <= found <= {fields.activation_type, *others}:
         wanted = ", ".join(sorted({str(fields.activation_type), *others}))
-        raise StageError(f"Activations came out as {_texts(census.activations)} instead of {wanted}.")
+        raise StageError(f"Activations came out as {_texts(coverage.activations)} instead of {wanted}.")
     own = {override.weight_type for override in overrides if override.weight_type}
     # If nodes have types of their own, all nodes with weights may.
-    missing = (own or {str(fields.weight_type)}) - census.weights.keys()
-    if census.weights and missing and (_has_matrices(graph) or not census.weights.keys() <= found):
+    missing = (own or {str(fields.weight_type)}) - coverage.weights.keys()
+    if coverage.weights and missing and (_has_matrices(graph) or not coverage.weights.keys() <= found):
         raise StageError(
-            f"Weights came out as {_texts(census.weights)}; none is {', '.join(sorted(map(str, missing)))}."
+            f"Weights came out as {_texts(coverage.weights)}; none is {', '.join(sorted(map(str, missing)))}."
         )
 
 

@@ -15,7 +15,7 @@ from onnxruntime.quantization.registry import IntegerOpsRegistry
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
 from winml_dag.stages.quantize import QuantizeFields
-from winml_dag.stages.quantize.census import Census, count_replaced
+from winml_dag.stages.quantize.coverage import Coverage, count_replaced
 from winml_dag.stages.quantize.mixed import own_constants
 from winml_dag.stages.quantize.selection import Selection, identity, nothing_left, select
 
@@ -34,7 +34,7 @@ _MATMULS_FILE = Path("matmuls.onnx")
 _DYNAMIC_FILE = Path("dynamic.onnx")
 
 
-def quantize_dynamically(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
+def quantize_dynamically(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Coverage]:
     """Return *model* with 8-bit weights; activations become 8-bit while a node computes.
 
     Its tensors must have types and its nodes names. *before* is the same model, possibly without its external weights;
@@ -75,7 +75,7 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
     return quantized, _checked(count_replaced(before.graph, quantized.graph, why), types, fields, _DYNAMIC_OPERATORS)
 
 
-def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
+def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Coverage]:
     """Return *model* with each constant matrix of MatMul and Gemm rounded to nearest in blocks, as MatMulNBits.
 
     Its nodes must have names. *before* is the same model, possibly without its external weights; *model* is modified.
@@ -108,8 +108,8 @@ def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFiel
     for graph in graphs_of(quantized.graph):
         _drop_repeated_initializers(graph)
     why = _why(before.graph, selection, _BLOCK_OPERATORS)
-    census = count_replaced(before.graph, quantized.graph, why)
-    return quantized, _checked(census, {f"uint{bits}"}, fields, _BLOCK_OPERATORS)
+    coverage = count_replaced(before.graph, quantized.graph, why)
+    return quantized, _checked(coverage, {f"uint{bits}"}, fields, _BLOCK_OPERATORS)
 
 
 def _not_taken(graph: GraphProto, selection: Selection) -> set[str]:
@@ -185,25 +185,18 @@ def _drop_repeated_initializers(graph: GraphProto) -> None:
     seen: dict[str, int] = {}
     for index, tensor in enumerate(graph.initializer):
         seen.setdefault(tensor.name, index)
-    if len(seen) == len(graph.initializer):
-        return
-    kept = [graph.initializer[index] for index in seen.values()]
-    copies = []
-    for tensor in kept:
-        copy = onnx.TensorProto()
-        copy.CopyFrom(tensor)
-        copies.append(copy)
-    del graph.initializer[:]
-    graph.initializer.extend(copies)
+    # By index: deleting by value would compare all tensors before it.
+    for index in reversed([i for i, tensor in enumerate(graph.initializer) if seen[tensor.name] != i]):
+        del graph.initializer[index]
 
 
-def _checked(census: Census, weight_types: Set[str], fields: QuantizeFields, ruled: Collection[str]) -> Census:
-    if not census.quantized:
+def _checked(coverage: Coverage, weight_types: Set[str], fields: QuantizeFields, ruled: Collection[str]) -> Coverage:
+    if not coverage.quantized:
         raise nothing_left(
-            f"The model has no weights that could be quantized: it computes with {', '.join(census.skipped)}, and this"
-            f" mode takes constant weights of {', '.join(sorted(ruled))}.",
+            f"The model has no weights that could be quantized: it computes with {', '.join(coverage.skipped)}, and"
+            f" this mode takes constant weights of {', '.join(sorted(ruled))}.",
             fields,
         )
-    if census.weights and not census.weights.keys() & weight_types:
-        raise StageError(f"Weights came out as {', '.join(census.weights)} instead of {', '.join(weight_types)}.")
-    return census
+    if coverage.weights and not coverage.weights.keys() & weight_types:
+        raise StageError(f"Weights came out as {', '.join(coverage.weights)} instead of {', '.join(weight_types)}.")
+    return coverage

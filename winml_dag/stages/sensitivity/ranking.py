@@ -49,7 +49,12 @@ class Relief:
 
 
 def relieve(
-    model: Path, ranges: Ranges | None, config: QuantizeConfig, ranked: Sequence[str], reference: Reference, tell: Tell
+    model: Path,
+    ranges: Ranges | None,
+    config: QuantizeConfig,
+    ranked: Sequence[str],
+    reference: Reference,
+    on_progress: Tell,
 ) -> list[Relief]:
     """Measure the whole *model* with none, two, four ... of the worst of the nodes *ranked* treated."""
     # The samples are in float32.
@@ -59,7 +64,7 @@ def relieve(
     counts = sorted({min(count, most) for count in _WORST})
     reliefs = []
     for done, count in enumerate(counts):
-        tell(done, len(counts), "trials")
+        on_progress(done, len(counts), "trials")
         fields = _spared(config.quant, ranked[:count], by)
         try:
             figures = _try(model, ranges, replace(config, quant=fields), reference)
@@ -70,7 +75,7 @@ def relieve(
             print(f"With the worst {count} nodes spared by quant.{by}: {error.message}")
             continue
         reliefs.append(Relief(count, by, figures))
-    tell(len(counts), len(counts), "trials")
+    on_progress(len(counts), len(counts), "trials")
     return reliefs
 
 

@@ -44,7 +44,7 @@ _BETWEEN = ", but between Q and DQ of its neighbours: exclude those too"
 
 
 @dataclass(frozen=True)
-class Census:
+class Coverage:
     """Quantized compute nodes, those left in float by operator and reason, Q/DQ nodes, and tensors by type.
 
     Biases, which are always int32, are in neither ``weights`` nor ``activations``.
@@ -70,8 +70,8 @@ class Census:
         }
 
 
-def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str]) -> Census:
-    """Return the census of a QDQ model. A node is quantized if all its float data goes through Q and DQ.
+def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str]) -> Coverage:
+    """Return the coverage of a QDQ model. A node is quantized if all its float data goes through Q and DQ.
 
     A single constant number is not data: the rules leave some of them in float. *reasons* are those of the config, by
     identity of the node. Such a node never counts as quantized, even if its neighbours surround it with Q and DQ.
@@ -105,11 +105,11 @@ def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str])
     for runs, node in compute_nodes_inside(before):
         skipped.append((node.op_type, reasons.get(identity(node), INSIDE.format(runs))))
     counts = Counter(node.op_type for node in after.node)
-    return Census(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], weights, activations)
+    return Coverage(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], weights, activations)
 
 
-def count_replaced(before: GraphProto, after: GraphProto, why: Callable[[NodeProto], str]) -> Census:
-    """Return the census of a model in which operators on integer weights replaced others; outputs kept their names.
+def count_replaced(before: GraphProto, after: GraphProto, why: Callable[[NodeProto], str]) -> Coverage:
+    """Return the coverage of a model in which operators on integer weights replaced others; outputs kept their names.
 
     *why* returns the reason why a node was not replaced.
     """
@@ -123,14 +123,14 @@ def count_replaced(before: GraphProto, after: GraphProto, why: Callable[[NodePro
         else:
             skipped.append((node.op_type, why(node)))
     counts = Counter(node.op_type for node in _all_nodes(after))
-    return Census(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], _replaced_weights(after))
+    return Coverage(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], _replaced_weights(after))
 
 
-def count_half(before: GraphProto, reasons: Mapping[str, str]) -> Census:
-    """Return the census of a float16 model in which nodes that have *reasons*, by identity, stay in float32."""
+def count_half(before: GraphProto, reasons: Mapping[str, str]) -> Coverage:
+    """Return the coverage of a float16 model in which nodes that have *reasons*, by identity, stay in float32."""
     nodes = list(compute_nodes(before))
     skipped = [(node.op_type, reasons[identity(node)]) for node in nodes if identity(node) in reasons]
-    return Census(len(nodes) - len(skipped), _by_type(skipped))
+    return Coverage(len(nodes) - len(skipped), _by_type(skipped))
 
 
 def _by_type(skipped: Iterable[tuple[str, str]]) -> dict[str, dict[str, int]]:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from quantization_samples import model_of
 
 from winml_dag.stages.float_model import write_typed
-from winml_dag.stages.infinity import clamp_certain
+from winml_dag.stages.mask_clamping import clamp_certain
 
 LOWEST = float(np.finfo(np.float32).min)
 LINE = {"x": (TensorProto.FLOAT, [1, 4])}
