@@ -126,9 +126,6 @@ def print_result(
 ) -> None:
     """Print the end of a build: notices, failures with the end of their log, *lines* on what ran, a summary."""
     ran = any(view.status is Status.RAN for view in result.stages)
-    if ran and not output.quiet:
-        for notice in result.build.notices:
-            output.say(f"note: {notice}")
     if restored := result.materialised.restored:
         output.say(f"note: restored what had been changed or deleted: {few(restored, _MOST_NAMES)}")
     if copied := result.materialised.not_linked:
@@ -145,6 +142,8 @@ def print_result(
             output.say(line)
     for line in () if output.quiet else traffic_lines(result.traffic):
         output.say(line)
+    for notice in result.build.notices if ran and not output.quiet else ():
+        output.say(f"note: {notice}")
     output.say(summary(result))
 
 
