@@ -10,8 +10,7 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli import echo, errors_as_object, print_object
-from winml_dag.cli.options import FILE, TEXT, format_option
-from winml_dag.cli.settings import target_options
+from winml_dag.cli.options import FILE, TEXT, format_option, target_options
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:

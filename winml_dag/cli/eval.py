@@ -13,8 +13,8 @@ from winml_dag.canonical import JsonValue
 from winml_dag.cli import echo, errors_as_object, print_object
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.options import FILE, TEXT
-from winml_dag.cli.settings import Settings, ep_option, fields, pairs
+from winml_dag.cli.options import FILE, TEXT, pairs
+from winml_dag.cli.settings import Settings, ep_option, fields
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted
 

@@ -12,6 +12,7 @@ import click
 from winml_dag.cli import echo, print_object
 from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
 from winml_dag.cli.options import (
+    Command,
     are_a_sweep,
     cell_options,
     format_option,
@@ -32,20 +33,20 @@ if TYPE_CHECKING:
 _MOST_JOBS = 256
 
 
-@click.command(name="plan")
+@click.command(name="plan", cls=Command)
 @several_request_options
 @cell_options
 @rebuild_option
-@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Stages at a time, for the time [processors].")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Parallel stages, for the estimated time [processors].")
 @click.option(
     "--matrix",
     type=click.Choice(["github", "azure"]),
     is_flag=False,
     flag_value="github",
-    help="Print the job matrix of a CI as JSON instead, GitHub's if none is named: a job for each cell.",
+    help="Print a CI job matrix as JSON, with a job for each cell [github].",
 )
 @click.option(
-    "--shards", type=click.IntRange(1, _MOST_JOBS), help="With --matrix, so many jobs, each with a part of the cells."
+    "--shards", type=click.IntRange(1, _MOST_JOBS), help="Number of jobs of the --matrix, each for some cells."
 )
 @format_option
 @click.pass_context
@@ -63,8 +64,9 @@ def command(
     format_: str,
     **options: Any,
 ) -> int:
-    """Show what `build` would do with the same options: stage by stage, with reasons and an estimate of the time. Of
-    several recipes or a sweep, what each cell would do, and what all of them are as one graph.
+    """Show what `build` would do with the same options: each stage, the reason, and the estimated time.
+
+    For a sweep or several recipes, show what each cell would do and the totals of their common graph.
     """
     from winml_dag.engine.events import Status
     from winml_dag.pipeline.build import plan

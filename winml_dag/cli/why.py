@@ -10,7 +10,7 @@ import click
 
 from winml_dag.cli import echo
 from winml_dag.cli.buildreport import FORESEEN, errors_as_json, print_json
-from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
+from winml_dag.cli.options import Command, format_option, planned_build, rebuild_option, request_options
 from winml_dag.engine.events import Reason, Status, waits
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _MOST_FILES = 20
 
 
-@click.command(name="why")
+@click.command(name="why", cls=Command)
 @click.argument("stage", required=False)
 @request_options
 @rebuild_option
 @format_option
 def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -> int:
-    """Explain why STAGE (a stage's name or id) would run, or why not; without STAGE, why each runs that would."""
+    """Explain why STAGE (a name or id) would run or not. Without STAGE, explain every stage that would run."""
     from winml_dag.pipeline.build import plan
     from winml_dag.pipeline.buildresult import views_named
 
