@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import click
@@ -26,12 +27,16 @@ from winml_dag.store.quantities import counted
 if TYPE_CHECKING:
     from winml_dag.cli.options import Output
     from winml_dag.pipeline.run import BuildOptions
-    from winml_dag.pipeline.sweep.run import SweepDone
+    from winml_dag.pipeline.sweep.run import SweepDone, SweepRun
     from winml_dag.recipe.sweep import Cell
     from winml_dag.store.remote.protocol import Traffic
+    from winml_dag.store.store import Store
 
 # Maximum names listed on one line.
 _MOST_NAMES = 4
+# Records that are enough to tell how long a measurement usually takes, and what a small model takes.
+_MOST_RECORDS = 20
+_NEVER_MEASURED_SECONDS = 10.0
 _MOST_NODES = 8
 # Options that the command for a single cell omits: how to run, and which cells to choose.
 _NOT_OF_A_CELL = frozenset(
@@ -69,7 +74,8 @@ def build_sweep(
     folder, cells = asked.folder, asked.cells
     try:
         store = opened(cache_dir, request.remote)
-        with sweep_progress(output.quiet, output.as_json, [cell.name for cell in cells]) as watcher:
+        names, seconds = [cell.name for cell in cells], [*_measuring_seconds(asked, store, how.jobs)]
+        with sweep_progress(output.quiet, output.as_json, names, seconds) as watcher:
             done = run_sweep(asked, store, how, watcher)
     except KeyboardInterrupt:
         echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
@@ -100,6 +106,16 @@ def build_sweep(
             looks=looks,
         )
     return code
+
+
+def _measuring_seconds(asked: SweepRun, store: Store, jobs: int) -> Iterator[float]:
+    """Yield the usual seconds of each measurement of a cell of *asked*."""
+    # perf has the machine to itself, eval runs as many cells at once as there are jobs.
+    for what, stage, at_once in (("perf", "perf", 1), ("eval", "evaluate", jobs)):
+        if what in asked.sweep.measure:
+            records = store.records_of(stage, _MOST_RECORDS)
+            usual = median(record.elapsed_seconds for record in records) if records else _NEVER_MEASURED_SECONDS
+            yield usual / at_once
 
 
 def exit_code(done: SweepDone) -> int:
