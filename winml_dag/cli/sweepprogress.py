@@ -98,6 +98,7 @@ class _State:
     eta: Eta | None = None
     # Seconds of each measurement of a cell that has not begun, and the number of cells to measure.
     later: list[float] = field(default_factory=list)
+    each_seconds: float = 0.0
     to_measure: int = 0
     since: float = field(default_factory=time.monotonic)
     left_seconds: float | None = None
@@ -112,7 +113,7 @@ class _State:
     def estimate(self, eta: Eta) -> None:
         self.eta, self.left_due = eta, 0.0
         if self.doing == "measuring" and self.later:
-            del self.later[0]
+            self.each_seconds = self.later.pop(0)
 
     def start(self, node: Node, seconds: float | None, progress: ReadProgress) -> None:
         cell, name = _parted(node.id, self.cells)
@@ -162,16 +163,18 @@ class _State:
         now = time.monotonic()
         if self.eta is not None and now >= self.left_due:
             seconds = self.eta.seconds_left()
-            later = sum(self.later) * max(0, self.to_measure)
-            self.left_seconds = self._left_by_count(self.eta) if seconds is None else seconds + later
+            if seconds is None:
+                seconds = self._left_by_count(self.eta)
+            self.left_seconds = None if seconds is None else seconds + sum(self.later) * max(0, self.to_measure)
             took = time.monotonic() - now
             self.left_due = now + max(_SECONDS_BETWEEN_FORECASTS, took / _SHARE_OF_FORECASTS)
         return self.left_seconds
 
     def _left_by_count(self, eta: Eta) -> float | None:
         """Return the time left if all stages take equally long, for stages that no record tells about."""
-        ran = self.stages[Status.RAN]
-        rest = len(self.running) + len(eta.pending) + len(self.later) * max(0, self.to_measure)
+        ran, rest = self.stages[Status.RAN], len(self.running) + len(eta.pending)
+        if self.doing == "measuring":
+            return self.each_seconds * rest
         return (time.monotonic() - self.since) * rest / ran if ran * _LEAST_SHARE > rest else None
 
     def share_done(self) -> float:
