@@ -348,7 +348,7 @@ def test_what_is_of_a_cell_that_is_no_more_is_left_and_told(sweeps: Sweeps) -> N
     sweeps.write(matrix__model=["one.onnx"], matrix__exclude=[])
     said = sweeps.said()
     gone = f"{Path('out', 'two', 'fp32')}, {Path('out', 'two', 'w8a8')}"
-    assert f"note: {gone} are of cells that are no more." in said.splitlines()
+    assert f"note: {gone} belong to cells that no longer exist." in said.splitlines()
     assert (sweeps.out / "two" / "w8a8" / "model.onnx").is_file()
     assert list(cells(sweeps.kept())) == ["one/fp32", "one/w8a8", "one/w8a16"]
 

@@ -209,7 +209,7 @@ def run(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        echo("Interrupted: what had finished is in the cache, nothing half done was kept.", err=True)
+        echo("Interrupted. Finished stages are cached; partial results were removed.", err=True)
         return Interrupted.exit_code
     except WinmlDagError as error:
         echo(f"error: {error}", err=True)

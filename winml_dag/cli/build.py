@@ -68,7 +68,7 @@ def refuse_misfits(options: Mapping[str, Any]) -> None:
             raise UsageError(f"--{name} is for a cluster.", advice="Also give --executor dask.")
     elif options["scheduler"] and options["workers"]:
         raise UsageError(
-            "--workers starts workers on this machine, and --scheduler names a cluster that has its own.",
+            "--workers starts workers on this machine, but the cluster of --scheduler has its own.",
             advice="Give one of them.",
         )
 
@@ -202,7 +202,7 @@ def command(
             return code
         if chooses:
             raise UsageError(
-                "--filter, --shard and --retry-failed choose cells of a sweep, and this is none.",
+                "--filter, --shard and --retry-failed select cells of a sweep, and this is not one.",
                 advice="Leave them out, or give a recipe with a matrix, or several recipes.",
             )
         result = carry_out(request, cache_dir, current_plan, how, output)
@@ -307,4 +307,4 @@ def _say_what_is_not_watched() -> None:
     from winml_dag.engine.sandbox import watches_absolute_paths
 
     if not watches_absolute_paths():
-        echo("note: absolute paths are not watched here: the sandbox needs Linux with Landlock for that.", err=True)
+        echo("note: absolute paths are not restricted: that needs Linux with Landlock.", err=True)

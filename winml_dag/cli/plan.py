@@ -74,7 +74,7 @@ def command(
     with errors_as_json(format_):
         options["recipe"] = recipes[0] if recipes else None
         if shards is not None and (shard is not None or matrix is None):
-            raise UsageError("--shards says how many jobs --matrix has.", advice="One of them is chosen by --shard.")
+            raise UsageError("--shards is the number of jobs of --matrix.", advice="--shard selects one part.")
         selection = Selection(filters, shard)
         if _are_cells(recipes, asked_for=matrix is not None or selection != Selection()):
             if matrix is not None:
@@ -96,7 +96,7 @@ def command(
         echo(f"note: {notice}", err=True)
     told = {name for view in result.stages if view.result is not None for name in view.result.assumes}
     if assumed := [view.id for view in result.stages if view.id in told]:
-        echo(f"note: What follows {', '.join(assumed)} is so if that finds what it found before.", err=True)
+        echo(f"note: What follows {', '.join(assumed)} assumes that it finds the same as last time.", err=True)
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
     unknown = len(to_run) - len(known)
@@ -116,7 +116,7 @@ def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
         return True
     if asked_for:
         raise UsageError(
-            "--filter, --shard and --matrix are about cells of a sweep, and this is none.",
+            "--filter, --shard and --matrix select cells of a sweep, and this is not one.",
             advice="Leave them out, or give a recipe with a matrix, or several recipes.",
         )
     return False
@@ -130,7 +130,7 @@ def _print_matrix(
 
     matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
     if (jobs := len(matrix["include"])) > _MOST_JOBS:
-        echo(f"note: These are {jobs} jobs, and a matrix takes {_MOST_JOBS}; --shards makes fewer.", err=True)
+        echo(f"note: These are {jobs} jobs, more than the {_MOST_JOBS} of a matrix. Use --shards for fewer.", err=True)
     print_object(azure_matrix(matrix["include"]) if ci == "azure" else matrix)
     return 0
 

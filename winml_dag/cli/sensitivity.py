@@ -33,7 +33,7 @@ def sensitivity_lines(output: Path) -> Iterator[str]:
     held_out = "held-out " if report["held_out"] else ""
     worst = f"the worst {min(len(nodes), _MOST_ROWS)} of {counted(len(nodes), 'node')}"
     yield (
-        f"what quantizing one node alone costs, {worst},"
+        f"loss from quantizing one node alone, {worst},"
         f" on {counted(report['samples'], f'{held_out}sample')} ({report['data']}):"
     )
     width = max(len(node["op_type"]) for node in nodes[:_MOST_ROWS])
@@ -41,7 +41,7 @@ def sensitivity_lines(output: Path) -> Iterator[str]:
     for node in nodes[:_MOST_ROWS]:
         yield f"  {_decibels(node):>8}  {node['cosine']:>8.5f}  {node['op_type']:<{width}}  {_name(node)}"
     yield from _relief_lines(report)
-    picture = report["picture"] or "none, since matplotlib is not installed (pip install winml_dag[plot])"
+    picture = report["picture"] or "none, because matplotlib is not installed (pip install winml_dag[plot])"
     yield f"report: {report['report']}, picture: {picture}"
 
 
@@ -57,7 +57,7 @@ def _relief_lines(report: Any) -> Iterator[str]:
     gains = {index: _gain(first, relief) for index, relief in enumerate(others)}
     most = max(gains.values())
     if most < _LEAST_GAIN_DB:
-        yield "No few nodes are to blame: sparing them gains less than 1 dB. Try a higher precision or other data."
+        yield "No few nodes cause the loss: sparing them gains less than 1 dB. Try a higher precision or other data."
         return
     # The fewest nodes that bring a good part of the possible gain: each additional node makes the model slower.
     chosen = others[next(index for index, gain in gains.items() if gain >= most / 3)]

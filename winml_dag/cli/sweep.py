@@ -78,7 +78,7 @@ def build_sweep(
         with sweep_progress(output.quiet, output.as_json, names, seconds) as watcher:
             done = run_sweep(asked, store, how, watcher)
     except KeyboardInterrupt:
-        echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
+        echo(f"Results so far are in {folder}. Run the same command again to continue.", err=True)
         raise
     if output.as_json:
         print_sweep(done, traffic_of(store))
@@ -88,7 +88,7 @@ def build_sweep(
         output.say(text)
     output.say(_total(done, len(asked.left_out), time.monotonic() - started))
     if not output.quiet and done.result.cells:
-        output.say(f"To compare them: winml-dag report {shlex.quote(str(folder))}")
+        output.say(f"Compare them with: winml-dag report {shlex.quote(str(folder))}")
     code = exit_code(done)
     words = _words(recipes, request, selection)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
@@ -149,9 +149,9 @@ def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bo
 
 def _gone(folders: Sequence[str]) -> Iterator[_Line]:
     if len(folders) == 1:
-        yield _Line(f"note: {folders[0]} is of a cell that is no more.")
+        yield _Line(f"note: {folders[0]} belongs to a cell that no longer exists.")
     elif folders:
-        yield _Line(f"note: {few(folders, _MOST_NAMES)} are of cells that are no more.")
+        yield _Line(f"note: {few(folders, _MOST_NAMES)} belong to cells that no longer exist.")
 
 
 def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
@@ -171,7 +171,7 @@ def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
                 with suppress(OSError):
                     tail = Path(failure.log).read_text(encoding="utf-8", errors="replace").splitlines()
             yield from (_Line(f"  | {line}", is_error=True) for line in tail)
-            yield _Line(f"  the whole log: {failure.log}", is_error=True)
+            yield _Line(f"  full log: {failure.log}", is_error=True)
     if stopped := [cell for cell in cells if cell.status is CellStatus.NOT_REACHED]:
         yield _Line(f"error: {_names(stopped)}: {stopped[0].why}.", is_error=True)
 

@@ -104,7 +104,7 @@ def _graph_lines(foreseen: Foreseen) -> Iterator[str]:
     census = foreseen.census
     if not census.builds:
         if not foreseen.errors:
-            yield "There is nothing to build: no cell is chosen that is not left out."
+            yield "Nothing to build: every selected cell is left out."
         return
     exports = census.by_stage.get("export", 0)
     failing = foreseen.statuses.get(Status.FAILED, 0)
@@ -124,7 +124,7 @@ def _uncounted(sweep: Sweep) -> Iterator[str]:
     more = [f"{' and '.join(sweep.measure)} of each cell"] if sweep.measure else []
     more += ["trials of the search"] if sweep.search else []
     if more:
-        yield f"Not counted is what comes when all are built: {', '.join(more)}."
+        yield f"Not included is what follows when all are built: {', '.join(more)}."
 
 
 def _time(foreseen: Foreseen) -> str:
