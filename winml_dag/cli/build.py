@@ -19,7 +19,7 @@ from winml_dag.cli.options import (
     TEXT,
     Command,
     Output,
-    are_a_sweep,
+    are_cells,
     cell_options,
     output_options,
     rebuild_option,
@@ -191,7 +191,7 @@ def command(
     with errors_as_json(format_), with_cluster(how, where, cache_dir, request.remote, quiet=quiet) as how:
         # With several builds, one failure does not affect the others.
         of_several = replace(how, keep_going=keep_going is not False)
-        if are_a_sweep(recipes):
+        if are_cells(recipes, selects=chooses):
             from winml_dag.cli.sweep import build_sweep
             from winml_dag.pipeline.sweep.selection import Selection
 
@@ -200,11 +200,6 @@ def command(
             if sandbox:
                 _say_what_is_not_watched()
             return code
-        if chooses:
-            raise UsageError(
-                "--filter, --shard and --retry-failed select cells of a sweep, and this is not one.",
-                advice="Leave them out, or give a recipe with a matrix, or several recipes.",
-            )
         result = carry_out(request, cache_dir, current_plan, how, output)
     if output.as_json:
         print_json([result], result.elapsed_seconds)

@@ -301,6 +301,24 @@ def are_a_sweep(recipes: Sequence[Path]) -> bool:
     return is_sweep(recipes[0]) or module_items(recipes[0]) is not None
 
 
+def are_cells(recipes: Sequence[Path], *, selects: bool) -> bool:
+    """Return whether *recipes* are :func:`a sweep <are_a_sweep>`.
+
+    Raises:
+        UsageError: when they are not and an option *selects* cells.
+    """
+    if are_a_sweep(recipes):
+        return True
+    if selects:
+        from winml_dag.errors import UsageError
+
+        raise UsageError(
+            "--filter, --shard, --retry-failed and --matrix are for a sweep, and this is not one.",
+            advice="Leave them out, or give a recipe with a matrix, or several recipes.",
+        )
+    return False
+
+
 @dataclass(frozen=True)
 class Output:
     """The values of :func:`output_options`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,7 +13,7 @@ from winml_dag.cli import echo, print_object
 from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
 from winml_dag.cli.options import (
     Command,
-    are_a_sweep,
+    are_cells,
     cell_options,
     format_option,
     given_words,
@@ -24,10 +24,6 @@ from winml_dag.cli.options import (
 )
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.selection import Selection, refuse_overruled, selected
-
-if TYPE_CHECKING:
-    from winml_dag.cli.sweepplan import PlanOptions
-    from winml_dag.pipeline.request import Request
 
 # Limit of a matrix in GitHub Actions and Azure Pipelines.
 _MOST_JOBS = 256
@@ -76,15 +72,20 @@ def command(
         if shards is not None and (shard is not None or matrix is None):
             raise UsageError("--shards is the number of jobs of --matrix.", advice="--shard selects one part.")
         selection = Selection(filters, shard)
-        if _are_cells(recipes, asked_for=matrix is not None or selection != Selection()):
+        if are_cells(recipes, selects=matrix is not None or selection != Selection()):
             if matrix is not None:
                 but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
                 return _print_matrix(matrix, recipes, selection, shards, given_words(context, but))
-            from winml_dag.cli.sweepplan import PlanOptions
+            from winml_dag.cli.remotes import opened
+            from winml_dag.cli.sweepplan import look_at_sweep
+            from winml_dag.recipe.sweep import sweep_of_files
 
             request, cache_dir = request_from(options)
-            how = PlanOptions(jobs or os.cpu_count() or 1, rebuild, format_ == "json")
-            return _look_at_cells(recipes, selection, request, cache_dir, how)
+            sweep = sweep_of_files(recipes)
+            refuse_overruled(sweep, request.overrides)
+            cells, store = selected(sweep, selection), opened(cache_dir, request.remote)
+            jobs = jobs or os.cpu_count() or 1
+            return look_at_sweep(sweep, cells, request, store, jobs=jobs, rebuild=rebuild, as_json=format_ == "json")
         result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
         print_json([result], result.elapsed_seconds, foreseen=True)
@@ -106,22 +107,6 @@ def command(
     return 0
 
 
-def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
-    """Return whether the recipes are cells: those of a sweep, or of a list of recipes.
-
-    Raises:
-        UsageError: when cells are *asked_for*, and this is no sweep.
-    """
-    if are_a_sweep(recipes):
-        return True
-    if asked_for:
-        raise UsageError(
-            "--filter, --shard and --matrix select cells of a sweep, and this is not one.",
-            advice="Leave them out, or give a recipe with a matrix, or several recipes.",
-        )
-    return False
-
-
 def _print_matrix(
     ci: str, recipes: tuple[Path, ...], selection: Selection, number: int | None, words: Sequence[str]
 ) -> int:
@@ -133,15 +118,3 @@ def _print_matrix(
         echo(f"note: These are {jobs} jobs, more than the {_MOST_JOBS} of a matrix. Use --shards for fewer.", err=True)
     print_object(azure_matrix(matrix["include"]) if ci == "azure" else matrix)
     return 0
-
-
-def _look_at_cells(
-    recipes: tuple[Path, ...], selection: Selection, request: Request, cache_dir: Path, options: PlanOptions
-) -> int:
-    from winml_dag.cli.remotes import opened
-    from winml_dag.cli.sweepplan import look_at_sweep
-    from winml_dag.recipe.sweep import sweep_of_files
-
-    sweep = sweep_of_files(recipes)
-    refuse_overruled(sweep, request.overrides)
-    return look_at_sweep(sweep, selected(sweep, selection), request, opened(cache_dir, request.remote), options)

@@ -81,8 +81,8 @@ class _Stage:
 
     @property
     def time(self) -> str:
-        expected = "" if self.seconds is None else f" of ~{_rough(self.seconds)}"
-        return f"{_rough(time.monotonic() - self.since)}{expected}"
+        expected = "" if self.seconds is None else f" of ~{duration_text(self.seconds)}"
+        return f"{duration_text(time.monotonic() - self.since)}{expected}"
 
 
 @dataclass
@@ -346,9 +346,4 @@ def _parted(node_id: str, cells: frozenset[str]) -> tuple[str, str]:
 
 
 def _left(seconds: float) -> str:
-    return f"about {_rough(seconds)} left" if seconds >= 10 else "a few seconds left"
-
-
-def _rough(seconds: float) -> str:
-    """Round to the precision that is readable while it changes: ``4.2 s``, ``38 s``, ``5 min``."""
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 100 else duration_text(seconds)
+    return f"about {duration_text(seconds)} left" if seconds >= 10 else "a few seconds left"

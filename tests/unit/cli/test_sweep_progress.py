@@ -141,7 +141,7 @@ def test_a_table_has_cells_first_then_what_runs_then_what_failed(width: int) -> 
     assert re.search(r" \d+%$", told[1])
     assert told[2] == "stages: 1 pending   a few seconds left   memory 4.0 of 16.0 GiB"
     assert told[3].split()[:2] == ["bert/fp32/npu", "quantize"]
-    assert told[3].endswith(" s of ~40 s")
+    assert told[3].endswith(" s of ~40.0 s")
     assert told[4].split()[:2] == ["bert/w8a8/npu", "decoder/calibrate"]
     assert "64/512" in told[4]
     assert told[5] == "  bert/fp32/cpu/export  pending"
