@@ -391,7 +391,9 @@ def test_recipes_in_a_folder_are_a_sweep(sweeps: Sweeps) -> None:
         pytest.param(("-c", "sweep.yaml"), 2, "need a folder", id="no folder"),
         pytest.param(("-c", "sweep.yaml", "-o", "out", "--filter", "precision=w9"), 2, "no value", id="no such value"),
         pytest.param(("-c", "sweep.yaml", "-o", "new", "--retry-failed"), 2, "No sweep was run", id="nothing to retry"),
-        pytest.param(("-c", "base.yaml", "-m", "one.onnx", "-o", "new", "--filter", "x"), 2, "is not one", id="no sweep"),
+        pytest.param(
+            ("-c", "base.yaml", "-m", "one.onnx", "-o", "new", "--filter", "x"), 2, "is not one", id="no sweep"
+        ),
         pytest.param(("-c", "sweep.yaml", "-o", "data.npz"), 1, "is a file, not a folder", id="file for a folder"),
         pytest.param(("-c", "empty", "-o", "new"), 3, "no recipe in empty", id="empty folder"),
     ],
