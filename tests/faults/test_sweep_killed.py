@@ -208,7 +208,7 @@ def test_an_interrupted_sweep_says_how_far_it_came_and_goes_on_from_there(recipe
     first.send_signal(signal.SIGINT)
     _, messages = first.communicate()
     assert first.returncode == 130, messages
-    assert "What there is by now is in out; the same command goes on from there." in messages.splitlines()
+    assert "Results so far are in out. Run the same command again to continue." in messages.splitlines()
     assert recipes.statuses() == {"a": "built", "b": "not reached", "c": "not reached"}
     sweep = read_sweep(recipes.folder / "out")
     assert sweep is not None

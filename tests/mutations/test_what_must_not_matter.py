@@ -225,6 +225,7 @@ def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
     about_keys = {field.name for field in fields(Overrides)}
     about_keys |= {name for group in (COMPILE, VALIDATION) for name in group.fields.values()}
     about_keys |= {"batch_size", "dynamic_axes", "export_config", "input_specs", "shape_config"}  # all of `export`
+    about_keys |= {"set_"}
     elsewhere = {"rebuild", "retry_failed", "scheduler", "check_inputs", "overwrite"}
     assert {option.name for option in build_command.params} - about_keys - elsewhere == tried
 

@@ -168,7 +168,7 @@ def test_what_the_target_cannot_run_fails_the_build_before_anything_more_is_done
     again = built.folder.run(*build)
     assert (again.returncode, "ran in" in again.stdout) == (1, False)
     assert "error: CPUExecutionProvider (cpu) cannot run" in again.stderr
-    assert f"the whole result of analyze: {failed['result']}" in again.stderr
+    assert f"full result of analyze: {failed['result']}" in again.stderr
     assert built.folder.says("plan", *build[1:]).stages["analyze.3"]["error"] == failed["error"]
 
     allowed = built.folder.says(*build, "--allow-unsupported-nodes")

@@ -83,7 +83,7 @@ def test_an_edit_through_a_link_damages_the_cache_which_notices_and_heals(small:
         file.write(b"\0\0\0\0")
     said = build(small, "--link")
     assert "missing or damaged in the cache: " in said
-    assert "restored what had been changed or deleted: " in said
+    assert "restored changed or deleted files: " in said
     assert {name: data for name, data in small.contents().items() if name.endswith(".onnx")} == before
     assert small.run("cache", "verify").returncode == 0
 
@@ -95,7 +95,7 @@ def test_where_no_link_can_be_made_the_build_says_in_a_line_that_it_copied(small
         out = Path(folder) / "out"
         said = build(small, "--link", "-q", out=out)
         names = "analyze_result.json, model.onnx, optimized.onnx"
-        assert f"note: copied, no links can be made from the cache to {out}: {names}\n" in said
+        assert f"note: copied, because the cache cannot be linked to {out}: {names}\n" in said
         assert {path.stat().st_nlink for path in out.iterdir()} == {1}
 
 

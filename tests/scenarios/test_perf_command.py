@@ -175,7 +175,7 @@ def test_a_model_that_does_not_load_is_told_with_its_reason(shared: Project, tmp
 
     assert done.returncode == 1
     assert "perf failed: CPUExecutionProvider cannot load the model: " in done.stderr
-    assert "the whole log:" in done.stderr
+    assert "full log:" in done.stderr
     done = asked(shared, "model.onnx", "--baseline", str(tmp_path / "strange.onnx"), *FEW)
     assert "perf failed: CPUExecutionProvider cannot load the baseline: " in done.stderr
     assert "export.onnx" not in done.stderr, "the user has no such file"

@@ -191,7 +191,7 @@ print(code, sorted(heavy))
     assert (shared.folder / "aside" / "net_quantized.onnx").stat().st_mtime_ns == before
     (shared.folder / "aside" / "net_quantized.onnx").unlink()
     restored = shared.run("quantize", "-m", "aside/net.onnx")
-    assert restored.stdout.splitlines()[-1].startswith(f"Put together {Path('aside/net_quantized.onnx')}")
+    assert restored.stdout.splitlines()[-1].startswith(f"Restored {Path('aside/net_quantized.onnx')}")
 
 
 def test_a_file_that_is_not_ours_is_overwritten_only_when_that_is_asked_for(shared: Project) -> None:

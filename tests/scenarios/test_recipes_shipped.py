@@ -91,6 +91,6 @@ def test_the_list_can_be_narrowed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run(["catalog", "-o", str(listed)]) == 0
     assert len(json.loads(listed.read_text(encoding="utf-8"))["recipes"]) == len(SHIPPED)
     assert run(["catalog", "-o", str(listed)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert run(["catalog", "--ep", "tensorrt", "-p", "w8a16"]) == 2
     assert "no 16-bit integers" in capsys.readouterr().err

@@ -348,7 +348,7 @@ def test_what_is_of_a_cell_that_is_no_more_is_left_and_told(sweeps: Sweeps) -> N
     sweeps.write(matrix__model=["one.onnx"], matrix__exclude=[])
     said = sweeps.said()
     gone = f"{Path('out', 'two', 'fp32')}, {Path('out', 'two', 'w8a8')}"
-    assert f"note: {gone} are of cells that are no more." in said.splitlines()
+    assert f"note: {gone} belong to cells that no longer exist." in said.splitlines()
     assert (sweeps.out / "two" / "w8a8" / "model.onnx").is_file()
     assert list(cells(sweeps.kept())) == ["one/fp32", "one/w8a8", "one/w8a16"]
 
@@ -391,7 +391,9 @@ def test_recipes_in_a_folder_are_a_sweep(sweeps: Sweeps) -> None:
         pytest.param(("-c", "sweep.yaml"), 2, "need a folder", id="no folder"),
         pytest.param(("-c", "sweep.yaml", "-o", "out", "--filter", "precision=w9"), 2, "no value", id="no such value"),
         pytest.param(("-c", "sweep.yaml", "-o", "new", "--retry-failed"), 2, "No sweep was run", id="nothing to retry"),
-        pytest.param(("-c", "base.yaml", "-m", "one.onnx", "-o", "new", "--filter", "x"), 2, "is none", id="no sweep"),
+        pytest.param(
+            ("-c", "base.yaml", "-m", "one.onnx", "-o", "new", "--filter", "x"), 2, "is not one", id="no sweep"
+        ),
         pytest.param(("-c", "sweep.yaml", "-o", "data.npz"), 1, "is a file, not a folder", id="file for a folder"),
         pytest.param(("-c", "empty", "-o", "new"), 3, "no recipe in empty", id="empty folder"),
     ],

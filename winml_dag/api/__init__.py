@@ -13,6 +13,7 @@ measure_onnx measures the latency of a model, evaluate_onnx its accuracy. build_
 from winml_dag.api.builds import (
     build_hf_model,
     build_onnx_model,
+    build_sweep,
     calibrate_onnx,
     compile_onnx,
     export_model,
@@ -20,7 +21,6 @@ from winml_dag.api.builds import (
     quantize_onnx,
 )
 from winml_dag.api.measures import evaluate_onnx, measure_onnx, validate_onnx
-from winml_dag.api.sweeps import build_sweep
 from winml_dag.pipeline.assess.eval import EvalResult
 from winml_dag.pipeline.assess.perf import PerfResult
 from winml_dag.pipeline.commandresult import CommandResult

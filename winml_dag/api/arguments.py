@@ -16,13 +16,11 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.opened import close_store, open_store
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.pipeline.run import BuildOptions, Driver
+from winml_dag.pipeline.sweep.run import Watcher
 from winml_dag.recipe.document import did_you_mean, known_instead
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 from winml_dag.store.remote.settings import Mode
 from winml_dag.store.store import Store
-
-# Arguments of builds and sweeps that say how to build. All others say what to build.
-HOW = ("force_rebuild", "overwrite", "link", "final_only", "scheduler", "jobs", "cache_dir", "remote", "remote_mode")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,6 +90,25 @@ class HfArguments(OnnxArguments, total=False):
     trust_remote_code: bool
 
 
+class SweepArguments(CommonArguments, total=False):
+    """Additional arguments of :func:`build_sweep`, the same as on the command line.
+
+    ``filters``, ``shard`` and ``retry_failed`` choose cells. ``keep_going`` is true by default.
+    ``stage_timeout_seconds`` limits each stage, ``memory_bytes`` the memory of all stages that run at once. ``watcher``
+    receives a callback for every stage and cell. All other arguments apply to every cell.
+    """
+
+    filters: Sequence[str]
+    shard: str | None
+    retry_failed: bool
+    keep_going: bool
+    stage_timeout_seconds: float | None
+    memory_bytes: int | None
+    watcher: Watcher | None
+    random_weights: bool
+    trust_remote_code: bool
+
+
 class FileArguments(StoreArguments, total=False):
     """Arguments of every single-stage function.
 
@@ -147,7 +164,7 @@ def only_known(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def remote_of(arguments: StoreArguments, recipe: object = None) -> RemoteOptions:
+def remote_of(arguments: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
     """Return the remote options in *arguments*. *recipe*: the recipe, if it is a file.
 
     Raises:

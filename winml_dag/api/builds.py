@@ -1,21 +1,22 @@
-"""Builds from Python, complete or of one stage: the same as on the command line, with the same files and cache."""
+"""Builds from Python, complete, of one stage or of a sweep: the same as on the command line, with the same files."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from winml_dag.api.arguments import (
-    HOW,
     Config,
     FileArguments,
     HfArguments,
     OnnxArguments,
     QuantizeArguments,
+    SweepArguments,
     driver_of,
     only_known,
     remote_of,
@@ -28,14 +29,18 @@ from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.pipeline.search import WithoutRounds
+from winml_dag.pipeline.sweep.cells import Selection
+from winml_dag.pipeline.sweep.result import SweepResult
+from winml_dag.pipeline.sweep.run import SilentWatcher, SweepRun, run_sweep
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.precision import chained
 from winml_dag.recipe.schema import Compile as WinMLCompileConfig
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
-# Arguments that say how to build. All others say what to build, like the command-line options of the same names.
-_HOW = (*HOW, "config", "observer")
+_OVERRIDES = frozenset(field.name for field in fields(Overrides))
+# Options without a ``--no-`` form on the command line.
+_FLAGS = frozenset({"allow_unsupported_nodes", "random_weights", "trust_remote_code", "final_only"})
 
 
 @only_known
@@ -48,13 +53,41 @@ def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments
         StageError: when a stage failed.
         RecipeError, UsageError, InputError, StoreError: as their names say.
     """
-    return _build(Path(output_dir), {"model": None if model is None else str(model)}, arguments)
+    return _build(output_dir, {**arguments, "model": None if model is None else str(model)})
 
 
 @only_known
 def build_onnx_model(onnx: str | Path, output_dir: str | Path, **arguments: Unpack[OnnxArguments]) -> BuildResult:
     """Build a model that is already ONNX into *output_dir*: everything after export. See :func:`build_hf_model`."""
-    return _build(Path(output_dir), {"onnx": Path(onnx)}, arguments)
+    return _build(output_dir, {**arguments, "onnx": Path(onnx)})
+
+
+@only_known
+def build_sweep(
+    config: str | Path | Sequence[str | Path],
+    output_dir: str | Path | None = None,
+    **arguments: Unpack[SweepArguments],
+) -> SweepResult:
+    """Build all cells of the sweep *config* into *output_dir*, measure them and pursue the goals of the sweep.
+
+    *config* is a sweep, or several recipes, a folder or a pattern of them. *output_dir* is by default the recipe's.
+    Returns the contents of ``sweep.json``: failed cells are reported there and raise nothing.
+
+    Raises:
+        RecipeError, UsageError, InputError, StoreError: as their names say, when nothing can be started.
+    """
+    named = [Path(config)] if isinstance(config, str | os.PathLike) else [Path(each) for each in config]
+    remote = remote_of(arguments, next(iter(named), None))
+    folder = None if output_dir is None else Path(output_dir)
+    final_only = arguments.get("final_only", False)
+    request = Request(None, _overrides(arguments), folder, remote=remote, final_only=final_only)
+    selection = Selection(
+        tuple(arguments.get("filters", ())), arguments.get("shard"), arguments.get("retry_failed", False)
+    )
+    sweep = SweepRun.of(named, request, selection, _words(arguments, named, folder))
+    watcher = arguments.get("watcher") or SilentWatcher()
+    with driver_of({"keep_going": True, **arguments}, remote) as driver:
+        return run_sweep(sweep, driver.store, driver.options, watcher).result
 
 
 @only_known
@@ -70,33 +103,17 @@ def quantize_onnx(
         StageError: when a stage failed.
         RecipeError, UsageError, InputError, StoreError: as their names say.
     """
-    model = Path(model)
-    precision = arguments.get("precision")
+    precision, config = arguments.get("precision"), arguments.get("config")
     chain = chained([precision] if isinstance(precision, str) else precision or [])
     data = arguments.get("calibration_data")
-    overrides = Overrides(
-        onnx=model,
-        task=arguments.get("task"),
-        ep=arguments.get("ep"),
-        device=arguments.get("device"),
-        precision=chain.precision,
-        settings={
-            "export": arguments.get("export") or {},
-            "quant": {**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
-        },
-        validate=None if arguments.get("validate", True) else False,
-    )
-    config = arguments.get("config")
-    recipe = None if config is None else _recipe({"quant": config})
-    request = Request(
-        recipe,
-        overrides,
-        command="quantize",
-        output_file=beside(model, "quantize") if output is None else Path(output),
-    )
-    done = _run(request, arguments).quantization
-    assert done is not None
-    return done
+    given = {**arguments, "onnx": model, "precision": chain.precision}
+    sections = {
+        "export": arguments.get("export"),
+        "quant": {**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
+    }
+    done = _stage("quantize", output, given, sections, config=None if config is None else {"quant": config})
+    assert done.quantization is not None
+    return done.quantization
 
 
 @only_known
@@ -119,14 +136,8 @@ def export_model(
         StageError: when a stage failed.
         RecipeError, UsageError, InputError, StoreError: as their names say.
     """
-    overrides = Overrides(
-        model=str(model),
-        task=task,
-        settings={"export": config or {}},
-        trust_remote_code=trust_remote_code,
-        submodel=submodel,
-    )
-    return _command(Request(None, overrides, command="export", output_file=Path(output)), arguments)
+    named = {"model": str(model), "task": task, "trust_remote_code": trust_remote_code, "submodel": submodel}
+    return command_result(_stage("export", output, {**arguments, **named}, {"export": config}), "export")
 
 
 @only_known
@@ -146,14 +157,9 @@ def optimize_onnx(
     *capabilities*: which to turn on or off. *export*: sizes of its inputs, as fields of that section. Raises the same
     errors as :func:`export_model`.
     """
-    overrides = Overrides(
-        onnx=Path(model),
-        ep=ep,
-        device=device,
-        settings={"optim": capabilities or {}, "export": export or {}},
-        validate=None if validate else False,
-    )
-    return _command(_of_onnx(model, output, "optimize", overrides), arguments)
+    given = {**arguments, "onnx": model, "ep": ep, "device": device, "validate": validate}
+    sections = {"optim": capabilities, "export": export}
+    return command_result(_stage("optimize", output, given, sections), "optimize")
 
 
 @only_known
@@ -172,11 +178,12 @@ def calibrate_onnx(
     *output* is by default ``<model>_ranges.json`` next to the model. *config*: fields of ``quant``. *export*: sizes of
     its inputs, as fields of that section. Raises the same errors as :func:`export_model`.
     """
-    settings = {} if config is None else dict(_fields(config))
+    quant = dict(config.to_dict() if isinstance(config, Section) else config or {})
     if calibration_data is not None:
-        settings["calibration_data"] = str(Path(calibration_data).absolute())
-    overrides = Overrides(onnx=Path(model), task=task, settings={"export": export or {}, "quant": settings})
-    return _command(_of_onnx(model, output, "calibrate", overrides), arguments)
+        quant["calibration_data"] = str(Path(calibration_data).absolute())
+    sections = {"export": export, "quant": quant}
+    given = {**arguments, "onnx": model, "task": task}
+    return command_result(_stage("calibrate", output, given, sections), "calibrate")
 
 
 @only_known
@@ -200,41 +207,48 @@ def compile_onnx(
     *also*: further models, which share one binary with the first and are written next to it as
     ``<model>_compiled.onnx``. Raises the same errors as :func:`export_model`.
     """
-    overrides = Overrides(
-        onnx=Path(model),
-        ep=ep,
-        device=device,
-        settings={"export": export or {}},
-        validate=None if validate else False,
-    )
-    recipe = None if config is None else _recipe({"compile": config})
-    request = replace(_of_onnx(model, output, "compile", overrides), recipe=recipe, also=tuple(map(Path, also)))
-    return _command(request, arguments)
+    given = {**arguments, "onnx": model, "ep": ep, "device": device, "validate": validate}
+    recipe = None if config is None else {"compile": config}
+    done = _stage("compile", output, given, {"export": export}, config=recipe, also=also)
+    return command_result(done, "compile")
 
 
-def _of_onnx(model: str | Path, output: str | Path | None, command: str, overrides: Overrides) -> Request:
-    file = beside(Path(model), command) if output is None else Path(output)
-    return Request(None, overrides, command=command, output_file=file)
+def _overrides(arguments: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Overrides:
+    """Return what *arguments* change in a recipe: those named like a field of ``Overrides``, and *settings*."""
+    return Overrides(**{name: arguments[name] for name in _OVERRIDES & arguments.keys()}, settings=settings)
 
 
-def _command(request: Request, arguments: FileArguments) -> CommandResult:
-    assert request.command is not None
-    return command_result(_run(request, arguments), request.command)
-
-
-def _fields(config: Section | Mapping[str, Any]) -> Mapping[str, Any]:
-    return config.to_dict() if isinstance(config, Section) else config
-
-
-def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | OnnxArguments) -> BuildResult:
-    what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
+def _build(output_dir: str | Path, arguments: Mapping[str, Any]) -> BuildResult:
     config = arguments.get("config")
     final_only = arguments.get("final_only", False)
-    request = Request(_recipe(config), Overrides(**model, **what), output_dir, final_only=final_only)
+    request = Request(_recipe(config), _overrides(arguments), Path(output_dir), final_only=final_only)
     return _run(request, arguments, config)
 
 
-def _run(request: Request, arguments: FileArguments | OnnxArguments, config: object = None) -> BuildResult:
+def _stage(
+    command: str,
+    output: str | Path | None,
+    arguments: Mapping[str, Any],
+    sections: Mapping[str, Any],
+    *,
+    config: Config | None = None,
+    also: Sequence[str | Path] = (),
+) -> BuildResult:
+    """Run the stage *command*; *sections*: fields of the recipe, by section."""
+    given = dict(arguments)
+    if given.pop("validate", True) is False:
+        given["validate"] = False
+    if "onnx" in given:
+        given["onnx"] = Path(given["onnx"])
+    overrides = _overrides(given, {name: fields for name, fields in sections.items() if fields})
+    file = beside(given["onnx"], command) if output is None else Path(output)
+    request = Request(
+        _recipe(config), overrides, command=command, output_file=file, also=tuple(Path(each) for each in also)
+    )
+    return _run(request, arguments)
+
+
+def _run(request: Request, arguments: Mapping[str, Any], config: object = None) -> BuildResult:
     """Run *request*. *config*: the recipe, if it is a file."""
     request = replace(request, remote=remote_of(arguments, config))
     observer = arguments.get("observer")
@@ -257,3 +271,28 @@ def _recipe(config: Config | None) -> Path | LoadedRecipe | None:
         return None if config is None else Path(config)
     recipe = parse_recipe(json.dumps(config, default=_plain), "config", "json")
     return LoadedRecipe(Path.cwd() / "config", recipe, "json")
+
+
+def _words(arguments: Mapping[str, object], named: Sequence[Path], folder: Path | None) -> str:
+    """Return the command that builds the same: its options have the names of *arguments*."""
+    from winml_dag.store.remote.settings import shown
+
+    words = [word for path in named for word in ("-c", str(path))]
+    words += [] if folder is None else ["-o", str(folder)]
+    said = _OVERRIDES | {"remote", "remote_mode", "final_only"}
+    for name, value in arguments.items():
+        if name not in said:
+            continue
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            # An option without a ``--no-`` form is off when omitted.
+            words += [f"--{option}"] if value else [] if name in _FLAGS else [f"--no-{option}"]
+        elif value is not None:
+            several = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+            # The command is written to files, so it must not contain a password.
+            words += [
+                word
+                for each in several
+                for word in (f"--{option}", shown(str(each)) if name == "remote" else str(each))
+            ]
+    return shlex.join(("winml-dag", "build", *words))

@@ -1,8 +1,5 @@
 """``winml-dag``: lists the commands without importing them, runs one and sets the exit code.
 
-Exit codes: 0 success; 1 a stage failed, or the cache or output folder cannot be used; 2 usage or recipe error; 3 an
-input is missing or unreadable; 130 interrupted.
-
 All commands print with :func:`echo`. Logs, file names, recipes, manifests and models come from untrusted sources. An
 escape sequence in them could clear the screen, overwrite earlier output, or set the clipboard. So control characters
 are printed as JSON escapes.
@@ -17,7 +14,7 @@ import signal
 import sys as system  # importing the command sys binds its name in this package
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -73,31 +70,52 @@ def errors_as_object(as_json: bool, **fields: JsonValue) -> Iterator[None]:
 
 # name -> (module, line in the list of commands). A command's module is imported only to run it or to show its help.
 COMMANDS = {
-    "build": ("winml_dag.cli.build", "Bring a model's output folder up to date."),
-    "export": ("winml_dag.cli.export", "Export a PyTorch model into one ONNX file."),
-    "optimize": ("winml_dag.cli.optimize", "Optimize an ONNX model into one file."),
-    "analyze": ("winml_dag.cli.analyze", "Tell what a target can do with the operators of a model."),
-    "calibrate": ("winml_dag.cli.calibrate", "Write down the ranges of a model's activations."),
-    "quantize": ("winml_dag.cli.quantize", "Quantize an ONNX model into one file."),
-    "compile": ("winml_dag.cli.compile", "Compile an ONNX model ahead of time into one file."),
-    "validate": ("winml_dag.cli.validate", "Run a finished model and hold it against what it was made from."),
-    "perf": ("winml_dag.cli.perf", "Measure how fast a finished model loads and runs."),
-    "eval": ("winml_dag.cli.eval", "Evaluate a finished model on labelled data, or beside its float model."),
-    "report": ("winml_dag.cli.report", "Tell what became of a sweep or of builds, and what has changed."),
-    "inspect": ("winml_dag.cli.inspect", "Tell what an ONNX model is, and which build made it."),
-    "verify": ("winml_dag.cli.verify", "Check that an output folder is as it was built."),
-    "provenance": ("winml_dag.cli.provenance", "Tell others of a finished build: as SLSA provenance, as CycloneDX."),
+    "init": ("winml_dag.cli.config", "Write a commented recipe for a model."),
+    "build": ("winml_dag.cli.build", "Build a model, or bring its output folder up to date."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),
-    "catalog": ("winml_dag.cli.catalog", "List the recipes that come with winml_dag."),
-    "config": ("winml_dag.cli.config", "Write a recipe in which everything is decided."),
-    "why": ("winml_dag.cli.why", "Explain one stage of a build."),
-    "reproduce": ("winml_dag.cli.reproduce", "Run stages of a finished build again and compare every byte."),
-    "graph": ("winml_dag.cli.graph", "Draw the graph of builds: as text, or as a page."),
-    "clean": ("winml_dag.cli.clean", "Remove what a build put into its output folder."),
-    "worker": ("winml_dag.cli.worker", "Let builds on other machines run stages on this one."),
-    "sys": ("winml_dag.cli.sys", "Tell what this machine has: versions, execution providers, devices."),
-    "cache": ("winml_dag.cli.cache", "Look after the cache."),
+    "why": ("winml_dag.cli.why", "Explain why a stage would run or not."),
+    "graph": ("winml_dag.cli.graph", "Draw the graph of one or more builds."),
+    "export": ("winml_dag.cli.stages", "Export a PyTorch model to ONNX."),
+    "optimize": ("winml_dag.cli.stages", "Optimize an ONNX model."),
+    "analyze": ("winml_dag.cli.analyze", "Check which operators of a model a target supports."),
+    "calibrate": ("winml_dag.cli.stages", "Compute the activation ranges of an ONNX model."),
+    "quantize": ("winml_dag.cli.stages", "Quantize an ONNX model."),
+    "compile": ("winml_dag.cli.stages", "Compile an ONNX model ahead of time."),
+    "validate": ("winml_dag.cli.validate", "Run a model and compare it with its float model."),
+    "perf": ("winml_dag.cli.perf", "Measure load time and latency of a model."),
+    "eval": ("winml_dag.cli.eval", "Measure the accuracy of a model on labelled data."),
+    "report": ("winml_dag.cli.report", "Report on a sweep or on builds, and compare them."),
+    "inspect": ("winml_dag.cli.inspect", "Describe an ONNX model and the build that made it."),
+    "verify": ("winml_dag.cli.verify", "Check that an output folder is as it was built."),
+    "reproduce": ("winml_dag.cli.reproduce", "Run stages of a build again and compare the bytes."),
+    "provenance": ("winml_dag.cli.provenance", "Write the provenance of a build as SLSA or CycloneDX."),
+    "catalog": ("winml_dag.cli.catalog", "List the bundled recipes."),
+    "config": ("winml_dag.cli.config", "Write a recipe with every decision made."),
+    "clean": ("winml_dag.cli.clean", "Remove the files of a build from its output folder."),
+    "cache": ("winml_dag.cli.cache", "Inspect and manage the cache."),
+    "worker": ("winml_dag.cli.worker", "Run stages of builds on other machines here."),
+    "sys": ("winml_dag.cli.sys", "Show versions, execution providers and devices."),
 }
+# What similar tools call a command, and the command to use.
+_SYNONYMS = {
+    "run": "winml-dag build",
+    "make": "winml-dag build",
+    "status": "winml-dag plan",
+    "ls": "winml-dag cache list, or winml-dag catalog for the bundled recipes",
+    "list": "winml-dag cache list, or winml-dag catalog for the bundled recipes",
+    "diff": "winml-dag report --against, or winml-dag why for what changed before a build",
+    "repro": "winml-dag build, or winml-dag reproduce to run stages again and compare the bytes",
+    "explain": "winml-dag why",
+    "show": "winml-dag inspect",
+    "info": "winml-dag inspect",
+    "gc": "winml-dag cache gc",
+    "help": "winml-dag --help",
+}
+_RECIPES = (".yaml", ".yml", ".json")
+EXIT_CODES = (
+    "Exit codes: 0 success, 1 a stage failed or a check did not pass, 2 wrong usage or recipe, 3 an input is missing or"
+    " unreadable, 130 interrupted."
+)
 
 
 class LazyGroup(click.Group):
@@ -110,8 +128,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
-        command: click.Command = module.command
-        return command
+        commands: Mapping[str, click.Command] = getattr(module, "COMMANDS", {})
+        return commands.get(cmd_name) or module.command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -120,22 +138,51 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and _model_or_recipe(args[0]):
+            args = ["build", *args]
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            import difflib
+            raise click.UsageError(f"There is no command {args[0]!r}. {_instead(args[0])}", ctx)
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, rest if command is None else _with_flags(command, rest)
 
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Commands: {', '.join(COMMANDS)}."
-            raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
+
+def _instead(word: str) -> str:
+    import difflib
+
+    if word in _SYNONYMS:
+        return f"Use {_SYNONYMS[word]}."
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(COMMANDS)}."
+
+
+def _model_or_recipe(word: str) -> str:
+    """Return the option for *word* if it is obviously a model or a recipe, else an empty text."""
+    word = word.casefold()
+    return "-c" if word.endswith(_RECIPES) or word.startswith("catalog:") else "-m" if word.endswith(".onnx") else ""
+
+
+def _with_flags(command: click.Command, words: list[str]) -> list[str]:
+    """Return *words* with ``-c`` or ``-m`` before models and recipes at their start: ``build r.yaml -o out``."""
+    if any(isinstance(parameter, click.Argument) for parameter in command.params):
+        return words
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    leading = [*takewhile(lambda word: _model_or_recipe(word) in flags, words)]
+    return [*(part for word in leading for part in (_model_or_recipe(word), word)), *words[len(leading) :]]
 
 
 @click.group(
     cls=LazyGroup,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Build deployment-ready ONNX models: say what you want, and only what is not already known runs.",
+    help="Build deployment-ready ONNX models. Only stages that are not cached run.",
+    epilog=EXIT_CODES,
 )
 @click.version_option(__version__, "--version", prog_name="winml-dag")
-def cli() -> None: ...
+@click.pass_context
+def cli(context: click.Context) -> None:
+    if context.invoked_subcommand is None:
+        echo(context.get_help())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -162,7 +209,7 @@ def run(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        echo("Interrupted: what had finished is in the cache, nothing half done was kept.", err=True)
+        echo("Interrupted. Finished stages are cached; partial results were removed.", err=True)
         return Interrupted.exit_code
     except WinmlDagError as error:
         echo(f"error: {error}", err=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,13 +17,15 @@ from winml_dag.cli import echo
 from winml_dag.cli.options import (
     MEMORY,
     TEXT,
+    Command,
     Output,
-    are_a_sweep,
+    are_cells,
     cell_options,
     output_options,
     rebuild_option,
     request_from,
     several_request_options,
+    with_options,
 )
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.uptodate import CurrentPlan, check, note_use
@@ -36,38 +38,26 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.run import BuildOptions
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 # Names of the options. None of them affects what is built.
 CLUSTER_OPTIONS = ("executor", "scheduler", "workers", "worker_tags")
-
-_OPTIONS = (
+_cluster_options = with_options(
     click.option(
         "--executor",
         type=click.Choice(["local", "dask"]),
         default=None,
-        help="Where stages run: in processes of this machine, or on the workers of a cluster [local].",
+        help="Run stages in processes of this machine, or on the workers of a cluster [local].",
     ),
-    click.option(
-        "--scheduler", type=TEXT, metavar="ADDRESS", help="Of the cluster, such as tcp://host:8786, or tls://host:8786."
-    ),
+    click.option("--scheduler", type=TEXT, metavar="ADDRESS", help="The cluster: tcp://host:8786 or tls://host:8786."),
     click.option(
         "--workers",
         type=click.IntRange(min=1),
         metavar="N",
-        help="With --executor dask and no scheduler: as many workers on this machine, for this build [2].",
+        help="With --executor dask and no scheduler: start N workers on this machine for this build [2].",
     ),
     click.option(
-        "--worker-tag", "worker_tags", type=TEXT, multiple=True, metavar="TAG", help="Only workers that have this tag."
+        "--worker-tag", "worker_tags", type=TEXT, multiple=True, metavar="TAG", help="Use only workers with this tag."
     ),
 )
-
-
-def cluster_options(function: F) -> F:
-    """Add the options. The command receives them under the names in ``CLUSTER_OPTIONS``."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def refuse_misfits(options: Mapping[str, Any]) -> None:
@@ -75,10 +65,10 @@ def refuse_misfits(options: Mapping[str, Any]) -> None:
     if options["executor"] != "dask":
         if given := [name for name in CLUSTER_OPTIONS[1:] if options[name]]:
             name = {"worker_tags": "worker-tag"}.get(given[0], given[0])
-            raise UsageError(f"--{name} is about a cluster.", advice="Give --executor dask too.")
+            raise UsageError(f"--{name} is for a cluster.", advice="Also give --executor dask.")
     elif options["scheduler"] and options["workers"]:
         raise UsageError(
-            "--workers starts workers on this machine, and --scheduler names a cluster that has its own.",
+            "--workers starts workers on this machine, but the cluster of --scheduler has its own.",
             advice="Give one of them.",
         )
 
@@ -120,31 +110,29 @@ class _Seconds(click.FloatRange):
         return seconds
 
 
-@click.command(name="build")
+@click.command(name="build", cls=Command)
 @several_request_options
 @cell_options
-@click.option("--retry-failed", is_flag=True, help="Of a sweep, only what failed the last time.")
+@click.option("--retry-failed", is_flag=True, help="Build only the cells of a sweep that failed last time.")
 @rebuild_option
-@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Stages at a time [number of processors].")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Parallel stages [number of processors].")
 @click.option(
     "--memory",
     type=MEMORY,
-    help="What the stages that run at a time may take together, such as 16GB; none: any [most of this machine's].",
+    help="Memory for all stages that run in parallel, such as 16GB, or none for no limit [most of this machine's].",
 )
 @click.option(
     "-k/",
     "--keep-going/--no-keep-going",
     default=None,
-    help="After a failure go on with what does not depend on it; several builds do.",
+    help="After a failure, run everything that does not depend on it [on for several builds].",
 )
-@click.option("--stage-timeout", type=_Seconds(min=0.1), help="Seconds after which any stage is ended.")
-@cluster_options
-@click.option("--overwrite", is_flag=True, help="Replace files that are not ours.")
-@click.option("--link", is_flag=True, help="Put read-only links into the cache into the output folder, not copies.")
-@click.option("--sandbox", is_flag=True, help="Let stages of your own see nothing but their declared inputs.")
-@click.option(
-    "--check-inputs", is_flag=True, help="Fail stages of your own that read a file they do not declare, and name it."
-)
+@click.option("--stage-timeout", type=_Seconds(min=0.1), help="End a stage after this many seconds.")
+@_cluster_options
+@click.option("--overwrite", is_flag=True, help="Replace files that winml-dag did not write.")
+@click.option("--link", is_flag=True, help="Write read-only links into the cache instead of copies.")
+@click.option("--sandbox", is_flag=True, help="Hide everything but declared inputs from custom stages.")
+@click.option("--check-inputs", is_flag=True, help="Fail custom stages that read undeclared files, and name the files.")
 @output_options
 def command(
     *,
@@ -166,11 +154,12 @@ def command(
     format_: str,
     **options: Any,
 ) -> int:
-    """Build a model, or stages of your own: run only what is not already known, then put the results in place. A sweep,
-    several recipes, a folder or a pattern of them are built as one graph.
+    """Build a model, or custom stages: run the stages that are not cached, then write the results.
+
+    A sweep, several recipes, a folder or a pattern of recipes are built as one graph.
 
     \b
-    winml-dag build -c recipe.yaml -o out
+    winml-dag build recipe.yaml -o out
     winml-dag build --onnx model.onnx --device qnn --precision w8a16 -o out
     winml-dag build -c sweep.yaml -o out --filter model=bert
     """
@@ -202,7 +191,7 @@ def command(
     with errors_as_json(format_), with_cluster(how, where, cache_dir, request.remote, quiet=quiet) as how:
         # With several builds, one failure does not affect the others.
         of_several = replace(how, keep_going=keep_going is not False)
-        if are_a_sweep(recipes):
+        if are_cells(recipes, selects=chooses):
             from winml_dag.cli.sweep import build_sweep
             from winml_dag.pipeline.sweep.cells import Selection
 
@@ -211,11 +200,6 @@ def command(
             if sandbox:
                 _say_what_is_not_watched()
             return code
-        if chooses:
-            raise UsageError(
-                "--filter, --shard and --retry-failed choose cells of a sweep, and this is none.",
-                advice="Leave them out, or give a recipe with a matrix, or several recipes.",
-            )
         result = carry_out(request, cache_dir, current_plan, how, output)
     if output.as_json:
         print_json([result], result.elapsed_seconds)
@@ -318,4 +302,4 @@ def _say_what_is_not_watched() -> None:
     from winml_dag.engine.sandbox import watches_absolute_paths
 
     if not watches_absolute_paths():
-        echo("note: absolute paths are not watched here: the sandbox needs Linux with Landlock for that.", err=True)
+        echo("note: absolute paths are not restricted: that needs Linux with Landlock.", err=True)

@@ -126,14 +126,11 @@ def print_result(
 ) -> None:
     """Print the end of a build: notices, failures with the end of their log, *lines* on what ran, a summary."""
     ran = any(view.status is Status.RAN for view in result.stages)
-    if ran and not output.quiet:
-        for notice in result.build.notices:
-            output.say(f"note: {notice}")
     if restored := result.materialised.restored:
-        output.say(f"note: restored what had been changed or deleted: {few(restored, _MOST_NAMES)}")
+        output.say(f"note: restored changed or deleted files: {few(restored, _MOST_NAMES)}")
     if copied := result.materialised.not_linked:
         where = result.build.output_dir
-        output.say(f"note: copied, no links can be made from the cache to {where}: {few(copied, _MOST_NAMES)}")
+        output.say(f"note: copied, because the cache cannot be linked to {where}: {few(copied, _MOST_NAMES)}")
     if result.cache_note:
         output.say(f"note: {result.cache_note}")
     for view in result.stages:
@@ -145,6 +142,8 @@ def print_result(
             output.say(line)
     for line in () if output.quiet else traffic_lines(result.traffic):
         output.say(line)
+    for notice in result.build.notices if ran and not output.quiet else ():
+        output.say(f"note: {notice}")
     output.say(summary(result))
 
 
@@ -157,22 +156,22 @@ def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:
     if result.log is not None:
         lines = result.log.read_text(encoding="utf-8", errors="replace").splitlines() if whole else result.tail
         yield from (f"  | {line}" for line in lines)
-        yield f"  the whole log: {result.log}"
+        yield f"  full log: {result.log}"
     if result.kept is not None:
-        yield f"  the whole result of {result.node.stage.name}: {result.kept}"
+        yield f"  full result of {result.node.stage.name}: {result.kept}"
 
 
 def summary(result: BuildResult) -> str:
     build, seconds = result.build, f"{result.elapsed_seconds:.2f} s"
     counted = counts(result)
     if result.failed:
-        left = "What had finished is in place" if build.origin == "stages" else f"{build.place} is as it was"
+        left = "Finished results are in place" if build.origin == "stages" else f"{build.place} is unchanged"
         return f"Failed after {seconds}: {counted}. {left}."
     if any(view.status is Status.RAN for view in result.stages):
         return f"Built {build.headline} in {seconds}: {counted}."
     if result.materialised.changed:
-        done = "Put files in place of" if build.origin == "stages" else "Put together"
-        return f"{done} {build.headline} from the cache in {seconds}: nothing ran."
+        done = "Restored files of" if build.origin == "stages" else "Restored"
+        return f"{done} {build.headline} from the cache in {seconds} (0 stages run)."
     return f"{build.up_to_date}, checked in {seconds}."
 
 

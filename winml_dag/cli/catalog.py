@@ -10,8 +10,7 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli import echo, errors_as_object, print_object
-from winml_dag.cli.options import FILE, TEXT, format_option
-from winml_dag.cli.settings import target_options
+from winml_dag.cli.options import FILE, TEXT, format_option, target_options
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
 
 
 @click.command(name="catalog")
-@click.option("--model-type", type=TEXT, help="Only those of this architecture, such as bert.")
-@click.option("-t", "--task", type=TEXT, help="Only those for this task, such as text-classification.")
+@click.option("--model-type", type=TEXT, help="Only recipes for this architecture, such as bert.")
+@click.option("-t", "--task", type=TEXT, help="Only recipes for this task, such as text-classification.")
 @target_options
-@click.option("-p", "--precision", type=TEXT, help="Only those that can be had in this precision on the target.")
+@click.option("-p", "--precision", type=TEXT, help="Only recipes that the target supports in this precision.")
 @click.option("-o", "--output", type=FILE, help="Write the list to this JSON file.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
 @format_option
 def command(
     *,
@@ -37,7 +36,7 @@ def command(
     overwrite: bool,
     format_: str,
 ) -> int:
-    """List the recipes that come with winml_dag; each is built by its name.
+    """List the bundled recipes. Each is built by its name.
 
     \b
     winml-dag catalog -t text-classification
@@ -47,7 +46,7 @@ def command(
 
     with errors_as_object(format_ == "json", success=False):
         if output is not None and output.exists() and not overwrite:
-            raise UsageError(f"{output} is there already.", advice="Choose another name, or give --overwrite.")
+            raise UsageError(f"{output} already exists.", advice="Choose another name, or give --overwrite.")
         found = [*_matching(model_type, task, ep, device, precision)]
         value: JsonObject = {"recipes": [_told(each) for each in found]}
         if output is not None:
@@ -60,7 +59,7 @@ def command(
         echo(f"{each.name:<{width}}  {each.recipe.model}")
         echo(f"{'':<{width}}  {each.summary}")
     many = "1 recipe" if len(found) == 1 else f"{len(found)} recipes"
-    echo(f"{many}; winml-dag build -c catalog:NAME builds one." if found else "No recipe is so.")
+    echo(f"{many}. Build one with: winml-dag build -c catalog:NAME" if found else "No recipe matches.")
     return 0
 
 

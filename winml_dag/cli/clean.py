@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 @click.command(name="clean")
-@click.option("-c", "--config", "recipe", type=FILE, help="The recipe whose results are to go.")
-@click.option("-o", "--output-dir", type=FILE, help="The folder, where the recipe does not say it.")
+@click.option("-c", "--config", "recipe", type=FILE, help="Remove the results of this recipe.")
+@click.option("-o", "--output-dir", type=FILE, help="The output folder, unless the recipe names it.")
 @click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed.")
 @format_option
 def command(
     *, recipe: Path | None, output_dir: Path | None, cache_dir: Path | None, dry_run: bool, format_: str
 ) -> int:
-    """Remove what a build put into its output folder, and nothing else; the cache stays.
+    """Remove the files of a build from its output folder. The cache stays.
 
-    Only files go that build_manifest.json says are ours and that nobody has edited; of a recipe with stages of its
-    own, also what these put beside it.
+    Removes only files that build_manifest.json lists and that were not edited, also those that the recipe's custom
+    stages wrote elsewhere.
     """
     from winml_dag.pipeline.clean import clean
     from winml_dag.pipeline.request import RemoteOptions
@@ -55,7 +55,6 @@ def _folder(recipe: Path | None, output_dir: Path | None, cache: Path) -> Path:
 
 
 def _print_json(folder: Path, done: Cleaned, dry_run: bool) -> None:
-
     value = {
         "output_dir": str(folder),
         "dry_run": dry_run,
@@ -77,6 +76,6 @@ def _print_text(folder: Path, done: Cleaned, dry_run: bool) -> None:
         for path in done.removed:
             echo(f"would remove {path}")
     for path in done.edited:
-        echo(f"kept, edited since it was built: {path}")
+        echo(f"kept, because it was edited: {path}")
     verb = "Would remove" if dry_run else "Removed"
-    echo(f"{verb} {counted(len(done.removed), 'file')} of {folder}. What stages made is in the cache still.")
+    echo(f"{verb} {counted(len(done.removed), 'file')} of {folder}. The results are still cached.")

@@ -1,4 +1,4 @@
-"""``winml-dag config``: write a recipe with every field filled in."""
+"""``winml-dag init`` and ``config``: write a recipe with every field filled in."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ import click
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli import echo, errors_as_object, print_object
-from winml_dag.cli.options import FILE, TEXT, request_from, shared_options
+from winml_dag.cli.options import FILE, TEXT, Command, request_from, shared_options, target_options, task_option
+from winml_dag.cli.settings import LOADER
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.frozen_recipe import FrozenRecipe
 
-# A short explanation of each section. The reference documentation has the details.
+# A short explanation of each section, and an example for one that is null. The reference documentation has the details.
 _COMMENTS = {
-    "loader": "Which PyTorch model, and what it is for.",
-    "export": "How it becomes ONNX: a text in a shape is a dimension that varies, a range excludes its end.",
-    "optim": "Optimizations by name; analyze adds what helps the target, unless auto is false.",
-    "quant": "How floats become integers or float16; null leaves them floats.",
-    "compile": "What the execution provider makes of it ahead of time; null ships the ONNX model.",
+    "loader": "The PyTorch model and its task.",
+    "export": "Conversion to ONNX. A text in a shape is a dynamic axis; a range excludes its end.",
+    "optim": "Optimizations by name. Unless auto is false, analyze adds those that the target needs.",
+    "quant": "Quantization to integers or float16. null: the model stays in float32.",
+    "compile": "Ahead-of-time compilation by the execution provider. null: the result is not compiled.",
+    "validate": "Comparison of the result with the float model.",
+}
+_EXAMPLES = {
+    "compile": "compile: {embed_context: true}",
+    "quant": "quant: {weight_type: uint8, activation_type: uint8, calibration_data: samples.npz, samples: 32}",
+    "validate": "validate: {min_cosine: 0.99, input_data: samples.npz}",
 }
 
 
@@ -32,69 +39,92 @@ _COMMENTS = {
 _ONE_LINE = 4
 
 
-@click.command(name="config")
+_OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
+
+
+@click.command(name="init", cls=Command)
+@click.argument("model")
+@click.option("-o", "--output", type=FILE, default="recipe.yaml", help="The file to write [recipe.yaml].")
+@task_option
+@target_options
+@click.option("-p", "--precision", type=TEXT, help="auto, fp32, fp16, int8, int16, w8a8, w8a16, ...")
+@_OVERWRITE
+def init(*, model: str, output: Path, overwrite: bool, **options: Any) -> int:
+    """Write a commented recipe for MODEL: a model folder, an .onnx file or a hub id.
+
+    The same as `config -m MODEL -o recipe.yaml`, which has more options.
+
+    \b
+    winml-dag init ./bert --ep qnn -p w8a16
+    """
+    decided = _write({**options, "model": model, **_NO_OPTIONS}, output, None, overwrite=overwrite, as_json=False)
+    _tell(decided, output)
+    return 0
+
+
+@click.command(name="config", cls=Command)
 @shared_options
 @click.option("-o", "--output", type=FILE, help="The file to write: .yaml or .json [print it].")
-@click.option("--model-type", type=TEXT, help="The architecture, such as bert; in place of a model.")
-@click.option("--model-class", type=TEXT, help="The class of transformers that makes the model [the task's].")
-@click.option("--module", type=TEXT, help="Recipes for the modules of this class, each to be built alone.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@LOADER
+@click.option("--module", type=TEXT, help="Write recipes for the modules of this class, to build each alone.")
+@_OVERWRITE
 @click.option(
-    "-f", "--format", "format_", type=click.Choice(["yaml", "json"]), help="yaml or json [as the file's name ends]."
+    "-f", "--format", "format_", type=click.Choice(["yaml", "json"]), help="yaml or json [from the file name]."
 )
-def command(
-    *,
-    output: Path | None,
-    model_type: str | None,
-    model_class: str | None,
-    module: str | None,
-    overwrite: bool,
-    format_: str | None,
-    **options: Any,
-) -> int:
-    """Write the recipe that the options mean, with everything decided: a build from it is a build with them.
+def config(*, output: Path | None, module: str | None, overwrite: bool, format_: str | None, **options: Any) -> int:
+    """Write the recipe that the options mean, with every decision made. Building it gives the same result.
 
     \b
     winml-dag config -m ./bert --ep qnn -p w8a16 -o recipe.yaml
     winml-dag config --model-type resnet -t image-classification
     """
+    with errors_as_object(format_ == "json", success=False):
+        decided = _write(options, output, module, overwrite=overwrite, as_json=_is_json(output, format_))
+    if output is not None:
+        _tell(decided, output, err=format_ == "json")
+        if format_ == "json":
+            print_object({"success": True, "output": str(output), "notices": list(decided.notices)})
+    return 0
+
+
+COMMANDS = {"init": init, "config": config}
+# What a request needs besides the options of ``init``.
+_NO_OPTIONS = {"recipe": None, "cache_dir": None, "remote": (), "remote_mode": None}
+
+
+def _write(
+    options: dict[str, Any], output: Path | None, module: str | None, *, overwrite: bool, as_json: bool
+) -> FrozenRecipe:
+    """Write the recipe that *options* mean to *output*, or print it."""
+    from winml_dag.pipeline.frozen_recipe import frozen_recipe
     from winml_dag.pipeline.jsonfile import put_text
 
-    named = {"model_type": model_type, "model_class": model_class}
-    loader = {name: value for name, value in named.items() if value is not None}
-    with errors_as_object(format_ == "json", success=False):
-        as_json = _is_json(output, format_)
-        if output is not None and output.exists() and not overwrite:
-            raise UsageError(f"{output} is there already.", advice="Choose another name, or give --overwrite.")
-        decided = _decide(options, loader, output, module)
-        text = _json(decided) if as_json else _yaml(decided)
-        if output is not None:
-            put_text(output, text)
+    _is_json(output, None)
+    if output is not None and output.exists() and not overwrite:
+        raise UsageError(f"{output} already exists.", advice="Choose another name with -o, or give --overwrite.")
+    request, _ = request_from(options)
+    folder = Path.cwd() if output is None else output.absolute().parent
+    decided = frozen_recipe(request, folder, module=module)
+    text = _json(decided) if as_json else _yaml(decided)
     for notice in decided.notices:
         echo(f"note: {notice}", err=True)
     if output is None:
         echo(text, nl=False)
-        return 0
-    many = f" ({len(decided.recipes)} modules)" if module else ""
+    else:
+        put_text(output, text)
+    return decided
+
+
+def _tell(decided: FrozenRecipe, output: Path, *, err: bool = False) -> None:
+    many = f" ({len(decided.recipes)} modules)" if len(decided.recipes) > 1 else ""
     which = " -m MODEL" if decided.needs_model else ""
-    echo(f"Wrote {output}{many}; winml-dag build -c {output}{which} -o OUT builds it.", err=format_ == "json")
-    if format_ == "json":
-        print_object({"success": True, "output": str(output), "notices": list(decided.notices)})
-    return 0
-
-
-def _decide(options: dict[str, Any], loader: JsonObject, output: Path | None, module: str | None) -> FrozenRecipe:
-    from winml_dag.pipeline.frozen_recipe import frozen_recipe
-
-    request, _ = request_from({**options, "output_dir": None, "use_cache": False}, loader=loader)
-    folder = Path.cwd() if output is None else output.absolute().parent
-    return frozen_recipe(request, folder, module=module)
+    echo(f"Wrote {output}{many}. Build it with: winml-dag build -c {output}{which} -o OUT", err=err)
 
 
 def _is_json(output: Path | None, format_: str | None) -> bool:
     suffix = "" if output is None else output.suffix.lower()
     if output is not None and suffix not in (".json", ".yaml", ".yml"):
-        raise UsageError(f"{output} is no name of a recipe.", advice="It ends with .yaml or .json.")
+        raise UsageError(f"{output} is not the name of a recipe.", advice="It ends with .yaml or .json.")
     return suffix == ".json" if output is not None else format_ == "json"
 
 
@@ -114,7 +144,7 @@ def _loader(recipe: JsonObject) -> JsonObject:
 
 def _yaml(decided: FrozenRecipe) -> str:
     value = _value(decided)
-    lines = [f"# {decided.model}, for {decided.target}. Everything is decided; change what you like."]
+    lines = [f"# {decided.model}, for {decided.target}. Every decision is made; change what you like."]
     lines += [f"# {notice}" for notice in decided.notices]
     if not isinstance(value, dict):
         return "\n".join([*lines, _dumped(value)]) + "\n"
@@ -126,6 +156,10 @@ def _sections(recipe: JsonObject) -> Iterator[str]:
         if name in _COMMENTS:
             yield ""
             yield f"# {_COMMENTS[name]}"
+            if value is None and name in _EXAMPLES:
+                yield f"# {_EXAMPLES[name]}"
+        if name == "compile" and value is None and not _compiles(recipe["ep"]):
+            continue  # null would also keep another target's model from being compiled
         if not isinstance(value, dict) or len(value) < _ONE_LINE:
             yield _dumped({name: value}, flow=None if isinstance(value, dict) else False)
             continue
@@ -134,6 +168,14 @@ def _sections(recipe: JsonObject) -> Iterator[str]:
             _dumped({field: each}, None if isinstance(each, (dict, list)) else False) for field, each in value.items()
         )
         yield from (textwrap.indent(field, "  ") for field in fields)
+    if "validate" not in recipe:
+        yield f"\n# {_COMMENTS['validate']}\n# {_EXAMPLES['validate']}"
+
+
+def _compiles(ep: JsonValue) -> bool:
+    from winml_dag.ep.registry import find_ep
+
+    return find_ep(str(ep)).makes_ep_context
 
 
 def _dumped(value: JsonValue, flow: bool | None = None) -> str:

@@ -21,8 +21,8 @@ from winml_dag.cli.measuring import (
     stage_timeout_option,
 )
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.options import FILE, TEXT
-from winml_dag.cli.settings import Settings, fields, pairs
+from winml_dag.cli.options import FILE, TEXT, pairs
+from winml_dag.cli.settings import Settings, fields
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted
 

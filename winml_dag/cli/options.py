@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo
+from winml_dag.canonical import JsonValue
+from winml_dag.cli import EXIT_CODES, echo
 from winml_dag.pipeline.request import Overrides, RemoteOptions, Request
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ CATALOG = "catalog:"
 
 
 class _NotEmpty(click.ParamType[Any]):
-    """Rejects empty values, which come from unset script variables and mean no default and no current folder."""
+    """Rejects empty values: they come from unset variables of a script."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -100,114 +100,193 @@ MEMORY = _Memory()
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def cache_option(function: F) -> F:
-    """Add the options for the cache folder and its remotes."""
-    return click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")(
-        remote_option(function)
-    )
+def with_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds *options* in this order."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
-def remote_option(function: F) -> F:
-    """Add the options for the remotes, and whether to read and write them."""
-    modes = click.Choice(["read", "read-write", "off"])
-    function = click.option(
-        "--remote-mode", type=modes, help="What may be done there [WINML_DAG_REMOTE_MODE, or as configured]."
-    )(function)
-    return click.option(
+class Command(click.Command):
+    """A command whose help shows its options in panels."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in _PANELS}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                panels.setdefault(_panel_of(str(parameter.name)), []).append(record)
+        for panel, records in panels.items():
+            if records:
+                with formatter.section(f"{panel} options" if panel else "Options"):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        formatter.write_paragraph()
+        formatter.write_text(EXIT_CODES)
+
+
+def _panel_of(name: str) -> str:
+    from winml_dag.cli.settings import GROUPS
+
+    sections = (_SECTIONS[group.section] for group in GROUPS if name in group.fields.values())
+    return next((panel for panel, names in _PANELS.items() if name in names.split()), "") or next(sections, "")
+
+
+# The parameters of each panel; those of a section's fields follow from the section.
+_PANELS = {
+    "Model": "model onnx recipe recipes task submodel model_type model_class module random_weights trust_remote_code",
+    "Target": "ep device precision compile",
+    "Optimize": "optimize analyze max_optim_iterations allow_unsupported_nodes enable disable",
+    "Quantize": "quant sensitivity save_calibration",
+    "Export": "batch_size shape_config input_specs dynamic_axes export_config",
+    "Validate": "validate",
+    "Output": "output output_dir use_cache final_only overwrite link format_ verbose quiet html",
+    "Run": "set_ filters shard retry_failed rebuild jobs memory keep_going stage_timeout executor scheduler workers"
+    " worker_tags sandbox check_inputs matrix shards",
+    "Cache": "cache_dir remote remote_mode",
+}
+_SECTIONS = {"quant": "Quantize", "export": "Export", "compile": "Target", "validate": "Validate"}
+
+remote_option = with_options(
+    click.option(
         "--remote",
         type=ADDRESS,
         multiple=True,
         metavar="URL",
-        help="Where results are shared; again for more, nearest first [WINML_DAG_REMOTE, or as configured].",
-    )(function)
-
-
-_RECIPE = click.option(
-    "-c", "--config", "recipe", type=RECIPE, help="The recipe: JSON, YAML or catalog:NAME; winml-cli's configs work."
+        help="A shared cache. Repeat it for more, nearest first [WINML_DAG_REMOTE, or the configuration].",
+    ),
+    click.option(
+        "--remote-mode",
+        type=click.Choice(["read", "read-write", "off"]),
+        help="How to use the shared caches [WINML_DAG_REMOTE_MODE, or the configuration].",
+    ),
 )
+cache_option = with_options(
+    click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR]."), remote_option
+)
+target_options = with_options(
+    click.option("--ep", type=TEXT, help="Execution provider: cpu, qnn, openvino, ..."),
+    click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto, or the name of an execution provider."),
+)
+task_option = click.option("-t", "--task", type=TEXT, help="The model's task, such as text-classification.")
+submodel_option = click.option("--submodel", type=TEXT, help="One component of a composite model, such as encoder.")
+random_weights_option = click.option(
+    "--random-weights", is_flag=True, help="Use random weights. No checkpoint is read."
+)
+trust_option = click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
+rebuild_option = click.option("--rebuild", is_flag=True, help="Run every stage, even if its result is cached.")
+format_option = click.option(
+    "-f", "--format", "format_", type=click.Choice(["text", "json"]), default="text", help="Output format [text]."
+)
+# See :class:`Output`.
+output_options = with_options(
+    click.option("-v", "--verbose", is_flag=True, help="Print the reason of every stage, and whole logs of failures."),
+    click.option("-q", "--quiet", is_flag=True, help="Print only errors and the summary."),
+    format_option,
+)
+cell_options = with_options(
+    click.option(
+        "--filter",
+        "filters",
+        type=TEXT,
+        multiple=True,
+        help="Only these cells of a sweep: model=bert,res*, precision!=fp32, or names. Repeated filters are combined"
+        " with AND.",
+    ),
+    click.option("--shard", type=TEXT, help="One part of a sweep: 3/8 is the third of eight."),
+)
+
+
+def pairs(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str] | None:
+    """Parse repeated ``NAME=VALUE`` options into a mapping."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE.", param=parameter)
+        if found.setdefault(name, value) != value:
+            raise click.BadParameter(f"{name} is given twice, as {found[name]} and {value}.", param=parameter)
+    return found or None
+
+
+set_option = click.option(
+    "--set",
+    "set_",
+    type=TEXT,
+    metavar="SECTION.FIELD=VALUE",
+    multiple=True,
+    callback=pairs,
+    help="Set a field of the recipe, such as quant.samples=20. VALUE is JSON or text. Repeatable.",
+)
+_FOLDER = with_options(
+    click.option("-o", "--output-dir", "--output", "output_dir", type=FILE, help="Write the results to this folder."),
+    click.option("--use-cache", is_flag=True, help="Keep the results in the cache folder instead of -o."),
+    click.option("--final-only", is_flag=True, help="Write only the final model, not the intermediate ones."),
+)
+
+
+def _build_options(*first: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds the options of a build, which the command receives as ``**options``."""
+
+    def add(function: F) -> F:
+        # Lazy import: commands with only --format do not need it.
+        from winml_dag.cli.settings import COMPILE, VALIDATION, input_options
+
+        return with_options(
+            *first,
+            click.option("-m", "--model", type=TEXT, help="A hub id, a model folder or an .onnx file."),
+            click.option("--onnx", type=FILE, help="An ONNX model."),
+            cache_option,
+            task_option,
+            submodel_option,
+            target_options,
+            click.option("-p", "--precision", type=TEXT, help="auto, fp32, fp16, int8, int16, w8a8, w8a16, ..."),
+            *(
+                click.option(f"--{stage}/--no-{stage}", default=None, help=f"Run or skip {what}.")
+                for stage, what in _SWITCHES.items()
+            ),
+            click.option(
+                "--max-optim-iterations",
+                type=click.IntRange(0, 20),
+                help="How many times findings of analyze may lead to another optimize [3].",
+            ),
+            click.option(
+                "--allow-unsupported-nodes", is_flag=True, help="Build even if the target cannot run some operators."
+            ),
+            random_weights_option,
+            trust_option,
+            input_options,
+            COMPILE,
+            VALIDATION,
+            set_option,
+        )(function)
+
+    return add
+
+
+_SWITCHES = {
+    "quant": "quantization",
+    "compile": "compilation",
+    "optimize": "optimization",
+    "validate": "validation",
+    "analyze": "the search for optimizations that the target needs",
+}
+_RECIPE = click.option("-c", "--config", "recipe", type=RECIPE, help="A recipe: a JSON or YAML file, or catalog:NAME.")
 _RECIPES = click.option(
     "-c",
     "--config",
     "recipes",
     type=RECIPE,
     multiple=True,
-    help="The recipe, as for build. Again, a folder or a pattern: several, as one graph.",
+    help="A recipe or sweep: a file, a folder, a pattern, or catalog:NAME. Several are built as one graph.",
 )
-_FOLDER = (
-    click.option("-o", "--output-dir", type=FILE, help="Where the result goes."),
-    click.option("--use-cache", is_flag=True, help="Keep the result in the cache folder instead of -o."),
-    click.option(
-        "--final-only", is_flag=True, help="Put the finished model there, and none of those that it was made from."
-    ),
-)
-_OPTIONS = (
-    click.option("-m", "--model", type=TEXT, help="A hub id, a model folder or an .onnx file."),
-    click.option("--onnx", type=FILE, help="A model that is ONNX already."),
-    cache_option,
-    click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification."),
-    click.option("--submodel", type=TEXT, help="One component of a composite model alone, such as encoder."),
-    click.option("--ep", type=TEXT, help="Execution provider: qnn, cpu, openvino, ..."),
-    click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too."),
-    click.option("-p", "--precision", type=TEXT, help="fp32, fp16, int8, int16, w8a8, w8a16, ... or auto."),
-    click.option("--quant/--no-quant", default=None, help="Quantize, whatever the recipe says."),
-    click.option("--compile/--no-compile", default=None, help="Compile, whatever the recipe says."),
-    click.option("--optimize/--no-optimize", default=None, help="Optimize, whatever the recipe says."),
-    click.option("--validate/--no-validate", default=None, help="Validate, whatever the recipe says."),
-    click.option("--analyze/--no-analyze", default=None, help="Analyze, whatever the recipe says."),
-    click.option(
-        "--max-optim-iterations",
-        type=click.IntRange(0, 20),
-        help="How often what analyze discovers may lead to another optimize [3].",
-    ),
-    click.option(
-        "--allow-unsupported-nodes", is_flag=True, help="Build also a model with operators that the target cannot run."
-    ),
-    click.option("--random-weights", is_flag=True, help="Make the weights up; no model files are needed."),
-    click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
-)
-
-_CELL_OPTIONS = (
-    click.option(
-        "--filter",
-        "filters",
-        type=TEXT,
-        multiple=True,
-        help="Of a sweep, these cells: model=bert,res*, precision!=fp32, or names; of several, all hold.",
-    ),
-    click.option("--shard", type=TEXT, help="Of a sweep, a part for one of several machines: 3/8 is the third of 8."),
-)
-
-
-def request_options(function: F) -> F:
-    """Add the options. The command receives them as ``**options``."""
-    return _with_options(function, _RECIPE, *_FOLDER)
-
-
-def shared_options(function: F) -> F:
-    """Add the options of a build, without the output folder."""
-    return _with_options(function, _RECIPE)
-
-
-def several_request_options(function: F) -> F:
-    """Add the same options for a command that takes several recipes, which it receives as ``recipes``."""
-    return _with_options(function, _RECIPES, *_FOLDER)
-
-
-def _with_options(function: F, *first: Callable[[Any], Any]) -> F:
-    # Lazy imports here and below: commands with only --format do not need them.
-    from winml_dag.cli.settings import COMPILE, VALIDATION, input_options
-
-    options: tuple[Callable[[Any], Any], ...] = (*first, *_OPTIONS, input_options, COMPILE, VALIDATION)
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def cell_options(function: F) -> F:
-    """Add the options. The command receives them as ``filters`` and ``shard``."""
-    for option in reversed(_CELL_OPTIONS):
-        function = option(function)
-    return function
+shared_options = _build_options(_RECIPE)
+request_options = _build_options(_RECIPE, _FOLDER)
+several_request_options = _build_options(_RECIPES, _FOLDER)
 
 
 def are_a_sweep(recipes: Sequence[Path]) -> bool:
@@ -222,22 +301,22 @@ def are_a_sweep(recipes: Sequence[Path]) -> bool:
     return is_sweep(recipes[0]) or module_items(recipes[0]) is not None
 
 
-def rebuild_option(function: F) -> F:
-    return click.option("--rebuild", is_flag=True, help="Run every stage, known or not.")(function)
+def are_cells(recipes: Sequence[Path], *, selects: bool) -> bool:
+    """Return whether *recipes* are :func:`a sweep <are_a_sweep>`.
 
+    Raises:
+        UsageError: when they are not and an option *selects* cells.
+    """
+    if are_a_sweep(recipes):
+        return True
+    if selects:
+        from winml_dag.errors import UsageError
 
-def format_option(function: F) -> F:
-    choice = click.Choice(["text", "json"])
-    return click.option("-f", "--format", "format_", type=choice, default="text", help="text or json.")(function)
-
-
-def output_options(function: F) -> F:
-    """Add the options for the amount and format of output; see :class:`Output`."""
-    verbose = "Say the reason of every stage, and show logs of failures whole."
-    function = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line.")(
-        format_option(function)
-    )
-    return click.option("-v", "--verbose", is_flag=True, help=verbose)(function)
+        raise UsageError(
+            "--filter, --shard, --retry-failed and --matrix are for a sweep, and this is not one.",
+            advice="Leave them out, or give a recipe with a matrix, or several recipes.",
+        )
+    return False
 
 
 @dataclass(frozen=True)
@@ -253,36 +332,38 @@ class Output:
         echo(line, err=self.as_json)
 
 
-def request_from(
-    options: dict[str, Any], *, loader: JsonObject | None = None, first: Path | None = None
-) -> tuple[Request, Path]:
-    """Return the request and the cache folder for *options*.
+def request_from(options: Mapping[str, Any], *, first: Path | None = None) -> tuple[Request, Path]:
+    """Return the request and the cache folder for *options*, which may have more than those of a build.
 
-    *loader*: fields of that section. *first*: of several recipes, the one whose project configuration applies.
+    *first*: of several recipes, the one whose project configuration applies.
     """
-    from winml_dag.cli.settings import COMPILE, VALIDATION, taken_inputs
-
-    sections = {
-        "loader": loader or {},
-        "export": taken_inputs(options),
-        "compile": COMPILE.taken(options),
-        "validate": VALIDATION.taken(options),
-    }
     remote = remote_options(options, first or options["recipe"])
-    cache_dir = remote.store_folder(options.pop("cache_dir"))
-    del options["remote"], options["remote_mode"]
     request = Request(
-        recipe=options.pop("recipe"),
-        output_dir=options.pop("output_dir"),
-        use_cache=options.pop("use_cache"),
-        final_only=options.pop("final_only", False),
-        overrides=Overrides(
-            **options,
-            settings={name: given for name, given in sections.items() if given} or None,
-        ),
+        recipe=options["recipe"],
+        output_dir=options.get("output_dir"),
+        use_cache=options.get("use_cache", False),
+        final_only=options.get("final_only", False),
+        overrides=overrides_from(options),
         remote=remote,
     )
-    return request, cache_dir
+    return request, remote.store_folder(options["cache_dir"])
+
+
+def overrides_from(
+    options: Mapping[str, Any], sections: Mapping[str, Mapping[str, JsonValue]] | None = None
+) -> Overrides:
+    """Return what *options* change in a recipe: those named like a field of ``Overrides``, and *sections*.
+
+    *sections* are by default the fields that *options* set.
+    """
+    from winml_dag.cli.settings import sections_from
+
+    named = {name: options[name] for name in _OVERRIDES if options.get(name) is not None}
+    given = sections_from(options) if sections is None else sections
+    return Overrides(**named, settings={name: fields for name, fields in given.items() if fields} or None)
+
+
+_OVERRIDES = tuple(field.name for field in fields(Overrides))
 
 
 def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:

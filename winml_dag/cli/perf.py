@@ -19,8 +19,8 @@ from winml_dag.cli.measuring import (
     stage_timeout_option,
 )
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.options import FILE, TEXT
-from winml_dag.cli.settings import Settings, fields, pairs
+from winml_dag.cli.options import FILE, TEXT, pairs
+from winml_dag.cli.settings import Settings, fields
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted, size_text
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from winml_dag.cli import echo, print_object
 from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
 from winml_dag.cli.options import (
-    are_a_sweep,
+    Command,
+    are_cells,
     cell_options,
     format_option,
     given_words,
@@ -24,28 +25,24 @@ from winml_dag.cli.options import (
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.cells import Selection, refuse_overruled, selected
 
-if TYPE_CHECKING:
-    from winml_dag.cli.sweepplan import PlanOptions
-    from winml_dag.pipeline.request import Request
-
 # Limit of a matrix in GitHub Actions and Azure Pipelines.
 _MOST_JOBS = 256
 
 
-@click.command(name="plan")
+@click.command(name="plan", cls=Command)
 @several_request_options
 @cell_options
 @rebuild_option
-@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Stages at a time, for the time [processors].")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Parallel stages, for the estimated time [processors].")
 @click.option(
     "--matrix",
     type=click.Choice(["github", "azure"]),
     is_flag=False,
     flag_value="github",
-    help="Print the job matrix of a CI as JSON instead, GitHub's if none is named: a job for each cell.",
+    help="Print a CI job matrix as JSON, with a job for each cell [github].",
 )
 @click.option(
-    "--shards", type=click.IntRange(1, _MOST_JOBS), help="With --matrix, so many jobs, each with a part of the cells."
+    "--shards", type=click.IntRange(1, _MOST_JOBS), help="Number of jobs of the --matrix, each for some cells."
 )
 @format_option
 @click.pass_context
@@ -63,8 +60,9 @@ def command(
     format_: str,
     **options: Any,
 ) -> int:
-    """Show what `build` would do with the same options: stage by stage, with reasons and an estimate of the time. Of
-    several recipes or a sweep, what each cell would do, and what all of them are as one graph.
+    """Show what `build` would do with the same options: each stage, the reason, and the estimated time.
+
+    For a sweep or several recipes, show what each cell would do and the totals of their common graph.
     """
     from winml_dag.engine.events import Status
     from winml_dag.pipeline.build import plan
@@ -72,17 +70,22 @@ def command(
     with errors_as_json(format_):
         options["recipe"] = recipes[0] if recipes else None
         if shards is not None and (shard is not None or matrix is None):
-            raise UsageError("--shards says how many jobs --matrix has.", advice="One of them is chosen by --shard.")
+            raise UsageError("--shards is the number of jobs of --matrix.", advice="--shard selects one part.")
         selection = Selection(filters, shard)
-        if _are_cells(recipes, asked_for=matrix is not None or selection != Selection()):
+        if are_cells(recipes, selects=matrix is not None or selection != Selection()):
             if matrix is not None:
                 but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
                 return _print_matrix(matrix, recipes, selection, shards, given_words(context, but))
-            from winml_dag.cli.sweepplan import PlanOptions
+            from winml_dag.cli.remotes import opened
+            from winml_dag.cli.sweepplan import look_at_sweep
+            from winml_dag.recipe.sweep import sweep_of_files
 
             request, cache_dir = request_from(options)
-            how = PlanOptions(jobs or os.cpu_count() or 1, rebuild, format_ == "json")
-            return _look_at_cells(recipes, selection, request, cache_dir, how)
+            sweep = sweep_of_files(recipes)
+            refuse_overruled(sweep, request.overrides)
+            cells, store = selected(sweep, selection), opened(cache_dir, request.remote)
+            jobs = jobs or os.cpu_count() or 1
+            return look_at_sweep(sweep, cells, request, store, jobs=jobs, rebuild=rebuild, as_json=format_ == "json")
         result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
         print_json([result], result.elapsed_seconds, foreseen=True)
@@ -94,7 +97,7 @@ def command(
         echo(f"note: {notice}", err=True)
     told = {name for view in result.stages if view.result is not None for name in view.result.assumes}
     if assumed := [view.id for view in result.stages if view.id in told]:
-        echo(f"note: What follows {', '.join(assumed)} is so if that finds what it found before.", err=True)
+        echo(f"note: What follows {', '.join(assumed)} assumes that it finds the same as last time.", err=True)
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
     unknown = len(to_run) - len(known)
@@ -102,22 +105,6 @@ def command(
     time = ", ".join(part for part in (f"about {sum(known):.1f} s" if known else "", untimed) if part)
     echo(f"{counts(result).replace('ran', 'would run')}; {time if to_run else 'nothing to do'}.")
     return 0
-
-
-def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
-    """Return whether the recipes are cells: those of a sweep, or of a list of recipes.
-
-    Raises:
-        UsageError: when cells are *asked_for*, and this is no sweep.
-    """
-    if are_a_sweep(recipes):
-        return True
-    if asked_for:
-        raise UsageError(
-            "--filter, --shard and --matrix are about cells of a sweep, and this is none.",
-            advice="Leave them out, or give a recipe with a matrix, or several recipes.",
-        )
-    return False
 
 
 def _print_matrix(
@@ -128,18 +115,6 @@ def _print_matrix(
 
     matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
     if (jobs := len(matrix["include"])) > _MOST_JOBS:
-        echo(f"note: These are {jobs} jobs, and a matrix takes {_MOST_JOBS}; --shards makes fewer.", err=True)
+        echo(f"note: These are {jobs} jobs, more than the {_MOST_JOBS} of a matrix. Use --shards for fewer.", err=True)
     print_object(azure_matrix(matrix["include"]) if ci == "azure" else matrix)
     return 0
-
-
-def _look_at_cells(
-    recipes: tuple[Path, ...], selection: Selection, request: Request, cache_dir: Path, options: PlanOptions
-) -> int:
-    from winml_dag.cli.remotes import opened
-    from winml_dag.cli.sweepplan import look_at_sweep
-    from winml_dag.recipe.sweep import sweep_of_files
-
-    sweep = sweep_of_files(recipes)
-    refuse_overruled(sweep, request.overrides)
-    return look_at_sweep(sweep, selected(sweep, selection), request, opened(cache_dir, request.remote), options)

@@ -1,4 +1,4 @@
-"""Build progress: a live table on a terminal, plain lines everywhere else.
+"""Build progress: a live table on a terminal, one plain line for each stage everywhere else.
 
 The progress of a stage is read when it is displayed: at every redraw of the table, or periodically for the lines.
 
@@ -58,8 +58,10 @@ class _Watched:
     """A running stage: when its next line is due (``time.monotonic``), and what the last one reported."""
 
     progress: ReadProgress
+    expected: str
     due: float
     said: Progress | None = None
+    is_announced: bool = False
 
 
 class Ticker:
@@ -121,7 +123,7 @@ class Redrawn:
 
 
 class Lines:
-    """One line when a stage starts and one when it ends, for logs and CI, with progress lines in between.
+    """One line when a stage ends, for logs and CI, and for a long stage lines in between.
 
     A thread, started with the first stage, writes the progress lines; :meth:`stop` ends it.
     """
@@ -135,11 +137,16 @@ class Lines:
         self._lock = threading.Lock()
         self._ticker = Ticker(lambda: self.tell(time.monotonic()), self._seconds_to_next)
 
-    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
-        expected = "" if estimate_seconds is None else f" (took {estimate_seconds:.1f} s last time)"
+    def started(
+        self,
+        node: Node,
+        reason: Reason,  # noqa: ARG002 - printed with the result
+        estimate_seconds: float | None,
+        progress: ReadProgress,
+    ) -> None:
+        expected = "" if estimate_seconds is None else f", took {estimate_seconds:.1f} s last time"
         with self._lock:
-            self._say(f"{node.id:<12} running{expected}: {reason}")
-            self._running[node.id] = _Watched(progress, time.monotonic() + self._every)
+            self._running[node.id] = _Watched(progress, expected, time.monotonic() + self._every)
         self._ticker.start()
 
     def finished(self, result: StageResult) -> None:
@@ -156,9 +163,10 @@ class Lines:
                     continue
                 watched.due = now + self._every
                 told = watched.progress()
-                if told is not None and told != watched.said:
-                    self._say(f"{node_id:<12} running, {under_way(told)}")
-                    watched.said = told
+                if told != watched.said or not watched.is_announced:
+                    far = "" if told is None else f", {under_way(told)}"
+                    self._say(f"{node_id:<12} running{far}{'' if watched.is_announced else watched.expected}")
+                    watched.said, watched.is_announced = told, True
 
     def stop(self) -> None:
         self._ticker.stop()
@@ -203,7 +211,10 @@ class LiveTable:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("stage", "status", "time", "reason", box=None, header_style="bold", pad_edge=False)
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in ("stage", "status", "time"):
+            table.add_column(name, no_wrap=True)
+        table.add_column("reason", overflow="ellipsis")
         for node_id, row in tuple(self._rows.items()):  # drawn from another thread
             status = Text(row.status, style=_COLOURS.get(row.status, "white"))
             table.add_row(node_id, status, row.time(), row.told())
@@ -234,7 +245,7 @@ class _Row:
         from rich.text import Text
 
         # Brackets in a reason are a list from its recipe, not markup.
-        reason = Text(self._reason)
+        reason = Text(self._reason, overflow="ellipsis")
         told = self._progress()
         if told is None:
             return reason

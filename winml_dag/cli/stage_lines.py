@@ -185,7 +185,7 @@ def validated_lines(result: BuildResult) -> Iterator[str]:
     where = f"validated on {provider} {metrics.get('device')}"
     if metrics.get("reference") is False:
         on = f"{counted(int(str(metrics.get('samples'))), 'sample')} ({metrics.get('data')}) and on ones"
-        yield f"{where} alone, since nothing is there to hold it against: it loads, runs and gives numbers on {on}"
+        yield f"{where} without a reference: it loads, runs and returns finite values on {on}"
     elif provider not in (None, CPU.name) and not _quantizes(result):
         quality = Quality.from_json(metrics.get("quality"))
         if quality is not None:

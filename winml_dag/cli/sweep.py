@@ -7,9 +7,10 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
@@ -21,17 +22,21 @@ from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.cells import FAILED, Selection
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, words_of
-from winml_dag.store.quantities import counted
+from winml_dag.store.quantities import counted, duration_text
 
 if TYPE_CHECKING:
     from winml_dag.cli.options import Output
     from winml_dag.pipeline.run import BuildOptions
-    from winml_dag.pipeline.sweep.run import SweepDone
+    from winml_dag.pipeline.sweep.run import SweepDone, SweepRun
     from winml_dag.recipe.sweep import Cell
     from winml_dag.store.remote.protocol import Traffic
+    from winml_dag.store.store import Store
 
 # Maximum names listed on one line.
 _MOST_NAMES = 4
+# Records that are enough to tell how long a measurement usually takes, and what a small model takes.
+_MOST_RECORDS = 20
+_NEVER_MEASURED_SECONDS = 10.0
 _MOST_NODES = 8
 # Options that the command for a single cell omits: how to run, and which cells to choose.
 _NOT_OF_A_CELL = frozenset(
@@ -69,25 +74,26 @@ def build_sweep(
     folder, cells = asked.folder, asked.cells
     try:
         store = opened(cache_dir, request.remote)
-        with sweep_progress(output.quiet, output.as_json, [cell.name for cell in cells]) as watcher:
+        names, seconds = [cell.name for cell in cells], [*_measuring_seconds(asked, store, how.jobs)]
+        with sweep_progress(output.quiet, output.as_json, names, seconds) as watcher:
             done = run_sweep(asked, store, how, watcher)
     except KeyboardInterrupt:
-        echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
+        echo(f"Results so far are in {folder}. Run the same command again to continue.", err=True)
         raise
     if output.as_json:
         print_sweep(done, traffic_of(store))
-    for line in _lines(done, asked.left_out, folder, quiet=output.quiet, verbose=output.verbose):
-        echo(line.text, err=output.as_json or line.is_error)
+    for text, is_error in _lines(done, asked.left_out, folder, quiet=output.quiet, verbose=output.verbose):
+        echo(text, err=output.as_json or is_error)
     for text in () if output.quiet else traffic_lines(traffic_of(store)):
         output.say(text)
     output.say(_total(done, len(asked.left_out), time.monotonic() - started))
     if not output.quiet and done.result.cells:
-        output.say(f"To compare them: winml-dag report {shlex.quote(str(folder))}")
+        output.say(f"Compare them with: winml-dag report {shlex.quote(str(folder))}")
     code = exit_code(done)
     words = _words(recipes, request, selection)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
         lines = (*_left_out(asked.left_out), *(line for goal in done.result.goals for line in _goal(goal)))
-        found = SweepStamp(len(cells), len(asked.left_out), str(folder), tuple(line.text for line in lines))
+        found = SweepStamp(len(cells), len(asked.left_out), str(folder), tuple(text for text, _ in lines))
         keep_sweep_stamp(
             cache_dir,
             words,
@@ -102,6 +108,16 @@ def build_sweep(
     return code
 
 
+def _measuring_seconds(asked: SweepRun, store: Store, jobs: int) -> Iterator[float]:
+    """Yield the usual seconds of each measurement of a cell of *asked*."""
+    # perf has the machine to itself, eval runs as many cells at once as there are jobs.
+    for what, stage, at_once in (("perf", "perf", 1), ("eval", "evaluate", jobs)):
+        if what in asked.sweep.measure:
+            records = store.records_of(stage, _MOST_RECORDS)
+            usual = median(record.elapsed_seconds for record in records) if records else _NEVER_MEASURED_SECONDS
+            yield usual / at_once
+
+
 def exit_code(done: SweepDone) -> int:
     """Return 0 if all cells exist and every goal has a winner, the errors' code if they are of one kind, else 1."""
     from winml_dag.errors import StageError
@@ -113,10 +129,8 @@ def exit_code(done: SweepDone) -> int:
     return codes.pop() if len(codes) == 1 else StageError.exit_code
 
 
-@dataclass(frozen=True)
-class _Line:
-    text: str
-    is_error: bool = False
+# A line, and whether it is an error.
+_Line: TypeAlias = tuple[str, bool]
 
 
 def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bool, verbose: bool) -> Iterator[_Line]:
@@ -125,7 +139,7 @@ def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bo
     if not quiet:
         yield from _left_out(left_out)
         yield from _measured(done.cells)
-        yield from (_Line(f"note: {text}") for text in done.notes)
+        yield from ((f"note: {text}", False) for text in done.notes)
         yield from _gone([str(folder / name) for name in done.gone])
     for goal in done.result.goals:
         yield from _goal(goal)
@@ -133,9 +147,9 @@ def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bo
 
 def _gone(folders: Sequence[str]) -> Iterator[_Line]:
     if len(folders) == 1:
-        yield _Line(f"note: {folders[0]} is of a cell that is no more.")
+        yield f"note: {folders[0]} belongs to a cell that no longer exists.", False
     elif folders:
-        yield _Line(f"note: {few(folders, _MOST_NAMES)} are of cells that are no more.")
+        yield f"note: {few(folders, _MOST_NAMES)} belong to cells that no longer exist.", False
 
 
 def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
@@ -148,16 +162,16 @@ def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
     for same in by_problem.values():
         failure = same[0].failure
         advice = "" if failure is None or same[0].why.endswith(failure.advice) else f" {failure.advice}"
-        yield _Line(f"error: {_names(same)}: {same[0].why}{advice}", is_error=True)
+        yield f"error: {_names(same)}: {same[0].why}{advice}", True
         if failure is not None and failure.log is not None:
             tail: Sequence[str] = failure.tail
             if verbose:
                 with suppress(OSError):
                     tail = Path(failure.log).read_text(encoding="utf-8", errors="replace").splitlines()
-            yield from (_Line(f"  | {line}", is_error=True) for line in tail)
-            yield _Line(f"  the whole log: {failure.log}", is_error=True)
+            yield from ((f"  | {line}", True) for line in tail)
+            yield f"  full log: {failure.log}", True
     if stopped := [cell for cell in cells if cell.status is CellStatus.NOT_REACHED]:
-        yield _Line(f"error: {_names(stopped)}: {stopped[0].why}.", is_error=True)
+        yield f"error: {_names(stopped)}: {stopped[0].why}.", True
 
 
 def _left_out(cells: Sequence[Cell]) -> Iterator[_Line]:
@@ -165,7 +179,7 @@ def _left_out(cells: Sequence[Cell]) -> Iterator[_Line]:
     for cell in cells:
         by_reason.setdefault(cell.left_out, []).append(cell)
     for why, same in by_reason.items():
-        yield _Line(f"left out: {_names(same)}: {why}")
+        yield f"left out: {_names(same)}: {why}", False
 
 
 def _measured(cells: Sequence[CellResult]) -> Iterator[_Line]:
@@ -176,12 +190,12 @@ def _measured(cells: Sequence[CellResult]) -> Iterator[_Line]:
             if measured is not None and measured.error:
                 by_reason.setdefault((what, measured.error), []).append(cell)
     for (what, why), same in by_reason.items():
-        yield _Line(f"note: no {what} of {_names(same)}: {why}")
+        yield f"note: no {what} of {_names(same)}: {why}", False
 
 
 def _goal(goal: GoalResult) -> Iterator[_Line]:
     for line in goal_lines(goal):
-        yield _Line(line, is_error=goal.failed and not line.startswith(" "))
+        yield line, goal.failed and not line.startswith(" ")
 
 
 def _names(cells: Sequence[Cell | CellResult]) -> str:
@@ -191,7 +205,7 @@ def _names(cells: Sequence[Cell | CellResult]) -> str:
 def _total(done: SweepDone, left_out: int, seconds: float) -> str:
     """Format the totals of a sweep.
 
-    ``40 cells in 92 s: 38 built, 1 failed, 1 left out; 163 stages run, 77 shared or found; saved about 5 min.``
+    ``40 cells in 2 min: 38 built, 1 failed, 1 left out; 163 stages run, 77 shared or found; saved about 5 min.``
     """
     of_sweep = [cell for cell in done.cells if cell.trial_of is None]
     numbers = [(sum(cell.status is status for cell in of_sweep), str(status)) for status in CellStatus]
@@ -201,19 +215,9 @@ def _total(done: SweepDone, left_out: int, seconds: float) -> str:
     graph = done.result.graph
     ran = graph.by_status.get("ran", 0)
     found = sum(stage.status == "reused" for cell in done.cells for stage in cell.stages)
-    saved = f"; saved about {time_text(graph.seconds_saved)}" if graph.seconds_saved >= 1 else ""
-    cells = f"{counted(len(of_sweep) + left_out, 'cell')} in {time_text(seconds)}: {told or 'nothing to do'}"
+    saved = f"; saved about {duration_text(graph.seconds_saved)}" if graph.seconds_saved >= 1 else ""
+    cells = f"{counted(len(of_sweep) + left_out, 'cell')} in {duration_text(seconds)}: {told or 'nothing to do'}"
     return f"{cells}; {counted(ran, 'stage')} run, {found} shared or found{saved}."
-
-
-def time_text(seconds: float) -> str:
-    """Format ``0.42 s``, ``92 s``, ``5 min``, ``2 h 05 min``."""
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
@@ -18,6 +18,7 @@ from winml_dag.pipeline.build import DryRun, dry_run
 from winml_dag.pipeline.plan_cache import plan_each
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.recipe.sweep import Shard, shards
+from winml_dag.store.quantities import duration_text
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
@@ -29,22 +30,18 @@ if TYPE_CHECKING:
 _MOST_NAMES = 4
 
 
-@dataclass(frozen=True)
-class PlanOptions:
-    """How to plan a sweep. *jobs*: the number of parallel jobs to assume."""
+def look_at_sweep(
+    sweep: Sweep, cells: Sequence[Cell], request: Request, store: Store, *, jobs: int, rebuild: bool, as_json: bool
+) -> int:
+    """Print what `build` would do with *cells* of *sweep* under the options of *request*, and return the exit code.
 
-    jobs: int
-    rebuild: bool
-    as_json: bool
-
-
-def look_at_sweep(sweep: Sweep, cells: Sequence[Cell], request: Request, store: Store, options: PlanOptions) -> int:
-    """Print what `build` would do with *cells* of *sweep* under the options of *request*, and return the exit code."""
+    *jobs*: the number of parallel stages to assume.
+    """
     asked = tuple(requests_of(sweep, cells, request))
     planned = plan_each(asked, store, download=False, needs_folder=False)
-    capacity = Capacity(options.jobs, memory_for_runs())
-    foreseen = dry_run(planned, store, capacity, rebuild=options.rebuild)
-    if options.as_json:
+    capacity = Capacity(jobs, memory_for_runs())
+    foreseen = dry_run(planned, store, capacity, rebuild=rebuild)
+    if as_json:
         print_object(_json(cells, foreseen))
     else:
         for line in (*_cell_lines(cells, foreseen), *_graph_lines(foreseen), *_uncounted(sweep)):
@@ -100,11 +97,11 @@ def _exit_code(foreseen: DryRun) -> int:
 
 
 def _graph_lines(foreseen: DryRun) -> Iterator[str]:
-    """Yield ``2 builds = 14 stages (16 one by one), 2 exports, 4 cached, about 0:52 left.``, and counts per stage."""
+    """Yield ``2 builds = 14 stages (16 one by one), 2 exports, 4 cached, about 52.0 s left.``, and counts per stage."""
     counts = foreseen.counts
     if not counts.builds:
         if not foreseen.errors:
-            yield "There is nothing to build: no cell is chosen that is not left out."
+            yield "Nothing to build: every selected cell is left out."
         return
     exports = counts.by_stage.get("export", 0)
     failing = foreseen.statuses.get(Status.FAILED, 0)
@@ -124,7 +121,7 @@ def _uncounted(sweep: Sweep) -> Iterator[str]:
     more = [f"{' and '.join(sweep.measure)} of each cell"] if sweep.measure else []
     more += ["trials of the search"] if sweep.search else []
     if more:
-        yield f"Not counted is what comes when all are built: {', '.join(more)}."
+        yield f"Not included is what follows when all are built: {', '.join(more)}."
 
 
 def _time(foreseen: DryRun) -> str:
@@ -133,14 +130,7 @@ def _time(foreseen: DryRun) -> str:
     if foreseen.never_timed == foreseen.to_run:
         return f"{foreseen.to_run:,} to run, which were never timed"
     untimed = f", {foreseen.never_timed:,} of them never timed" if foreseen.never_timed else ""
-    return f"{foreseen.to_run:,} to run{untimed}, about {clock(foreseen.seconds)} left"
-
-
-def clock(seconds: float) -> str:
-    """Format *seconds* as ``0:52``, ``12:05`` or ``1:02:10``."""
-    minutes, rest = divmod(max(1, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{foreseen.to_run:,} to run{untimed}, about {duration_text(foreseen.seconds)} left"
 
 
 def _counted(number: int, word: str) -> str:

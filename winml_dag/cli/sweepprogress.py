@@ -1,8 +1,8 @@
 """Sweep progress: a live table on a terminal, plain lines everywhere else.
 
 Users count in cells, and a sweep may have thousands of stages. So the display shows how many cells are done, the time
-left, what is running, and each failure once, when it happens. A stage shared by several cells is named after the first
-of them.
+left until all are built and measured, what is running and pending, and each failure once, when it happens. A stage
+shared by several cells is named after the first of them.
 """
 
 from __future__ import annotations
@@ -37,20 +37,29 @@ _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BETWEEN_FORECASTS = 1.0
 _SHARE_OF_FORECASTS = 0.02
 _GIB = 1 << 30
+_BAR_WIDTH = 40
+# The stages that ran tell the time left when the rest is at most this many times as many.
+_LEAST_SHARE = 5
 # Rows that fit on a small terminal. Only the last failures are shown; the end of the run lists all of them.
 _MOST_RUNNING = 12
 _MOST_FAILED = 5
 
 
 @contextmanager
-def sweep_progress(quiet: bool, to_stderr: bool, cells: Sequence[str]) -> Iterator[Watcher]:
-    """Yield a watcher for a run that starts with building *cells*. *to_stderr* keeps stdout free for a JSON result."""
+def sweep_progress(
+    quiet: bool, to_stderr: bool, cells: Sequence[str], measuring: Sequence[float] = ()
+) -> Iterator[Watcher]:
+    """Yield a watcher for a run that starts with building *cells*. *to_stderr* keeps stdout free for a JSON result.
+
+    *measuring*: the expected seconds of each measurement of a cell, in the order in which they run.
+    """
     if quiet:
         yield SilentWatcher()
         return
     stream = sys.stderr if to_stderr else sys.stdout
     on_terminal = stream is not None and stream.isatty()  # None when it is closed, or in a program without a console
     shown = SweepTable(to_stderr=to_stderr) if on_terminal else SweepLines(to_stderr=to_stderr)
+    shown.expect(measuring)
     shown.phase("building", cells)
     try:
         yield shown
@@ -72,8 +81,8 @@ class _Stage:
 
     @property
     def time(self) -> str:
-        expected = "" if self.seconds is None else f" of ~{_rough(self.seconds)}"
-        return f"{_rough(time.monotonic() - self.since)}{expected}"
+        expected = "" if self.seconds is None else f" of ~{duration_text(self.seconds)}"
+        return f"{duration_text(time.monotonic() - self.since)}{expected}"
 
 
 @dataclass
@@ -87,12 +96,24 @@ class _State:
     running: dict[str, _Stage] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     eta: Eta | None = None
-    left: str = ""
+    # Seconds of each measurement of a cell that has not begun, and the number of cells to measure.
+    later: list[float] = field(default_factory=list)
+    each_seconds: float = 0.0
+    to_measure: int = 0
+    since: float = field(default_factory=time.monotonic)
+    left_seconds: float | None = None
     left_due: float = 0.0
 
     def begin(self, doing: str, cells: Sequence[str]) -> None:
-        self.doing, self.cells, self.eta = doing, frozenset(cells), None
+        self.doing, self.cells, self.eta, self.left_due = doing, frozenset(cells), None, 0.0
         self.done.clear()
+        if doing == "building":
+            self.to_measure = len(cells)
+
+    def estimate(self, eta: Eta) -> None:
+        self.eta, self.left_due = eta, 0.0
+        if self.doing == "measuring" and self.later:
+            self.each_seconds = self.later.pop(0)
 
     def start(self, node: Node, seconds: float | None, progress: ReadProgress) -> None:
         cell, name = _parted(node.id, self.cells)
@@ -107,6 +128,8 @@ class _State:
     def settle(self, name: str, status: CellStatus, why: str) -> str | None:
         """Record the end of a cell, and return the line to print unless one of its stages reported the failure."""
         self.done[name] = status
+        # What was built before was most likely measured, too.
+        self.to_measure -= self.doing == "building" and status is not CellStatus.BUILT
         said = status is CellStatus.FAILED and any(why.endswith(line.partition(": ")[2]) for line in self.failed)
         return None if said or status not in (CellStatus.FAILED, CellStatus.REFUSED) else self._fail(f"{name}: {why}")
 
@@ -124,23 +147,40 @@ class _State:
     def more(self) -> Iterator[str]:
         """Yield short texts on stages, time and memory."""
         stages = self.stages.copy()
-        if told := [f"{stages[status]} {status}" for status in (Status.RAN, Status.REUSED) if stages[status]]:
+        told = [f"{stages[status]} {status}" for status in (Status.RAN, Status.REUSED) if stages[status]]
+        if self.eta is not None and (pending := len(self.eta.pending)):
+            told.append(f"{pending} pending")
+        if told:
             yield f"stages: {', '.join(told)}"
-        if left := self._time_left():
-            yield left
+        if self.eta is not None:
+            seconds = self.seconds_left()
+            yield "time left not known yet" if seconds is None else _left(seconds)
         if (eta := self.eta) is not None and eta.capacity.counts_memory and self.running:
             yield f"memory {eta.memory_bytes / _GIB:.1f} of {eta.capacity.memory_bytes / _GIB:.1f} GiB"
 
-    def _time_left(self) -> str:
+    def seconds_left(self) -> float | None:
+        """Return the seconds until everything is built and measured; None if they are not known."""
         now = time.monotonic()
-        if self.eta is None or not self.running:
-            return ""
-        if now >= self.left_due:
+        if self.eta is not None and now >= self.left_due:
             seconds = self.eta.seconds_left()
-            self.left = "time left not known yet" if seconds is None else _left(seconds)
+            if seconds is None:
+                seconds = self._left_by_count(self.eta)
+            self.left_seconds = None if seconds is None else seconds + sum(self.later) * max(0, self.to_measure)
             took = time.monotonic() - now
             self.left_due = now + max(_SECONDS_BETWEEN_FORECASTS, took / _SHARE_OF_FORECASTS)
-        return self.left
+        return self.left_seconds
+
+    def _left_by_count(self, eta: Eta) -> float | None:
+        """Return the time left if all stages take equally long, for stages that no record tells about."""
+        ran, rest = self.stages[Status.RAN], len(self.running) + len(eta.pending)
+        if self.doing == "measuring":
+            return self.each_seconds * rest
+        return (time.monotonic() - self.since) * rest / ran if ran * _LEAST_SHARE > rest else None
+
+    def share_done(self) -> float:
+        """Return how much of the whole time is over, from 0 to 1."""
+        left, elapsed = self.seconds_left(), time.monotonic() - self.since
+        return 0.0 if left is None else elapsed / (elapsed + left)
 
 
 class _SweepProgress:
@@ -155,8 +195,12 @@ class _SweepProgress:
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
         self._failed(self._state.settle(name, status, why))
 
+    def expect(self, measuring: Sequence[float]) -> None:
+        """Receive the expected seconds of each measurement of a cell."""
+        self._state.later = [*measuring]
+
     def on_eta(self, eta: Eta) -> None:
-        self._state.eta = eta
+        self._state.estimate(eta)
 
     def started(
         self,
@@ -232,10 +276,16 @@ class SweepTable(_SweepProgress):
 
     def _drawn(self) -> RenderableType:
         from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
         from rich.text import Text
 
         state = self._state
-        lines: list[RenderableType] = [Text(state.counts(), style="bold")]
+        lines: list[RenderableType] = [Text(state.counts(), style="bold", overflow="ellipsis")]
+        if state.eta is not None:
+            bar = Table.grid(padding=(0, 1, 0, 0))
+            bar.add_row(ProgressBar(1.0, state.share_done(), width=_BAR_WIDTH), f"{state.share_done():.0%}")
+            lines.append(bar)
         if more := list(state.more()):
             lines.append(Text("   ".join(more), style="dim", no_wrap=True, overflow="ellipsis"))
         running = sorted(state.running.copy().values(), key=lambda stage: stage.since)
@@ -243,6 +293,7 @@ class SweepTable(_SweepProgress):
             lines.append(_table(running[:_MOST_RUNNING]))
         if len(running) > _MOST_RUNNING:
             lines.append(Text(f"  and {len(running) - _MOST_RUNNING} more run", style="dim"))
+        lines += _pending([] if state.eta is None else state.eta.pending, _MOST_RUNNING - len(running))
         lines += _failures(state.failed.copy())
         return Group(*lines)
 
@@ -265,6 +316,17 @@ def _table(running: Sequence[_Stage]) -> RenderableType:
     return table
 
 
+def _pending(nodes: Sequence[Node], most: int) -> Iterator[Text]:
+    """Yield a line for each of the next pending stages, and one for the rest."""
+    from rich.text import Text
+
+    shown = nodes[: max(0, most)]
+    for node in shown:
+        yield Text(f"  {node.id}  pending", style="dim", no_wrap=True, overflow="ellipsis")
+    if len(nodes) > len(shown):
+        yield Text(f"  and {len(nodes) - len(shown)} more pending", style="dim")
+
+
 def _failures(failed: Sequence[str]) -> Iterator[Text]:
     """Yield a line for each of the last failures."""
     from rich.text import Text
@@ -284,9 +346,4 @@ def _parted(node_id: str, cells: frozenset[str]) -> tuple[str, str]:
 
 
 def _left(seconds: float) -> str:
-    return f"about {_rough(seconds)} left" if seconds >= 10 else "a few seconds left"
-
-
-def _rough(seconds: float) -> str:
-    """Round to the precision that is readable while it changes: ``4.2 s``, ``38 s``, ``5 min``."""
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 100 else duration_text(seconds)
+    return f"about {duration_text(seconds)} left" if seconds >= 10 else "a few seconds left"

@@ -22,12 +22,12 @@ _FORMATS = ("text", "json", "compact")
 
 
 @click.command(name="sys")
-@click.option("--list-ep", is_flag=True, help="Only the execution providers, a line each.")
-@click.option("--list-device", is_flag=True, help="Only the devices, a line each, with what drives them.")
-@click.option("-f", "--format", "format_", type=click.Choice(_FORMATS), default="text", help="text, json or compact.")
+@click.option("--list-ep", is_flag=True, help="List only the execution providers.")
+@click.option("--list-device", is_flag=True, help="List only the devices and the providers that use them.")
+@click.option("-f", "--format", "format_", type=click.Choice(_FORMATS), default="text", help="Output format [text].")
 def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
-    """Tell versions, the machine, and for each execution provider whether it is here, in which version and Python
-    environment, what it finds, and how to get it.
+    """Show versions, the machine, and each execution provider: whether it is installed, its version, environment and
+    devices, and how to install it.
 
     \b
     winml-dag sys
@@ -115,8 +115,8 @@ def _machine_lines() -> Iterator[str]:
     yield f"  memory         {host.memory_gib} GiB"
     if host.accelerators:
         yield f"  accelerators   {', '.join(host.accelerators)}"
-    yield f"  cache          {here.cache}{'' if here.cache.is_dir() else ' (not there yet)'}"
-    yield f"  configuration  {here.configuration}{'' if here.configuration.is_file() else ' (not there)'}"
+    yield f"  cache          {here.cache}{'' if here.cache.is_dir() else ' (does not exist yet)'}"
+    yield f"  configuration  {here.configuration}{'' if here.configuration.is_file() else ' (does not exist)'}"
 
 
 def _provider_lines(found: DetectedDevices) -> Iterator[str]:

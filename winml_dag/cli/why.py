@@ -10,7 +10,7 @@ import click
 
 from winml_dag.cli import echo
 from winml_dag.cli.buildreport import FORESEEN, errors_as_json, print_json
-from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
+from winml_dag.cli.options import Command, format_option, planned_build, rebuild_option, request_options
 from winml_dag.engine.events import Reason, Status, waits
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _MOST_FILES = 20
 
 
-@click.command(name="why")
+@click.command(name="why", cls=Command)
 @click.argument("stage", required=False)
 @request_options
 @rebuild_option
 @format_option
 def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -> int:
-    """Explain why STAGE (a stage's name or id) would run, or why not; without STAGE, why each runs that would."""
+    """Explain why STAGE (a name or id) would run or not. Without STAGE, explain every stage that would run."""
     from winml_dag.pipeline.build import plan
     from winml_dag.pipeline.buildresult import views_named
 
@@ -44,7 +44,7 @@ def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -
         for line in _explanation(view, by_id, planned.graph, all_are_shown=stage is None):
             echo(line)
     if not chosen:
-        echo("Nothing would run: all is known.")
+        echo("Nothing would run: everything is cached.")
     return 0
 
 
@@ -71,13 +71,13 @@ def _explanation(
     yield from (f"  {line}" for line in _reason_lines(reason))
     yield from (f"  {line}" for line in _origins(view.result, by_id, graph))
     if reason.nearest is not None and reason.kind == "changed":
-        yield f"  nearer than the last build here is {reason.nearest}"
+        yield f"  more similar than the last build here is {reason.nearest}"
     if view.cache_key:
         yield f"  cache key {view.cache_key}"
     if record is not None:
         yield f"  made {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s"
     if view.status is Status.REUSED and view.result.node.folder is not None and not all_are_shown:
-        yield "  to find files that it reads without declaring them: winml-dag build --check-inputs --rebuild"
+        yield "  to find undeclared files that it reads: winml-dag build --check-inputs --rebuild"
 
 
 def _reason_lines(reason: Reason) -> Iterator[str]:

@@ -312,14 +312,15 @@ class NearRecords:
         self._store = store
         self._by_stage: dict[str, tuple[_Candidate, ...]] = {}
 
-    def nearest(self, wanted: KeyInputs, inputs: Inputs, last: Record | None) -> Nearest | None:
-        """The record of the same stage that differs in the fewest key inputs.
+    def nearest(self, wanted: KeyInputs, inputs: Inputs, last: Record | None, main: str | None) -> Nearest | None:
+        """The record of the same stage that differs in the fewest key inputs, of those with the same input *main*.
 
         Ties go to the record with more inputs in common, then to the newest. Returns None when no record is nearer than
         *last*, or when the nearest has too little in common.
         """
         traits = _traits(wanted)
-        near = min(self._of(wanted.stage), key=lambda candidate: candidate.distance(traits), default=None)
+        alike = (each for each in self._of(wanted.stage) if each.input(main) == wanted.inputs.get(main or ""))
+        near = min(alike, key=lambda candidate: candidate.distance(traits), default=None)
         if near is None or near.distance(traits)[0] > len(near.traits & traits):
             return None
         if last is not None and _Candidate(last).distance(traits)[0] <= near.distance(traits)[0]:
@@ -344,6 +345,9 @@ class _Candidate:
     @cached_property
     def traits(self) -> frozenset[tuple[str, str]]:
         return _traits(self.record.key_inputs)
+
+    def input(self, slot: str | None) -> str | None:
+        return self.record.key_inputs.inputs.get(slot or "")
 
     def distance(self, traits: frozenset[tuple[str, str]]) -> tuple[int, int]:
         """How many key inputs differ, and how many of these are artifacts."""

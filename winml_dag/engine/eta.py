@@ -118,6 +118,12 @@ class Eta:
         """The expected memory use of the current runs."""
         return self._admission.memory_bytes
 
+    @property
+    def pending(self) -> list[Node]:
+        """The nodes that are expected to run and have not started."""
+        gone = self._ended | self._running.keys()
+        return [node for node in self._work.graph.nodes if node.id not in gone and self._work.seconds.get(node.id)]
+
     def began(self, node_id: str) -> None:
         self._running[node_id] = self._clock()
 

@@ -275,7 +275,8 @@ class _Explanations:
         key_inputs = self._state.key_inputs(node)
         if why.kind not in ("first build", "changed") or key_inputs is None:
             return why
-        nearest = self._near.nearest(key_inputs, inputs, last)
+        # The first input is what a stage works on, such as the model.
+        nearest = self._near.nearest(key_inputs, inputs, last, next(iter(node.inputs), None))
         if nearest is None:
             return why
         return events.never_like_this(nearest) if last is None else replace(why, nearest=nearest)

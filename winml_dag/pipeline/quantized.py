@@ -219,7 +219,7 @@ def _metrics(stage: StageResult) -> JsonObject:
 def from_metrics(kind: type[Step], stage: StageResult, **others: object) -> Step:
     """Return *kind* with the metrics of *stage* and *others*; its defaults if an older version wrote other metrics."""
     # Imported here: an up-to-date build needs no pydantic.
-    from winml_dag.pipeline.sweep.codec import DecodeError, decode
+    from winml_dag.pipeline.sweep.result import DecodeError, decode
 
     others["cached"] = stage.status is not Status.RAN
     try:

@@ -182,7 +182,7 @@ def resolve(
     optimize = sections.optimize_config(context, onnx, quant, standard_only=standard_only)
     if onnx is not None and onnx.kind == kinds.COMPILED_MODEL:
         stages = {"compile": compile_, "optimize": optimize, "quantize": quant, "calibrate": quant}
-        _refuse_to_change(onnx, {name: config for name, config in stages.items() if name in only})
+        _refuse_stages(onnx, {name: config for name, config in stages.items() if name in only})
     lacks = _Lacks(refuse=runs)
     if not isinstance(compile_, Skip):
         otherwise = "" if overrides.compile else "Or leave compiling to such a machine: --no-compile."
@@ -219,6 +219,13 @@ def resolve(
             compiles=not isinstance(would_compile, Skip),
             quantizes=not isinstance(quant, Skip) and quant.mode in ("static", "dynamic"),
         )
+    of_flags: Mapping[str, object] = {
+        "quant": quant,
+        "optimize": optimize,
+        "analyze": analyze,
+        "compile": compile_,
+        "validate": validate,
+    }
     build = Build(
         summary=BuildSummary(
             model_id=model.name,
@@ -236,6 +243,7 @@ def resolve(
                 *lacks.notices,
                 *(() if lacks.found else _missing(target)),
                 *autoconf.notices(target, analyze, search),
+                *(() if only is not LINE else _without_effect(context, target, of_flags)),
             ),
             declared=_own_stages(recipe),
         ),
@@ -258,6 +266,22 @@ def resolve(
     )
     settings = settings_of(build, context, model, chosen(quant), data)
     return replace(build, summary=replace(build.summary, settings=settings))
+
+
+def _without_effect(context: ResolveContext, target: Target, of_flags: Mapping[str, object]) -> Iterator[str]:
+    """Yield a notice for each option of this run that is about a stage that is skipped."""
+    overrides = context.overrides
+    for flag, config in of_flags.items():
+        if not isinstance(config, Skip):
+            continue
+        section = {"optimize": "optim"}.get(flag, flag)
+        fields = () if flag == "compile" else sorted(overrides.section(section))
+        if getattr(overrides, flag):
+            yield f"--{flag} has no effect: {config.reason}."
+        elif fields:
+            yield f"{section}.{fields[0]} has no effect: {config.reason}."
+        elif flag == "compile" and overrides.ep and target.ep.makes_ep_context and overrides.compile is None:
+            yield f"--ep {overrides.ep} compiles nothing: {config.reason}. To compile, add --compile."
 
 
 def _recipe(loaded: LoadedRecipe | None) -> Recipe:
@@ -296,7 +320,7 @@ def _would_compile(context: ResolveContext, target: Target, onnx: OnnxFile | Non
     return compile_config(context, target)
 
 
-def _refuse_to_change(compiled: OnnxFile, stages: Mapping[str, object]) -> None:
+def _refuse_stages(compiled: OnnxFile, stages: Mapping[str, object]) -> None:
     """Raise UsageError when one of *stages*, each with its config, is not skipped: it would change the model."""
     stage = next((name for name, config in stages.items() if not isinstance(config, Skip)), None)
     if stage is not None:

@@ -25,6 +25,7 @@ from winml_dag.recipe.document import (
     Position,
     Positions,
     decimal_number,
+    did_you_mean,
     unreadable,
     whole_number,
 )
@@ -370,7 +371,8 @@ def _read(path: Path) -> str:
     try:
         data = read_bytes(path)
     except FileNotFoundError:
-        raise InputError(f"There is no recipe {path}.") from None
+        near = (each.name for each in path.parent.glob("*") if each.suffix.casefold() in _FORMATS)
+        raise InputError(f"There is no recipe {path}{did_you_mean(path.name, near) or '.'}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"The recipe {path} cannot be read: {why}.") from None

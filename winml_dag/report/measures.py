@@ -11,7 +11,7 @@ from typing import Any
 
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.result import SharedGraph
-from winml_dag.recipe.selection import matches
+from winml_dag.recipe.sweep import matches
 from winml_dag.report.row import Report, Row
 from winml_dag.store.quantities import size_text
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.pipeline.sweep.codec import encode
-from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult, StageRun
+from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult, StageRun, encode
 from winml_dag.report.compare import Comparison
 from winml_dag.report.measures import MEASURES
 from winml_dag.report.onefile import PAGES, PageKind, as_data, escaped, link_beside, page_of

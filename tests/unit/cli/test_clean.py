@@ -76,7 +76,7 @@ PUT = {"model.onnx", "optimized.onnx", "winml_build_config.json", "build_manifes
 def test_all_that_the_build_put_goes_with_the_folder_and_the_cache_stays(says, arguments) -> None:
     builds()
     assert names() == PUT
-    assert says(*arguments) == "Removed 4 files of out. What stages made is in the cache still.\n"
+    assert says(*arguments) == "Removed 4 files of out. The results are still cached.\n"
     assert not Path("out").exists()
     assert {"tiny.onnx", "recipe.yaml", "cache"} == names(".")
     builds()
@@ -117,7 +117,7 @@ def test_an_edit_that_puts_size_and_time_back_is_seen(says) -> None:
     before, data = path.stat(), path.read_bytes()
     path.write_bytes(data[:-1] + b"X")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert f"kept, edited since it was built: {path}\n" in says("-o", "out")
+    assert f"kept, because it was edited: {path}\n" in says("-o", "out")
     assert names() == {"model.onnx"}
 
 
@@ -133,7 +133,7 @@ def test_nothing_behind_a_link_goes(says) -> None:
     builds()
     Path("out/model.onnx").rename("precious.onnx")
     Path("out/model.onnx").symlink_to(Path("precious.onnx").absolute())
-    assert "kept, edited since it was built" in says("-o", "out")
+    assert "kept, because it was edited" in says("-o", "out")
     assert Path("precious.onnx").read_text() == "finalize model"
 
 
@@ -221,5 +221,5 @@ def test_what_a_recipes_own_stages_put_beside_it_goes_too(says, own_stages: Path
 
 def test_what_was_edited_of_it_stays(says, own_stages: Path) -> None:
     (own_stages / "made/deep/greeting.txt").write_text("good bye")
-    assert "kept, edited since it was built: " in says("-c", str(own_stages / "recipe.yaml"))
+    assert "kept, because it was edited: " in says("-c", str(own_stages / "recipe.yaml"))
     assert (own_stages / "made/deep/greeting.txt").read_text() == "good bye"

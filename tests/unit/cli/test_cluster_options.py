@@ -12,9 +12,9 @@ from winml_dag.cli import run
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--scheduler", "tcp://one:1"], "--scheduler is about a cluster. Give --executor dask too."),
-        (["--workers", "2", "--executor", "local"], "--workers is about a cluster."),
-        (["--worker-tag", "npu"], "--worker-tag is about a cluster."),
+        (["--scheduler", "tcp://one:1"], "--scheduler is for a cluster. Also give --executor dask."),
+        (["--workers", "2", "--executor", "local"], "--workers is for a cluster."),
+        (["--worker-tag", "npu"], "--worker-tag is for a cluster."),
         (["--executor", "dask", "--workers", "2", "--scheduler", "tcp://one:1"], "Give one of them."),
     ],
 )

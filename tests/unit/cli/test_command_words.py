@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from winml_dag.api.sweeps import _HOW, SweepArguments, _command
+from winml_dag.api.arguments import SweepArguments
+from winml_dag.api.builds import _OVERRIDES, _words
 from winml_dag.cli import build, run
 from winml_dag.cli.options import given_words
 
@@ -48,7 +49,7 @@ def test_a_sweep_from_python_is_told_as_the_command_that_builds_the_same() -> No
         "task": None,
     }
     named = [Path("sweep.yaml"), Path("other one.yaml")]
-    line = _command({**values, "remote": ["https://me:secret@one"]}, named, Path("out"))
+    line = _words({**values, "remote": ["https://me:secret@one"]}, named, Path("out"))
     assert "secret" not in line
     found = build.command.make_context("build", shlex.split(line)[2:]).params
     assert found["recipes"] == tuple(named)
@@ -56,10 +57,9 @@ def test_a_sweep_from_python_is_told_as_the_command_that_builds_the_same() -> No
 
 
 def test_every_argument_of_a_sweep_from_python_is_an_option() -> None:
-    """Except those that say how to build."""
-    how = {*_HOW} - {"final_only", "remote", "remote_mode"}
+    """If it is about what to build."""
     options = {option.name for option in build.command.params}
-    assert {*SweepArguments.__annotations__} - how <= options
+    assert {*SweepArguments.__annotations__} & _OVERRIDES <= options
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from winml_dag.cli import run
-from winml_dag.cli.settings import taken_inputs
+from winml_dag.cli.settings import given_shapes
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sections import export_config
 from winml_dag.pipeline.variant import ResolveContext, with_settings
@@ -28,10 +28,7 @@ def written(folder: Path, name: str, value: object) -> Path:
 
 
 def taken(**given: Any) -> dict[str, Any]:
-    options = dict.fromkeys(("shape_config", "input_specs", "dynamic_axes", "export_config", "batch_size")) | given
-    found = taken_inputs(options)
-    assert options == {}
-    return dict(found)
+    return given_shapes(given)
 
 
 def test_files_become_fields_of_export(tmp_path: Path) -> None:
@@ -57,9 +54,9 @@ def test_a_file_for_one_field_wins_over_the_whole_section_and_an_option_over_bot
     [
         ("--shape-config", '{"sequence_lenght": 8}', 2, "shape_config.sequence_lenght"),
         ("--shape-config", '{"height": 0}', 2, "shape_config.height"),
-        ("--shape-config", "[1]", 3, "is no JSON object"),
+        ("--shape-config", "[1]", 3, "is not a JSON object"),
         ("--dynamic-axes", "{", 3, "is not JSON"),
-        ("--input-specs", '{"input_ids": 5}', 2, "'input_ids' is no object"),
+        ("--input-specs", '{"input_ids": 5}', 2, "'input_ids' is not an object"),
         ("--export-config", '{"opset": 17}', 2, "opset"),
     ],
 )

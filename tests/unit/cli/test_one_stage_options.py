@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.cli import run
-from winml_dag.cli.build import CLUSTER_OPTIONS
+from winml_dag.cli import cli, run
 from winml_dag.cli.build import command as build_command
 from winml_dag.cli.options import request_from
+from winml_dag.cli.stages import COMMANDS, request_of
 from winml_dag.pipeline.request import Request
 
 # winml-cli's options, verbatim, as far as they apply here.
@@ -45,19 +45,15 @@ WINML_CLI = {
 ALIKE = ("-f", "--format", "--rebuild", "--overwrite", "--cache-dir", "-v", "-q")
 
 
-def command_of(name: str) -> Any:
-    return importlib.import_module(f"winml_dag.cli.{name}")
-
-
 def asked(name: str, *arguments: str) -> Request:
-    module = command_of(name)
-    request: Request = module.request_of(module.command.make_context(name, [*arguments]).params)
-    return request
+    return request_of(name, COMMANDS[name].make_context(name, [*arguments]).params)
 
 
-@pytest.mark.parametrize("name", ["export", "optimize", "calibrate", "quantize", "compile", "validate"])
+@pytest.mark.parametrize("name", [*COMMANDS, "validate"])
 def test_options_are_alike_and_those_of_winml_cli_are_there(name: str) -> None:
-    known = {option for parameter in command_of(name).command.params for option in parameter.opts}
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    known = {option for parameter in command.params for option in parameter.opts}
     assert {*ALIKE, *WINML_CLI.get(name, ())} <= known
 
 
@@ -207,7 +203,7 @@ def _save(path: str, node: onnx.NodeProto) -> None:
         ("optimize -m m.onnx -o m.onnx --overwrite", 2, "m.onnx is the model that is read"),
         ("optimize -m m.onnx -c bad.yaml", 2, "optimm"),
         ("optimize -m m.onnx --enable gelu_fusio", 2, "'gelu_fusio' is no optimization; did you mean 'gelu_fusion'?"),
-        ("optimize -m m.onnx --enable gelu_fusion --disable gelu-fusion", 2, "gelu_fusion is switched on and off."),
+        ("optimize -m m.onnx --enable gelu_fusion --disable gelu-fusion", 2, "gelu_fusion is enabled and disabled."),
         ("optimize -m c.onnx", 2, "c.onnx is a compiled model: its EPContext nodes hold the binary of"
                                   " QNNExecutionProvider, which cannot be optimized. Use the ONNX model"
                                   " that it was compiled from."),
@@ -223,8 +219,8 @@ def _save(path: str, node: onnx.NodeProto) -> None:
         ("compile -m c.onnx -d qnn", 2, "which cannot be compiled again"),
         ("compile -m m.onnx -d qnn --ep-option vtcm", 2, "'vtcm' is not NAME=VALUE"),
         ("compile -m m.onnx -d qnn --ep-option a=1 --ep-option a=2", 2, "a is given twice"),
-        ("compile -m m.onnx -o a.onnx --output-dir b", 2, "-o and --output-dir say both where the result goes."),
-        ("compile -m m.onnx -m q.onnx -d qnn", 2, "Several models have several results."),
+        ("compile -m m.onnx -o a.onnx --output-dir b", 2, "-o and --output-dir both name the output."),
+        ("compile -m m.onnx -m q.onnx -d qnn", 2, "Several models need an output folder."),
         ("validate", 2, "No model is given."),
         ("validate nope.onnx", 3, "nope.onnx does not exist"),
         ("validate m.onnx --reference c.onnx", 2, "c.onnx is compiled, and the reference runs on the CPU."),
@@ -257,11 +253,7 @@ def test_a_build_takes_settings_of_sections_as_options(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     given = ("--ep-option", "vtcm_mb=4", "--no-embed", "--min-cosine", "0.5", "--input-data", "a.npz", "--no-validate")
     parameters = build_command.make_context("build", ["--onnx", "m.onnx", "-o", "out", *given]).params
-    how = {"rebuild", "overwrite", "jobs", "memory", "keep_going", "stage_timeout", "link", "sandbox"}
-    how |= {"check_inputs", "verbose", "quiet", "format_"}
-    which = {"recipes", "filters", "shard", "retry_failed"}
-    of_build = {name: value for name, value in parameters.items() if name not in how | which | {*CLUSTER_OPTIONS}}
-    request, _ = request_from({**of_build, "recipe": None})
+    request, _ = request_from({**parameters, "recipe": None})
     overrides = request.overrides
     assert overrides.section("compile") == {"provider_options": {"vtcm_mb": "4"}, "embed_context": False}
     assert overrides.section("validate") == {"min_cosine": 0.5, "input_data": str(tmp_path / "a.npz")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import threading
 import time
@@ -55,12 +56,12 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_a_log_gets_a_line_of_a_long_stage_once_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[Progress | None] = [None]
     lines = Lines(to_stderr=False, every_seconds=1000.0)
-    lines.started(CALIBRATE, WHY, None, lambda: told[-1])
+    lines.started(CALIBRATE, WHY, 12.34, lambda: told[-1])
     lines.started(EXPORT, WHY, None, nothing)
     began = time.monotonic()
-    assert lines_of(capsys) == ["calibrate    running: never built before", "export       running: never built before"]
+    assert lines_of(capsys) == [], "a short stage has one line, when it has ended"
     lines.tell(began + 1000)
-    assert lines_of(capsys) == [], "nothing is told yet"
+    assert lines_of(capsys) == ["calibrate    running, took 12.3 s last time", "export       running"]
     told.append(HALF_WAY)
     lines.tell(began + 1999)
     assert lines_of(capsys) == [], "the next is not due yet"
@@ -122,7 +123,7 @@ def test_an_interrupt_while_the_lines_begin_does_not_become_another_error(monkey
 
 
 def test_a_reader_who_has_gone_away_ends_only_the_lines_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Heard("running: never")
+    stream = Heard("running")
     monkeypatch.setattr(sys, "stdout", stream)
     lines = Lines(to_stderr=False, every_seconds=0.01)
     asked = threading.Event()
@@ -188,3 +189,12 @@ def test_a_narrow_terminal_cuts_neither_count_nor_rate() -> None:
     text = " ".join(" ".join(drawn()).split())
     assert "64/512 samples," in text
     assert "5.2/s" in text
+
+
+def test_a_narrow_terminal_breaks_no_word() -> None:
+    table, drawn = table_of(width=44)
+    why = Reason("changed", f"weights {'f' * 60}")
+    table.started(Node("decoder/quantize", CALIBRATE.stage, {}, {}), why, None, nothing)
+    *_, first, second = drawn()
+    assert first.split()[:2] == ["decoder/quantize", "running"]
+    assert re.fullmatch("f+…", second.strip())

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.cli import run
-from winml_dag.cli.quantize import command, request_of
+from winml_dag.cli.stages import COMMANDS, request_of
 from winml_dag.pipeline.request import Request
 from winml_dag.recipe.schema import Quant
 
@@ -26,11 +26,13 @@ WINML_CLI = (
 
 
 def asked(*arguments: str) -> Request:
-    return request_of(command.make_context("quantize", ["-m", "model.onnx", *arguments]).params)
+    return request_of(
+        "quantize", COMMANDS["quantize"].make_context("quantize", ["-m", "model.onnx", *arguments]).params
+    )
 
 
 def test_every_option_of_winml_cli_is_there() -> None:
-    known = {name for parameter in command.params for name in parameter.opts}
+    known = {name for parameter in COMMANDS["quantize"].params for name in parameter.opts}
     assert set(WINML_CLI) <= known
 
 
@@ -178,7 +180,7 @@ def test_weights_that_are_integers_already_are_refused_but_for_float16(refused: 
         (("-m", "m.onnx", "-o", "a:b.onnx"), 2, "'a:b.onnx' is no name of a file on every system"),
         (("-m", "m.onnx", "--calibration-data", "no.npz"), 3, "no.npz does not exist"),
         (("-m", "m.onnx", "-p", "int4", "--save-calibration", "r.json"), 2, "rtn needs no activation ranges"),
-        (("-m", "m.onnx", "--sample", "3"), 2, "Did you mean '--samples'?"),
+        (("-m", "m.onnx", "--sample", "3"), 2, "(Did you mean one of: '--samples', '--set'?)"),
         (("-m", "m.onnx", "--samples", "0"), 2, "0 is not in the range x>=1"),
         (("-m", "m.onnx", "--weight-type", "int3"), 2, "'int3' is not one of"),
         (("-m", "m.onnx", "--ep", "qmn"), 2, "There is no execution provider 'qmn'"),

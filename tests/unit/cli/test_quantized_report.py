@@ -293,7 +293,7 @@ def test_a_model_that_there_is_nothing_to_hold_against_is_said_to_have_run_alone
 ) -> None:
     alone = {name: value for name, value in ON_QNN.items() if name != "quality"} | {"reference": False}
     told = lines(built("fp32", measured={"validate": alone}), capsys)
-    assert told[0].endswith("it loads, runs and gives numbers on 3 samples (text) and on ones")
+    assert told[0].endswith("it loads, runs and returns finite values on 3 samples (text) and on ones")
 
 
 def test_what_is_odd_about_the_float_model_is_a_warning_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:

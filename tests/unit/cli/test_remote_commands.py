@@ -223,7 +223,7 @@ class TestPushAndPull:
         assert "2 of them were there already" in again
         assert "remote: " not in again
         make_stages_new(folder)
-        assert "nothing ran" in says(*build("b", "--remote", shared(folder)))
+        assert "(0 stages run)" in says(*build("b", "--remote", shared(folder)))
 
     def test_one_record_may_be_chosen_by_its_key(
         self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
@@ -249,7 +249,7 @@ class TestPushAndPull:
         assert (pulled["records"], pulled["lacking_blobs"], pulled["to_run"]) == (2, 2, 0)
         pulled = tells("cache", "pull", *both, "--all-blobs", "--cache-dir", "b")
         assert (pulled["lacking_blobs"], pulled["remote"]["blobs_fetched"]) == (0, 2)
-        assert "nothing ran" in says(*build("b", "--remote", shared(folder), "--remote-mode", "off"))
+        assert "(0 stages run)" in says(*build("b", "--remote", shared(folder), "--remote-mode", "off"))
         assert (folder / "more.txt").read_text() == "other" * 10_000
 
     def test_what_came_from_one_remote_can_be_given_to_another(
@@ -263,7 +263,7 @@ class TestPushAndPull:
         other = ["--remote", (folder / "other").as_uri(), "--remote-mode", "read-write", "--cache-dir", "b"]
         assert tells("cache", "push", "--all", *other)["remote"]["records_put"] == 2
         make_stages_new(folder)
-        assert "nothing ran" in says(*build("c", "--remote", (folder / "other").as_uri()))
+        assert "(0 stages run)" in says(*build("c", "--remote", (folder / "other").as_uri()))
 
     @pytest.mark.usefixtures("impatient")
     def test_what_could_not_be_had_ends_with_1(
@@ -313,7 +313,7 @@ def test_a_cache_that_was_used_alone_is_left_as_it_is_and_another_begun_in_it(
     assert "0 records offered" in begun
     assert "2 ran" in says(*build("a", *writable))
     assert tells("cache", "info", "--cache-dir", "a/sha256")["limit_bytes"] == 1 << 30
-    assert "nothing ran" in says(*build("a"))
+    assert "(0 stages run)" in says(*build("a"))
     assert f"besides        {folder / 'a' / 'sha256'}" in says("cache", "info", "--cache-dir", "a")
     monkeypatch.setenv("WINML_DAG_REMOTE", shared(folder))
     assert f"cache folder   {folder / 'a' / 'sha256'}" in says("cache", "info", "--cache-dir", "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections.abc import Callable
 
@@ -69,9 +70,10 @@ def test_a_log_gets_each_failure_once_and_now_and_then_how_far_it_is(capsys: pyt
     assert lines_of(capsys) == [
         "failed: resnet/int4/npu: QNN has no int4.",
         "building 2 of 5 cells: 1 up to date, 1 refused.",
-        "building 2 of 5 cells: 1 up to date, 1 refused; about 4 min left; memory 4.0 of 16.0 GiB.",
+        "building 2 of 5 cells: 1 up to date, 1 refused; stages: 1 pending; about 4 min left; memory 4.0 of 16.0 GiB.",
         "failed: bert/fp32/npu/compile: It broke.",
-        "building 5 of 5 cells: 1 built, 1 up to date, 2 failed, 1 refused; stages: 1 ran.",
+        "building 5 of 5 cells: 1 built, 1 up to date, 2 failed, 1 refused; stages: 1 ran, 1 pending;"
+        " about 4 min left.",
         "measuring 0 of 1 cell; stages: 1 ran.",
     ]
 
@@ -135,13 +137,16 @@ def test_a_table_has_cells_first_then_what_runs_then_what_failed(width: int) -> 
     table.finished(ended(node(CELLS[2], "compile"), Status.FAILED, "It broke. " * 30))
     told = drawn()
     table.stop(finished=True)
-    assert told[:2] == ["building 1 of 4 cells: 1 built", "a few seconds left   memory 4.0 of 16.0 GiB"]
-    assert told[2].split()[:2] == ["bert/fp32/npu", "quantize"]
-    assert told[2].endswith(" s of ~40 s")
-    assert told[3].split()[:2] == ["bert/w8a8/npu", "decoder/calibrate"]
-    assert "64/512" in told[3]
-    assert told[4].startswith("failed: bert/w8a8/cpu/compile: It broke.")
-    assert len(told) == 5, "a long error is cut, all of it is told at the end"
+    assert told[0] == "building 1 of 4 cells: 1 built"
+    assert re.search(r" \d+%$", told[1])
+    assert told[2] == "stages: 1 pending   a few seconds left   memory 4.0 of 16.0 GiB"
+    assert told[3].split()[:2] == ["bert/fp32/npu", "quantize"]
+    assert told[3].endswith(" s of ~40.0 s")
+    assert told[4].split()[:2] == ["bert/w8a8/npu", "decoder/calibrate"]
+    assert "64/512" in told[4]
+    assert told[5] == "  bert/fp32/cpu/export  pending"
+    assert told[6].startswith("failed: bert/w8a8/cpu/compile: It broke.")
+    assert len(told) == 7, "a long error is cut, all of it is told at the end"
     assert max(map(len, told)) <= width
 
 
@@ -174,3 +179,22 @@ def test_a_table_goes_when_all_has_ended_and_stays_after_an_interrupt(finished: 
     assert isinstance(console.file, io.StringIO)
     erases = "\x1b[1A\x1b[2K"
     assert console.file.getvalue().endswith(erases) is finished
+
+
+def test_the_time_left_counts_measuring_from_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = SweepLines(to_stderr=False, every_seconds=1000.0)
+    lines.expect([60.0, 120.0])
+    lines.phase("building", CELLS)
+    lines.on_eta(forecast_of(600.0))
+    lines.tell()
+    lines.cell(CELLS[0], CellStatus.UP_TO_DATE)  # and measured, most likely
+    lines.on_eta(forecast_of(600.0))
+    lines.tell()
+    lines.phase("measuring", CELLS)
+    lines.on_eta(forecast_of(300.0))
+    lines.tell()
+    lines.on_eta(forecast_of(240.0))
+    lines.tell()
+    lines.stop(finished=True)
+    found = [line.partition("about ")[2].partition(" left")[0] for line in lines_of(capsys)]
+    assert found == ["22 min", "19 min", "11 min", "4 min"]

@@ -126,7 +126,7 @@ def test_a_first_build_says_so(project: Project) -> None:
 
 
 def test_nothing_to_explain_when_all_is_known(built: Project) -> None:
-    assert built.says("why") == "Nothing would run: all is known.\n"
+    assert built.says("why") == "Nothing would run: everything is cached.\n"
     assert built.says("why", "quantize").splitlines()[:2] == ["quantize: reused", "  up to date"]
 
 
@@ -230,7 +230,7 @@ def test_a_nearer_record_of_another_folder_is_mentioned(built: Project) -> None:
     field, file, nearer = built.why("calibrate")
     assert field == "quant.samples: 10 -> 20"
     assert file.startswith("input data: c.npz changed")
-    assert nearer.startswith("nearer than the last build here is ")
+    assert nearer.startswith("more similar than the last build here is ")
     assert nearer.partition("): ")[2] == file
 
 
@@ -248,7 +248,7 @@ def test_a_record_of_before_files_were_noted_is_still_compared(built: Project) -
         path.write_text(with_checksum(key, canonical_json(value)), encoding="utf-8")
         store.index.remove("record", [key])
         store.close()
-    assert built.says("why") == "Nothing would run: all is known.\n"
+    assert built.says("why") == "Nothing would run: everything is cached.\n"
     np.savez(built.data / "b.npz", x=np.full((1, 4), 9, np.float32))
     assert built.why("calibrate") == ["input data changed"]
 

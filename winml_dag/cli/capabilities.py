@@ -1,4 +1,4 @@
-"""``winml-dag optimize``: optimize an ONNX model into one file."""
+"""The capabilities of ``optimize``: their list, and what each would change in a model."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, errors_as_object, few, print_object
-from winml_dag.cli.onestage import OUTCOME, how_options, run_one
-from winml_dag.cli.options import FILE, TEXT
-from winml_dag.cli.settings import VALIDATION, given_shapes, no_validate_option, shape_options, target_options
+from winml_dag.cli import echo, few, print_object
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.request import Overrides, Request, beside
+from winml_dag.pipeline.request import Request
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.store.quantities import counted
 
@@ -32,73 +28,12 @@ _BY_WORD = {name.lower(): name for name in CATALOG}
 _SHOWN = 3
 
 
-def _winml_cli_options(function: Any) -> Any:
+def winml_cli_options(function: Any) -> Any:
     """Add winml-cli's ``--enable-gelu-fusion`` and ``--disable-gelu-fusion``; the help shows the short form."""
     for name in CATALOG:
         word = name.replace("_", "-")
         function = click.option(f"--enable-{word}/--disable-{word}", name, default=None, hidden=True)(function)
     return function
-
-
-@click.command(name="optimize")
-@click.option("-m", "--model", type=FILE, help="The ONNX model.")
-@click.option("-o", "--output", type=FILE, help="Where the result goes [MODEL_opt.onnx beside the model].")
-@click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which optim, validate and the target count.")
-@click.option("--enable", metavar="CAPABILITY", type=TEXT, multiple=True, help="An optimization to switch on.")
-@click.option("--disable", metavar="CAPABILITY", type=TEXT, multiple=True, help="An optimization to leave out.")
-@click.option(
-    "-l", "--list-capabilities", is_flag=True, help="Print the optimizations that there are, and nothing else."
-)
-@click.option(
-    "--list-rewrites", is_flag=True, help="Of these, print what the rewriter does: one pattern in place of another."
-)
-@click.option(
-    "--check-optim",
-    is_flag=True,
-    help="Print what each capability that is off, or each one named by --enable, would change; write nothing.",
-)
-@_winml_cli_options
-@target_options
-@VALIDATION
-@no_validate_option
-@shape_options
-@how_options
-def command(**options: Any) -> int:
-    """Optimize an ONNX model into one file: make its graph smaller, and hold it against the model as it was.
-
-    \b
-    winml-dag optimize -m model.onnx --enable gelu_fusion
-    winml-dag optimize -m model.onnx --check-optim
-    winml-dag optimize --list-capabilities
-    """
-    if options["list_capabilities"] or options["list_rewrites"]:
-        return tell_catalog(options["format_"], rewrites_only=options["list_rewrites"])
-    if options["model"] is None:
-        raise click.UsageError("Missing option '-m' / '--model'.")
-    if options["check_optim"]:
-        named = tuple(name for name, on in capabilities_of(options).items() if on)
-        with errors_as_object(options["format_"] == "json", success=False):
-            return tell_changes(request_of(options), named, options["format_"], whole=options["verbose"])
-    return run_one(options, request_of, OUTCOME)
-
-
-def request_of(options: Mapping[str, Any]) -> Request:
-    """Return the request for the *options* of one call, by the names of the command's parameters."""
-    model: Path = options["model"]
-    overrides = Overrides(
-        onnx=model,
-        ep=options["ep"],
-        device=options["device"],
-        settings={
-            "export": given_shapes(options),
-            "optim": capabilities_of(options),
-            "validate": VALIDATION.given(options),
-        },
-        validate=False if options["no_validate"] else None,
-    )
-    return Request(
-        options["recipe"], overrides, command="optimize", output_file=options["output"] or beside(model, "optimize")
-    )
 
 
 def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
@@ -112,7 +47,7 @@ def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
         for given in options[option]:
             name = _BY_WORD.get(given.replace("-", "_").lower(), given)
             if found.setdefault(name, on) is not on:
-                raise UsageError(f"{name} is switched on and off.", advice="Keep one of the two.")
+                raise UsageError(f"{name} is enabled and disabled.", advice="Give one of them.")
     return found
 
 
