@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,23 @@ def test_python_shares_as_the_command_line_does(
     assert second.output_path.read_bytes() == first.output_path.read_bytes()
     with pytest.raises(UsageError, match="remote_mode is 'write'"):
         optimized("three", remote=server.url, remote_mode="write")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of a folder are those of POSIX")
+def test_a_folder_that_only_its_user_can_write_needs_no_key_from_them(team: Team) -> None:
+    shared, configuration = team.folder / "shared", team.folder / "configuration"
+    variables = {
+        "WINML_DAG_REMOTE": shared.as_uri(),
+        "WINML_DAG_REMOTE_KEYS": "",
+        "WINML_DAG_CONFIG": str(configuration / "config.toml"),
+    }
+    assert len(team.machine("one", **variables, WINML_DAG_REMOTE_MODE="read-write").ran()) == 4
+    assert team.machine("two", **variables).ran() == []
+    assert (configuration / "own-folders.key").stat().st_mode & 0o077 == 0
+    # Another user who reads it has another key, and builds.
+    other = {**variables, "WINML_DAG_CONFIG": str(team.folder / "other" / "config.toml")}
+    assert len(team.machine("three", **other).ran()) == 4
+    shared.chmod(0o775)
+    refused = team.machine("four", **variables).run("build", "-c", "recipe.yaml", "-o", "out-four")
+    assert refused.returncode == 2
+    assert "There is no key to check the records of" in refused.stderr

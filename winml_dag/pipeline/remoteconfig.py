@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -34,12 +38,23 @@ from winml_dag.recipe.document import Location, Position, Positions, known_inste
 from winml_dag.recipe.fields import ListOf, Section, Text, problem
 from winml_dag.recipe.problems import problems
 from winml_dag.store.remote.protocol import FOLDERS
-from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings, folder_of, shown, signing_keys
+from winml_dag.store.remote.settings import (
+    Mode,
+    RemoteSettings,
+    SigningKey,
+    TierSettings,
+    folder_of,
+    keys_in_file,
+    new_key,
+    shown,
+    signing_keys,
+)
 
 F = TypeVar("F", bound=Section)
 
 # The strictest first.
 _STRICTEST_FIRST = (Mode.OFF, Mode.READ, Mode.READ_WRITE)
+_OWN_KEY = "own-folders.key"
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _HEADER = re.compile(r"\s*(\[\[?)([^\]]*)\]")
 _ASSIGNED = re.compile(r"\s*([\w.-]+|\"[^\"]*\"|'[^']*')\s*=")
@@ -145,7 +160,39 @@ def with_secrets_of_this_machine(tiers: Sequence[TierSettings]) -> RemoteSetting
 def _signed(tiers: Sequence[TierSettings], user: UserFile) -> RemoteSettings:
     keys_file = user.signing.keys_file
     keys = signing_keys(os.environ, None if keys_file is None else config_file().parent / expanded(keys_file))
+    in_use = [tier for tier in tiers if tier.mode is not Mode.OFF]
+    if not keys and in_use and all(_is_own_folder(tier.url) for tier in in_use):
+        keys = _own_key()
     return RemoteSettings(tuple(tiers), keys, _accepts_unsigned(user))
+
+
+def _is_own_folder(url: str) -> bool:
+    """Whether *url* is a folder that only this user can write: nobody else needs the key. Unknown on Windows."""
+    folder = _folder_of(url)
+    if folder is None or sys.platform == "win32":
+        return False
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    status = nearest.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _own_key() -> tuple[SigningKey, ...]:
+    """The user's key for folders that only they can write, made on first use; none if it cannot be written."""
+    path = config_file().parent / _OWN_KEY
+    with suppress(OSError):
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            opened, partial = tempfile.mkstemp(dir=path.parent)  # only the user can read it
+            with open(opened, "w", encoding="utf-8", newline="\n") as file:
+                file.write(f"{new_key('own')}\n")
+            try:
+                # Unlike renaming, a link keeps the key of another process that was faster.
+                with suppress(FileExistsError):
+                    os.link(partial, path)
+            finally:
+                Path(partial).unlink()
+        return keys_in_file(path)
+    return ()
 
 
 def named_by(options: RemoteOptions) -> str:

@@ -408,7 +408,7 @@ class TestKey:
         monkeypatch.setenv("WINML_DAG_REMOTE_KEYS_FILE", "keys")
         said = says("cache", "remote", "check", "--remote", shared(folder), "--remote-mode", "read-write")
         assert "signs with main-2026" in said
-        assert "is there already" in says("cache", "remote", "key", "other", "-o", "keys", code=2)
+        assert "already exists" in says("cache", "remote", "key", "other", "-o", "keys", code=2)
 
     def test_a_key_without_a_file_is_the_only_thing_on_stdout(self, tells: Callable[..., dict[str, Any]]) -> None:
         first, second = (tells("cache", "remote", "key", "main")["key"] for _ in range(2))

@@ -82,5 +82,5 @@ def test_a_run_of_ci_is_told_what_it_may_not_do(tmp_path: Path, monkeypatch: pyt
 def test_without_any_key_nothing_could_be_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED")
     with pytest.raises(UsageError, match="There is no key to check the records of"):
-        open_store(tmp_path / "cache", RemoteOptions((tmp_path.as_uri(),)))
-    open_store(tmp_path / "cache", RemoteOptions((tmp_path.as_uri(),), "off")).close()
+        open_store(tmp_path / "cache", RemoteOptions(("https://cache",)))
+    open_store(tmp_path / "cache", RemoteOptions(("https://cache",), "off")).close()

@@ -301,9 +301,10 @@ def _called(tier: TierSettings) -> str:
 
 def _write(path: Path, line: str) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise UsageError(f"{path} is there already.", advice="Choose another name, or add the key by hand.") from None
+        raise UsageError(f"{path} already exists.", advice="Choose another name, or add the key by hand.") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None
     with open(descriptor, "w", encoding="utf-8", newline="\n") as opened:

@@ -228,8 +228,8 @@ def signing_keys(environment: Mapping[str, str], configured: Path | None = None)
         given = enumerate(environment[KEYS_VARIABLE].split(","), 1)
         return _parse_keys([(f"{KEYS_VARIABLE}, key {number}", text) for number, text in given], KEYS_VARIABLE)
     if environment.get(KEYS_FILE_VARIABLE, "").strip():
-        return _in_file(Path(environment[KEYS_FILE_VARIABLE].strip()).expanduser())
-    return () if configured is None else _in_file(configured)
+        return keys_in_file(Path(environment[KEYS_FILE_VARIABLE].strip()).expanduser())
+    return () if configured is None else keys_in_file(configured)
 
 
 def new_key(name: str) -> str:
@@ -261,7 +261,8 @@ def check_keys(settings: RemoteSettings) -> None:
             )
 
 
-def _in_file(path: Path) -> tuple[SigningKey, ...]:
+def keys_in_file(path: Path) -> tuple[SigningKey, ...]:
+    """The keys in the file *path*, one a line. Raises UsageError if it is invalid, or others may read it."""
     try:
         with open(path, encoding="utf-8") as opened:
             if os.name != "nt" and os.fstat(opened.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
