@@ -376,7 +376,7 @@ def test_no_command_outlives_an_engine_that_is_killed(project: Project, tmp_path
     engine = subprocess.Popen(
         [sys.executable, "-c", ENGINE, str(tmp_path), f"{start} echo $$ $! > {pipe}; wait; sleep 3600"],
         cwd=Path(__file__).parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), str(Path(__file__).parent)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[up]) for up in (3, 2, 0))},
         stderr=subprocess.DEVNULL,
     )
     running = [int(pid) for pid in pipe.read_text().split()]
