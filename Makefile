@@ -93,9 +93,9 @@ layers: $(VENV)/with-tests
 docs: $(VENV)/with-tests
 	$(BIN)/python docs/check.py
 
-# Runs the commands that the pages show; python docs/run.py --write updates the shown output.
+# Runs the commands that all pages show, or PAGES; python docs/run.py --write updates the shown output.
 docs-run: $(VENV)/with-tests
-	$(BIN)/python docs/run.py
+	$(BIN)/python docs/run.py $(PAGES)
 
 # The rendered site, in out/site. Pages are copied with the files that they link to.
 docs-site: $(VENV)/with-site
