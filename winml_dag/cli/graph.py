@@ -160,12 +160,12 @@ def _refuse_foreign(path: Path) -> None:
     from winml_dag.report.graphpage import GRAPH_PAGE
 
     try:
-        is_ours = GRAPH_PAGE.made(path)
+        is_owned = GRAPH_PAGE.made(path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None
-    if not is_ours:
+    if not is_owned:
         raise UsageError(f"{path} is there, and no page of ours.", advice="Choose another name, or move it away.")
 
 

@@ -113,7 +113,7 @@ def _identity(node: Node, inputs: Mapping[str, str]) -> str:
         "folder": None if node.folder is None else str(node.folder),
         "paths": node.paths,
         "interpreter": None if node.interpreter is None else str(node.interpreter),
-        "surroundings": node.surroundings,
+        "surroundings": node.machine_facts,
         "check": node.check,
         "environment": node.environment,
     }

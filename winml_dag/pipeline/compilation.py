@@ -15,7 +15,7 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.variant import ResolveContext, Skip
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Compile, Recipe
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import CompileConfig, CompileFields
 from winml_dag.stages.finalize import FinalizeConfig, OffloadFields
 
@@ -183,4 +183,4 @@ def option_files(context: ResolveContext, target: Target) -> Source | None:
         if not path.is_file():
             raise InputError(f"compile.provider_options.{name}: {path} is not a file.")
         files.append(SourceFile(f"{name}/{name}{path.suffix}", path))
-    return Source("provider option files", kinds.OPTION_FILES, tuple(files)) if files else None
+    return Source("provider option files", artifact_types.OPTION_FILES, tuple(files)) if files else None

@@ -264,7 +264,7 @@ def run_ephemeral_stage(stage: Stage, config: JsonObject, sources: Mapping[str, 
         StageError: when it fails.
     """
     folders = {name: str(_folder_of(source)) for name, source in sources.items() if source is not None}
-    node = Node(stage.name, stage, config, {}, surroundings=folders)
+    node = Node(stage.name, stage, config, {}, machine_facts=folders)
     with tempfile.TemporaryDirectory(prefix=f"winml-dag-{stage.name}-", ignore_cleanup_errors=True) as name:
         executor = LocalExecutor()
         try:

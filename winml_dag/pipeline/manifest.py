@@ -32,8 +32,8 @@ from winml_dag.pipeline.layout import (
     MODEL,
     STAGE_FILE,
     component_of,
+    is_builtin,
     is_carried_on,
-    is_ours,
     prefixed,
     published_outputs,
 )
@@ -352,7 +352,7 @@ def _filenames(
     shown = [
         prefixed(file.name, component)
         for slot, component in published_outputs(node, summary.settings, summary.components)
-        if is_ours(node) and not carried_on and planned.shows(node, slot)
+        if is_builtin(node) and not carried_on and planned.shows(node, slot)
         for file in outputs[slot].files
     ]
     if stage == "export" and summary.components:

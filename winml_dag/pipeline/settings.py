@@ -27,7 +27,7 @@ from winml_dag.pipeline.variant import Build, Model, ResolveContext, Skip, chose
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Compile, Export, Quant
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.normalize import NormalizeConfig
 from winml_dag.stages.quality import Bounds, rounding
@@ -103,14 +103,14 @@ def validate_config(
     """Return the config of validate, or why it is skipped; *model_kind* is that of the build's initial model."""
     if skip := left_out(context):
         return skip
-    came_compiled = model_kind == kinds.COMPILED_MODEL
+    came_compiled = model_kind == artifact_types.COMPILED_MODEL
     if came_compiled and not is_at_hand(target.ep):
         return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
     fields = replace(
         _fields(context, precision, calibration, given, task),
         # A model that was given in integers has ranges, too; none apply to validate's random inputs.
         calibrated=(given.data is not None or calibration.data is not None)
-        and (model_kind != kinds.FLOAT_MODEL if isinstance(quant, Skip) else quant.mode == "static"),
+        and (model_kind != artifact_types.FLOAT_MODEL if isinstance(quant, Skip) else quant.mode == "static"),
         rounding=rounding(precision, in_half=target.ep != CPU),
     )
     if came_compiled:

@@ -13,7 +13,7 @@ from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.pipeline.build_info import CiRun, asked_for, ci_run, record_digest, told_of_source, wheel_records
 from winml_dag.pipeline.request import Overrides
 from winml_dag.recipe.load import load_recipe
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -95,7 +95,7 @@ def test_only_what_is_installed_in_that_very_version_has_a_digest() -> None:
     assert wheel_records({"numpy": "0.0.1", "nothing-of-that-name": "1.0"}) == {}
 
 
-def _source(folder: Path, *names: str, kind: str = kinds.MODEL_FOLDER) -> Source:
+def _source(folder: Path, *names: str, kind: str = artifact_types.MODEL_FOLDER) -> Source:
     return Source("source", kind, tuple(SourceFile(name, folder / name) for name in names))
 
 

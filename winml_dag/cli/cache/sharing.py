@@ -100,10 +100,10 @@ def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> Store:
 
 
 def _refuse_unwritable(remote: RemoteOptions) -> None:
-    from winml_dag.pipeline.opened import settled_remotes
+    from winml_dag.pipeline.opened import allowed_remotes
     from winml_dag.store.remote.settings import Mode
 
-    settings, why = settled_remotes(remote)
+    settings, why = allowed_remotes(remote)
     if settings is not None and not any(tier.mode is Mode.READ_WRITE for tier in settings.tiers):
         raise UsageError(
             f"No remote may be written. {why}".rstrip(), advice="" if why else "Give --remote-mode read-write."
@@ -207,12 +207,12 @@ def check(format_: str, **options: Any) -> int:
     """Ask each remote that is configured whether it can be reached, read and, if it may be, written, and with which
     keys. A probe of a few bytes is left where that is tried. Ends with 1 if anything is not well.
     """
-    from winml_dag.pipeline.opened import settled_remotes
+    from winml_dag.pipeline.opened import allowed_remotes
     from winml_dag.pipeline.remoteconfig import named_by
 
     named = remote_options(options, options["recipe"])
     with errors_as_object(format_):
-        settings, restricted = settled_remotes(named)
+        settings, restricted = allowed_remotes(named)
         if settings is None:
             raise UsageError(
                 "There is no remote to check.",

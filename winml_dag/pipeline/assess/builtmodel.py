@@ -34,7 +34,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.load import load_recipe
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.store import Store
 
@@ -101,7 +101,7 @@ class StoredModel:
     artifact: Artifact
 
     def source(self) -> Source:
-        return Source(str(self.path), kinds.FLOAT_MODEL, (), stored=self.artifact)
+        return Source(str(self.path), artifact_types.FLOAT_MODEL, (), stored=self.artifact)
 
 
 def find_built_model(path: Path, component: str | None = None) -> BuiltModel:
@@ -214,7 +214,7 @@ def reference_at(path: Path) -> OnnxFile:
         InputError: when it is missing or damaged.
     """
     found = OnnxFile.at(path)
-    if found.kind == kinds.COMPILED_MODEL:
+    if found.kind == artifact_types.COMPILED_MODEL:
         raise UsageError(
             f"{found.path} is compiled, and the reference runs on the CPU.",
             advice="Give the model that it was made from.",
@@ -249,7 +249,7 @@ def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> Built
     folder = model.path.parent
     component = manifest.told.component_of_file(model.path.name)
     settings = _settings(folder, component)
-    compiled = model.kind == kinds.COMPILED_MODEL
+    compiled = model.kind == artifact_types.COMPILED_MODEL
     target = _target_of_build(manifest)
     # The binary takes precedence: its content is true of any file. The manifest decides only where the binary does not.
     says_whose = any(context.source for context in model.summary.ep_context)
@@ -310,7 +310,7 @@ def _first(paths: Iterator[Path]) -> OnnxFile | None:
     for path in paths:
         with suppress(InputError):
             model = OnnxFile.at(path)
-            if model.kind != kinds.COMPILED_MODEL:
+            if model.kind != artifact_types.COMPILED_MODEL:
                 return model
     return None
 

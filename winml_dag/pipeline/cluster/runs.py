@@ -66,7 +66,7 @@ def runs_anywhere(node: Node) -> bool:
         all(reference.startswith(_BUILTIN) for reference in (stage.work, stage.config))
         and node.command is None
         and node.folder is None
-        and not (node.surroundings or stage.works_in_place or stage.alone)
+        and not (node.machine_facts or stage.works_in_place or stage.alone)
     )
 
 

@@ -23,7 +23,7 @@ from winml_dag import __version__
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import InputError
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, tellable
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 # Prefix of winml_dag's own properties; see docs/buildtypes/build-v1.md.
 _OURS = "winml_dag:"
@@ -36,7 +36,7 @@ _ORDER = (
     *("metadata", "components", "dependencies"),
 )
 _NAMESPACE = uuid.UUID("6f5a1e5c-8d0b-5a5e-9a55-0c9a4a0f1d10")
-_MODELS = kinds.ANY_MODEL | {kinds.MODEL_FOLDER}
+_MODELS = artifact_types.ANY_MODEL | {artifact_types.MODEL_FOLDER}
 
 
 def bom_of(name: str, builds: Sequence[BuildFacts]) -> str:
@@ -158,7 +158,7 @@ def _ancestor(source: Dependency, called: str, model: str) -> Component:
     hub = None if source.hub is None else source.hub[1].rpartition("/")
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
-        name=source.hub[1] if source.hub else called if source.kind == kinds.MODEL_FOLDER else source.called,
+        name=source.hub[1] if source.hub else called if source.kind == artifact_types.MODEL_FOLDER else source.called,
         version=source.revision or None,
         bom_ref=f"{model}:{_source_ref(source)}",
         purl=None if hub is None else PackageURL("huggingface", hub[0] or None, hub[2], source.revision),
@@ -185,7 +185,7 @@ def _read_files(source: Dependency, ref: str) -> list[Component]:
 
 def _data_components(build: BuildFacts) -> Iterator[Component]:
     for each in build.dependencies:
-        if each.kind not in _MODELS and not each.is_ours:
+        if each.kind not in _MODELS and not each.is_builtin:
             yield _data_component(each)
 
 

@@ -251,7 +251,7 @@ def _dependencies(folder: Path, read: BuildManifest) -> Iterator[Dependency]:
             None if hub is None else (hub.kind, hub.name),
             "" if hub is None else hub.revision,
             origin.license,
-            is_ours=bool(origin.package),
+            is_builtin=bool(origin.package),
         )
 
 

@@ -68,7 +68,7 @@ class Dependency:
     """A source of a build.
 
     ``digest``: over names and contents of its files, as in the manifest. ``hub``: ``models`` or ``datasets``, and the
-    name there, at the commit ``revision``; both empty for other sources. ``is_ours``: bundled with this program.
+    name there, at the commit ``revision``; both empty for other sources. ``is_builtin``: bundled with this program.
     ``license``: as in the model card.
     """
 
@@ -79,7 +79,7 @@ class Dependency:
     hub: tuple[str, str] | None = None
     revision: str = ""
     license: str = ""
-    is_ours: bool = False
+    is_builtin: bool = False
 
     @property
     def folder_digest(self) -> tuple[str, str] | None:
