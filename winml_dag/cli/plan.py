@@ -88,7 +88,7 @@ def command(
             return look_at_sweep(sweep, cells, request, store, jobs=jobs, rebuild=rebuild, as_json=format_ == "json")
         result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
-        print_json([result], result.elapsed_seconds, foreseen=True)
+        print_json([result], result.elapsed_seconds, dry_run=True)
         return 0
     width = max(len(view.id) for view in result.stages)
     for view in result.stages:

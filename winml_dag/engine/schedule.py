@@ -69,14 +69,14 @@ class Scheduler:
         options: RunOptions,
         observer: Observer | None = None,
         *,
-        foreseen: Iterable[StageResult] = (),
+        planned_results: Iterable[StageResult] = (),
         on_eta: Callable[[Eta], None] | None = None,
         admission: Admission | None = None,
     ) -> None:
         """Set up a run.
 
-        *foreseen*: reuses that were decided a moment ago, with the same sources. *on_eta* receives the estimate of the
-        remaining time, from the first run on. *admission*: the capacity of the machines of *runs*; without it, that of
+        *planned_results*: reuses that were decided a moment ago, with the same sources. *on_eta* receives the estimate of
+        the remaining time, from the first run on. *admission*: the capacity of the machines of *runs*; without it, that of
         this machine, according to *options*.
         """
         self._graph = graph
@@ -86,7 +86,7 @@ class Scheduler:
         self._options = options
         self._observer = observer or Silent()
         self._undecided = {node.id for node in graph.nodes}
-        self._foreseen = {result.node.id: result for result in foreseen if result.status is Status.REUSED}
+        self._planned_results = {result.node.id: result for result in planned_results if result.status is Status.REUSED}
         # Nodes to decide. A node with unknown inputs is dropped and comes back when a maker of them settles, so each
         # node is checked as often as it has inputs, and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
@@ -190,7 +190,7 @@ class Scheduler:
                 self._look_up(self._candidates)
             wave -= 1
             node = self._candidates.popleft()
-            if (sure := self._foreseen.pop(node.id, None)) is not None and sure.record is not None:
+            if (sure := self._planned_results.pop(node.id, None)) is not None and sure.record is not None:
                 self._undecided.discard(node.id)
                 self._settle_reuse(node, Reuse(sure.record, sure.reason))
                 continue
@@ -218,7 +218,9 @@ class Scheduler:
     def _look_up(self, candidates: Iterable[Node]) -> None:
         """Look up records that may be on other machines in one batch, before they are needed one by one."""
         if self._store.has_remotes and not self._options.rebuild:
-            wanted = (node for node in candidates if node.id in self._undecided and node.id not in self._foreseen)
+            wanted = (
+                node for node in candidates if node.id in self._undecided and node.id not in self._planned_results
+            )
             self._state.prefetch(wanted, self._store)
 
     def _reassess(self, stage: Stage) -> None:

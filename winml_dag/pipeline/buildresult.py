@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
-from winml_dag.pipeline.commit import Materialised
+from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.search import folded
 from winml_dag.store.cache_folder import note_build
 from winml_dag.store.records import Record
@@ -39,7 +39,7 @@ class BuildResult:
     build: BuildSummary
     stages: tuple[StageView, ...]
     elapsed_seconds: float
-    materialised: Materialised = field(default_factory=Materialised)
+    published: PublishedChange = field(default_factory=PublishedChange)
     cache_note: str = ""
     others: int = 0
     like_before: tuple[StageView, ...] = ()

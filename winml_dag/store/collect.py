@@ -143,7 +143,7 @@ def collect(store: Store, limits: Limits, *, dry_run: bool = False, wait: bool =
             collected = Collected(left_bytes=survey.size)
         else:
             choice = _choose(survey, limits)
-            collected = _foreseen(store, survey, choice, limits) if dry_run else _remove(store, survey, choice, limits)
+            collected = _planned(store, survey, choice, limits) if dry_run else _remove(store, survey, choice, limits)
         if not dry_run:
             note_size(store.folder, collected.left_bytes)
         return collected
@@ -245,7 +245,7 @@ def _old_ns(survey: _Survey, limits: Limits) -> int:
     return survey.now_ns - int(seconds * 10**9)
 
 
-def _foreseen(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
+def _planned(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
     rest = list(leftovers(store, _old_ns(survey, limits), {record.key for record in choice.records}))
     return Collected(
         records=len(choice.records),

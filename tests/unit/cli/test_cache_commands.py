@@ -159,8 +159,8 @@ def test_show_names_those_that_a_prefix_could_mean(store, says) -> None:
 
 
 def test_gc_says_what_it_freed(store, says, tells) -> None:
-    foreseen = tells("gc", "--max-size", "0", "--dry-run")
-    assert (foreseen["dry_run"], foreseen["records"], foreseen["left_bytes"]) == (True, 3, 0)
+    planned = tells("gc", "--max-size", "0", "--dry-run")
+    assert (planned["dry_run"], planned["records"], planned["left_bytes"]) == (True, 3, 0)
     assert says("gc", "--older-than", "1d", "--dry-run").startswith("Would remove 3 records, 6 blobs and 0 leftovers, ")
     assert len(store.records.keys()) == 3
     assert says("gc", "--max-size", "20KB").startswith("Removed 2 records, 4 blobs and 0 leftovers, ")

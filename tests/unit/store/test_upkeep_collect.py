@@ -89,10 +89,10 @@ def test_a_dry_run_says_what_would_go_and_touches_nothing(store, put) -> None:
     for number in range(4):
         put(number, b"%d" % number * 1000, days=number)
     before = contents(store.records.folder) | contents(store.blobs.folder)
-    foreseen = collected(store, Limits(max_bytes=3000), dry_run=True)
-    assert foreseen.records > 0
+    planned = collected(store, Limits(max_bytes=3000), dry_run=True)
+    assert planned.records > 0
     assert contents(store.records.folder) | contents(store.blobs.folder) == before
-    assert collected(store, Limits(max_bytes=3000)) == foreseen
+    assert collected(store, Limits(max_bytes=3000)) == planned
 
 
 def test_names_of_what_has_gone_are_forgotten_and_others_are_not(store, put) -> None:

@@ -134,16 +134,16 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
 
     planned = plan_each(_requests(recipes, remote), store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
-    foreseen = dry_run(planned, store, Capacity(1), rebuild=False)
-    for label, error in foreseen.errors.items():
+    dry_run_result = dry_run(planned, store, Capacity(1), rebuild=False)
+    for label, error in dry_run_result.errors.items():
         echo(f"note: {label} cannot be planned: {error}", err=True)
     records = {
         view.result.record.cache_key: view.result.record
-        for result in foreseen.results.values()
+        for result in dry_run_result.results.values()
         for view in (*result.stages, *result.like_before)
         if view.result is not None and view.result.record is not None and view.status is Status.REUSED
     }
-    return records, foreseen.to_run
+    return records, dry_run_result.to_run
 
 
 def _with_log_that_is_here(store: Store, record: Record) -> Record:
