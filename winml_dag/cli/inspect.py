@@ -55,7 +55,7 @@ class Inspected:
         told = self.provenance
         if self.provenance_problem:
             return (*self.model.warnings, self.provenance_problem)
-        if told is None or told.check is None or told.check.found is Found.SOUND:
+        if told is None or told.check is None or told.check.found is Found.INTACT:
             return self.model.warnings
         changed = f"It is not the file that its build made: {told.check.detail or told.check.found}."
         return (*self.model.warnings, changed)
@@ -282,7 +282,7 @@ def _provenance(told: Provenance) -> Iterator[str]:
         yield f"nobody: {told.manifest.name} beside it does not list it"
         return
     build = told.build
-    state = "as it was built" if told.check.found is Found.SOUND else f"{told.check.found} since"
+    state = "as it was built" if told.check.found is Found.INTACT else f"{told.check.found} since"
     yield f"{told.made_by or 'the build'}, {state} ({told.manifest}, {build['timestamp']})"
     yield f"{build['model_id']} in {build['precision']} for {build['execution_provider']} ({build['device']})"
     ran = [f"{_id(stage)} {stage.elapsed_seconds or 0:.1f} s" for stage in told.stages if not _why_skipped(stage)]
@@ -380,7 +380,7 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
             "manifest": str(made.manifest),
             **made.build,
             "made_by": made.made_by or None,
-            "matches": None if made.check is None else made.check.found is Found.SOUND,
+            "matches": None if made.check is None else made.check.found is Found.INTACT,
             "quality": made.quality,
             "notices": made.notices,
             "stages": [

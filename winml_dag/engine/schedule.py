@@ -75,9 +75,9 @@ class Scheduler:
     ) -> None:
         """Set up a run.
 
-        *planned_results*: reuses that were decided a moment ago, with the same sources. *on_eta* receives the estimate of
-        the remaining time, from the first run on. *admission*: the capacity of the machines of *runs*; without it, that of
-        this machine, according to *options*.
+        *planned_results*: reuses that were decided a moment ago, with the same sources. *on_eta* receives the estimate
+        of the remaining time, from the first run on. *admission*: the capacity of the machines of *runs*; without it,
+        that of this machine, according to *options*.
         """
         self._graph = graph
         self._state = BuildState(graph, sources)

@@ -15,7 +15,7 @@ from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.search import folded
-from winml_dag.store.cache_folder import note_build
+from winml_dag.store.cache_folder import log_build
 from winml_dag.store.records import Record
 from winml_dag.store.remote.protocol import Traffic
 from winml_dag.store.store import Store
@@ -150,7 +150,7 @@ def record_stats(planned: BuildGraph | None, results: Iterable[StageResult], sto
             (made if result.status is Status.RAN else found)[result.record.cache_key] = result.record
     fetched = store.take_fetched()
     ran, reused = list(made.values()), [record for key, record in found.items() if key not in made]
-    note_build(
+    log_build(
         store.folder,
         reused=len(reused) + (0 if planned is None else planned.others),
         ran=len(ran),

@@ -96,9 +96,9 @@ def allowed_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
 
 def close_store(store: Store) -> None:
     """Close *store*: add its traffic to the statistics, and give up what is under way."""
-    from winml_dag.store.cache_folder import note_traffic
+    from winml_dag.store.cache_folder import log_traffic
 
-    note_traffic(store.folder, store.traffic())
+    log_traffic(store.folder, store.traffic())
     store.close()
 
 

@@ -46,7 +46,7 @@ from winml_dag.file_reading import (
     read_bytes,
     read_text,
 )
-from winml_dag.store.cache_folder import note_build
+from winml_dag.store.cache_folder import log_build
 
 # Variables for the location of the hub cache and offline mode, for the programs of the user's own stages, and for
 # environments of execution providers.
@@ -405,11 +405,11 @@ def _is_as_before(entry: Entry, place: int, seen: array[int]) -> bool:
     return digest != _UNREADABLE and read(path, function) == digest and look([path]) == now
 
 
-def note_use(cache_dir: str, current_plan: CurrentPlan) -> None:
+def log_use(cache_dir: str, current_plan: CurrentPlan) -> None:
     """Record that a build found all of *current_plan* up to date: its records were used, and its time was saved."""
     touch(cache_dir, current_plan.entry)
     header = current_plan.entry.header
-    note_build(cache_dir, reused=header.stages, ran=0, seconds_saved=header.seconds)
+    log_build(cache_dir, reused=header.stages, ran=0, seconds_saved=header.seconds)
 
 
 def touch(cache_dir: str, entry: Entry) -> None:

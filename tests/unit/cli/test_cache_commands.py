@@ -13,7 +13,7 @@ import pytest
 
 from winml_dag.cli import run
 from winml_dag.cli.cache import command
-from winml_dag.store.cache_folder import note_build
+from winml_dag.store.cache_folder import log_build
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
@@ -76,7 +76,7 @@ def tells(says: Callable[..., str]) -> Callable[..., dict[str, Any]]:
 
 def test_info_tells_what_is_there_and_what_was_saved(store, says, tells) -> None:
     assert "no builds yet" in says("info")
-    note_build(store.folder, reused=3, ran=1, seconds_saved=75, stored_bytes=1)
+    log_build(store.folder, reused=3, ran=1, seconds_saved=75, stored_bytes=1)
     text = says("info")
     assert "records        3\n" in text
     assert "hit ratio      75%  (3 of 4 stages in 1 build since 20" in text

@@ -35,7 +35,7 @@ HIDDEN = ".winml-dag"
 class Found(StrEnum):
     """The state of a file."""
 
-    SOUND = "sound"
+    INTACT = "sound"
     CHANGED = "changed"
     MISSING = "missing"
     UNREADABLE = "unreadable"
@@ -56,7 +56,7 @@ class FileCheck:
 
     @property
     def is_fault(self) -> bool:
-        return self.found is not Found.SOUND and not self.is_intermediate
+        return self.found is not Found.INTACT and not self.is_intermediate
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Verification:
     unfinished: bool = False
 
     @property
-    def is_sound(self) -> bool:
+    def is_intact(self) -> bool:
         return not self.contradictions and not self.unfinished and not any(file.is_fault for file in self.files)
 
 
@@ -229,7 +229,7 @@ def check_file(path: Path, entry: FileEntry) -> FileCheck:
         return FileCheck(path, Found.UNREADABLE, entry.size, error.strerror or str(error))
     if digest != entry.digest:
         return FileCheck(path, Found.CHANGED, entry.size, f"{digest} instead of {entry.digest}")
-    return FileCheck(path, Found.SOUND, entry.size)
+    return FileCheck(path, Found.INTACT, entry.size)
 
 
 def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
@@ -245,7 +245,7 @@ def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
         return FileCheck(path, Found.CHANGED, 0, "it is no JSON")
     if found != manifest.told.config_hash:
         return FileCheck(path, Found.CHANGED, len(data), "other settings than those of the build")
-    return FileCheck(path, Found.SOUND, len(data))
+    return FileCheck(path, Found.INTACT, len(data))
 
 
 def _extra(folder: Path, manifest: Manifest) -> Iterator[str]:

@@ -36,7 +36,7 @@ from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, modules_of, new_head, write_summary
 from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
-from winml_dag.pipeline.uptodate import CurrentPlan, Environment, check, note_use
+from winml_dag.pipeline.uptodate import CurrentPlan, Environment, check, log_use
 from winml_dag.pipeline.uptodate import keys_of as keys_of_note
 from winml_dag.recipe.sweep import sweep_of_files
 
@@ -259,7 +259,7 @@ class _Run:
             take(result)
 
         for current_plan, last in known.values():
-            note_use(str(self._store.folder), current_plan)
+            log_use(str(self._store.folder), current_plan)
             finish(as_found(last))
         rest = [cell for cell in cells if cell.name not in known]
         if not rest:

@@ -156,7 +156,7 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
 def _faults(checked: Verification) -> Iterator[str]:
     for file in checked.files:
         # A deleted intermediate is omitted. A changed one would be listed as an output of the build.
-        if file.is_fault or file.found not in (Found.SOUND, Found.MISSING):
+        if file.is_fault or file.found not in (Found.INTACT, Found.MISSING):
             yield f"{file.path.name} is {file.found}"
     yield from (text.rstrip(".") for text in checked.contradictions)
     if checked.unfinished:
