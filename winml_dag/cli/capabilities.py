@@ -102,13 +102,13 @@ def tell_changes(request: Request, names: tuple[str, ...], format_: str, *, whol
 
     with checked(request, names) as found:
         if format_ == "json":
-            told: list[JsonValue] = [_change_json(change) for change in found.changes if _matters(change) or names]
+            listed: list[JsonValue] = [_change_json(change) for change in found.changes if _matters(change) or names]
             print_object(
                 {
                     "success": True,
                     "model": str(request.overrides.onnx),
                     "standard_domain_only": found.standard_domain_only,
-                    "capabilities": told,
+                    "capabilities": listed,
                 }
             )
             return 0

@@ -95,8 +95,8 @@ def command(
         echo(stage_line(view, width))
     for notice in result.build.notices:
         echo(f"note: {notice}", err=True)
-    told = {name for view in result.stages if view.result is not None for name in view.result.assumes}
-    if assumed := [view.id for view in result.stages if view.id in told]:
+    names = {name for view in result.stages if view.result is not None for name in view.result.assumes}
+    if assumed := [view.id for view in result.stages if view.id in names]:
         echo(f"note: What follows {', '.join(assumed)} assumes that it finds the same as last time.", err=True)
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]

@@ -211,12 +211,12 @@ def _total(done: SweepDone, left_out: int, seconds: float) -> str:
     numbers = [(sum(cell.status is status for cell in of_sweep), str(status)) for status in CellStatus]
     trials = len(done.cells) - len(of_sweep)
     further = [(left_out, str(CellStatus.LEFT_OUT)), (trials, "tried in search")]
-    told = ", ".join(f"{number} {word}" for number, word in [*numbers, *further] if number)
+    counts = ", ".join(f"{number} {word}" for number, word in [*numbers, *further] if number)
     graph = done.result.graph
     ran = graph.by_status.get("ran", 0)
     found = sum(stage.status == "reused" for cell in done.cells for stage in cell.stages)
     saved = f"; saved about {duration_text(graph.seconds_saved)}" if graph.seconds_saved >= 1 else ""
-    cells = f"{counted(len(of_sweep) + left_out, 'cell')} in {duration_text(seconds)}: {told or 'nothing to do'}"
+    cells = f"{counted(len(of_sweep) + left_out, 'cell')} in {duration_text(seconds)}: {counts or 'nothing to do'}"
     return f"{cells}; {counted(ran, 'stage')} run, {found} shared or found{saved}."
 
 

@@ -158,12 +158,12 @@ def _json(cells: Sequence[Cell], dry_run_result: DryRun) -> JsonObject:
 
 
 def _cell_json(cell: Cell, dry_run_result: DryRun) -> JsonObject:
-    told: JsonObject = {"name": cell.name, "values": dict(cell.values)}
+    value: JsonObject = {"name": cell.name, "values": dict(cell.values)}
     if cell.name in dry_run_result.results:
-        return {**told, **build_json(dry_run_result.results[cell.name], dry_run=True)}
+        return {**value, **build_json(dry_run_result.results[cell.name], dry_run=True)}
     if cell.left_out:
-        return {**told, "final_artifact": None, "stages": [], "left_out": cell.left_out}
-    return {**told, "final_artifact": None, "stages": [], "error": str(dry_run_result.errors[cell.name])}
+        return {**value, "final_artifact": None, "stages": [], "left_out": cell.left_out}
+    return {**value, "final_artifact": None, "stages": [], "error": str(dry_run_result.errors[cell.name])}
 
 
 def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) -> dict[str, list[JsonObject]]:

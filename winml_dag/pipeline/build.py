@@ -116,14 +116,14 @@ class _BuildJob(GraphJob[BuildResult]):
             return result_of(planned, kept, finished.elapsed_seconds, others=planned.others)
         by_id = {result.node.id: result for result in results}
         checked_ns = time.time_ns()
-        told = replace(planned, summary=completed(planned.summary, results))
+        finished_plan = replace(planned, summary=completed(planned.summary, results))
         elapsed = time.monotonic() - began
         confirmed = LatestReads()
         with reads_logged(confirmed):
-            done = publish(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
+            done = publish(finished_plan, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
         files = published_files(planned, by_id, store).files
         keep_finished(planned, own, by_id, files, store, checked_ns, confirmed)
-        return replace(finished, build=told.summary, published=done, elapsed_seconds=time.monotonic() - began)
+        return replace(finished, build=finished_plan.summary, published=done, elapsed_seconds=time.monotonic() - began)
 
     def settle(self, done: BuildResult, results: tuple[StageResult, ...]) -> BuildResult:
         note = record_stats(self._planned, results, self._store)

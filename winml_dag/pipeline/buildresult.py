@@ -107,14 +107,14 @@ def result_of(
 ) -> BuildResult:
     """Return the result of a build from *results* of its nodes."""
     parted = folded(results)
-    line = tuple(_views(planned, parted.told))
+    line = tuple(_views(planned, parted.reported))
     like_before = tuple(map(StageView.of, parted.like_before))
     return BuildResult(planned.summary, line, elapsed_seconds, others=others, like_before=like_before)
 
 
-def _views(planned: BuildGraph, told: Sequence[StageResult]) -> Iterator[StageView]:
-    """Yield the line of a build: each skipped step, and each step with a result in *told*."""
-    by_id = {result.node.id: result for result in told}
+def _views(planned: BuildGraph, results: Sequence[StageResult]) -> Iterator[StageView]:
+    """Yield the line of a build: each skipped step, and each step with a result in *results*."""
+    by_id = {result.node.id: result for result in results}
     for step in planned.steps:
         if step.skipped is not None:
             yield StageView(step.id, step.stage, Status.SKIPPED, step.skipped)

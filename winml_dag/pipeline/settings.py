@@ -205,11 +205,11 @@ def _inputs(config: NormalizeConfig | None) -> JsonObject | None:
     """Return the section with the inputs of an ONNX model; None if they are as in the file."""
     if config is None or not config.export.input_tensors:
         return None
-    told = {name: config_json(given) for name, given in config.export.input_tensors.items()}
+    tensors = {name: config_json(given) for name, given in config.export.input_tensors.items()}
     return {
         "input_tensors": [
             {"name": name, **{field: value for field, value in given.items() if value is not None}}
-            for name, given in told.items()
+            for name, given in tensors.items()
         ]
     }
 
@@ -282,10 +282,10 @@ def _compile(config: CompileConfig, context: ResolveContext, build: Build) -> Js
 def _session(context: ResolveContext, build: Build) -> JsonObject | None:
     """Return the section for a build that does not compile: the options of sessions; None without any."""
     section = context.recipe.compile or Compile()
-    told: dict[str, JsonValue] = section.model_dump(mode="json", include={*_OF_SESSIONS}, exclude_defaults=True)
+    options: dict[str, JsonValue] = section.model_dump(mode="json", include={*_OF_SESSIONS}, exclude_defaults=True)
     if given := _provider_options(section, context, build):
-        told["provider_options"] = given
-    return {**told, "enable_ep_context": False} if told else None
+        options["provider_options"] = given
+    return {**options, "enable_ep_context": False} if options else None
 
 
 def _provider_options(section: Compile, context: ResolveContext, build: Build) -> dict[str, str]:

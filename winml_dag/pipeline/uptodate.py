@@ -67,12 +67,12 @@ _VARIABLES = (
 class Environment:
     """A snapshot of the environment. Take it once to compare many entries: it takes longer than all other checks."""
 
-    told: Mapping[str, JsonValue]
+    facts: Mapping[str, JsonValue]
     folders: list[JsonValue]
 
     @classmethod
     def now(cls) -> Environment:
-        told: JsonObject = {
+        facts: JsonObject = {
             "code": _code_state(),
             "python": sys.version,
             "search_path": list(sys.path),
@@ -80,11 +80,11 @@ class Environment:
             "machine": _machine(),
             "variables": {name: os.environ.get(name) for name in _VARIABLES},
         }
-        return cls(told, [_time_of(path or ".") for path in sys.path])
+        return cls(facts, [_time_of(path or ".") for path in sys.path])
 
     def is_as(self, fingerprint: Mapping[str, JsonValue]) -> bool:
         """Whether it matches *fingerprint*."""
-        if any(fingerprint.get(name) != value for name, value in self.told.items()):
+        if any(fingerprint.get(name) != value for name, value in self.facts.items()):
             return False
         at_ns = fingerprint.get("at_ns")
         # Unchanged folder times mean that no distribution was installed or removed since. A folder that changed
@@ -100,7 +100,7 @@ class Environment:
 def environment_fingerprint(now_ns: int) -> dict[str, JsonValue]:
     """Return the fingerprint that :meth:`Environment.is_as` compares; *now_ns* is the current time."""
     now = Environment.now()
-    return {**now.told, "installed": _installed(), "folders": now.folders, "at_ns": now_ns}
+    return {**now.facts, "installed": _installed(), "folders": now.folders, "at_ns": now_ns}
 
 
 def _machine() -> str:

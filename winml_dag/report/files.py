@@ -221,8 +221,8 @@ def _text(kind: str, path: Path, report: Report, comparison: Comparison | None) 
         return html_of(report, comparison, path)
     if kind == "csv":
         return csv_of(report)
-    told = {} if comparison is None else {"comparison": comparison_json(comparison)}
-    return json_text({**report_json(report), **told})
+    extra = {} if comparison is None else {"comparison": comparison_json(comparison)}
+    return json_text({**report_json(report), **extra})
 
 
 def _is_owned(path: Path, suffix: str) -> bool:

@@ -83,7 +83,7 @@ def _drawn(view: GraphView) -> JsonObject:
 
 def _box(box: Box, cells: Sequence[str]) -> JsonObject:
     """Return the JSON of a box, without empty fields."""
-    told: JsonObject = {
+    fields: JsonObject = {
         "step": box.stage or "sources" if box.step == SOURCE else box.step,
         "status": box.status,
         "label": _label(box, cells),
@@ -96,7 +96,7 @@ def _box(box: Box, cells: Sequence[str]) -> JsonObject:
         "last": box.last,
         "last_reason": box.last_reason,
     }
-    return {name: value for name, value in told.items() if value not in ("", None, [])}
+    return {name: value for name, value in fields.items() if value not in ("", None, [])}
 
 
 def _label(box: Box, cells: Sequence[str]) -> str:

@@ -106,14 +106,14 @@ def together(builds: Sequence[PlannedBuild]) -> Merged:
 
 def statuses_of(builds: Sequence[PlannedBuild], merged: Merged) -> dict[str, Status]:
     """Return the expected status of each stage, by id in the merged graph."""
-    return {node_id: told[0] for node_id, told in _told(builds, merged).items()}
+    return {node_id: result[0] for node_id, result in _results(builds, merged).items()}
 
 
 def view_of(builds: Sequence[PlannedBuild], notices: Sequence[str] = ()) -> GraphView:
     """Return the drawing of *builds*, whose labels must differ."""
     merged = together(builds)
     like = _like(builds, merged)
-    told = _told(builds, merged)
+    results = _results(builds, merged)
     readers = merged.readers()
     cells = _cells(readers, like)
     nodes = [node for node in merged.graph.nodes if node.id not in like]
@@ -130,7 +130,7 @@ def view_of(builds: Sequence[PlannedBuild], notices: Sequence[str] = ()) -> Grap
     boxes = []
     for node in nodes:
         status, reason = last.get(node.id, ("", ""))
-        box = _box(node, readers[node.id][0][1], cells[node.id], *told[node.id])
+        box = _box(node, readers[node.id][0][1], cells[node.id], *results[node.id])
         boxes.append(replace(box, last=status, last_reason=reason))
     return GraphView(tuple(build.label for build in builds), (*sources, *boxes), lines, tuple(notices))
 
@@ -141,7 +141,7 @@ def _without_label(name: str, builds: Sequence[PlannedBuild]) -> str:
     return name if label is None else name.removeprefix(f"{label}/")
 
 
-def _told(builds: Sequence[PlannedBuild], merged: Merged) -> dict[str, tuple[Status, StageResult, str]]:
+def _results(builds: Sequence[PlannedBuild], merged: Merged) -> dict[str, tuple[Status, StageResult, str]]:
     """Return, by id in the merged graph, status, expected result, and the reason of the last failure.
 
     For a shared stage, they come from the build with the most important status.

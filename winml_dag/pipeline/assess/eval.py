@@ -392,7 +392,7 @@ def evaluated_json(
         "model": str(plan.built.model.path),
         "precision": plan.built.precision,
         "reference": None if plan.reference is None else str(plan.reference.path),
-        "measured": done.told,
+        "measured": done.freshness,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
         **report_of(done),
@@ -411,11 +411,11 @@ def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
     from winml_dag.onnxmodel.compare import Agreement
     from winml_dag.stages.evaluate.metrics import Difference, Estimate
 
-    def estimate(told: Any) -> Estimate:
-        return Estimate(told["value"], told["low"], told["high"], told["interval"])
+    def estimate(value: Any) -> Estimate:
+        return Estimate(value["value"], value["low"], value["high"], value["interval"])
 
-    def difference(told: Any) -> Difference:
-        return Difference(told["value"], told["low"], told["high"], told["significant"], told["p_value"])
+    def difference(value: Any) -> Difference:
+        return Difference(value["value"], value["low"], value["high"], value["significant"], value["p_value"])
 
     found: Any = report_of(done)
     metrics = {

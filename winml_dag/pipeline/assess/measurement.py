@@ -80,7 +80,7 @@ class Measurement:
         return self._measured.status is Status.RAN
 
     @property
-    def told(self) -> str:
+    def freshness(self) -> str:
         """``live`` or ``cached``, as in every report."""
         return "live" if self.is_live else "cached"
 

@@ -150,7 +150,7 @@ def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObj
         "success": True,
         "model": str(plan.built.model.path),
         "precision": plan.precision or None,
-        "measured": done.told,
+        "measured": done.freshness,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
         **done.report,

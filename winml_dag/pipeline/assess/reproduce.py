@@ -50,18 +50,18 @@ def first_difference(recorded: Path, found: Path, name: str) -> str:
     before, now = recorded / name, found / name
     if not before.is_file() or not now.is_file():
         return "present -> absent" if before.is_file() else "absent -> present"
-    told = None
+    difference = None
     if name.endswith(".onnx"):
-        told = _model_difference(before, now)
+        difference = _model_difference(before, now)
     elif owner := _owner(found, now):
         # The model maps an offset to a tensor; the contents of a provider's binary are opaque.
         model, is_binary = owner
         if is_binary:
             return f"the binary of {model} {_byte_difference(before, now)}"
-        told = _model_difference(recorded / model, found / model)
+        difference = _model_difference(recorded / model, found / model)
     elif name.endswith(".json"):
-        told = _json_difference(before, now)
-    return told or _byte_difference(before, now)
+        difference = _json_difference(before, now)
+    return difference or _byte_difference(before, now)
 
 
 def _owner(folder: Path, file: Path) -> tuple[str, bool] | None:

@@ -161,8 +161,8 @@ def _refuse(where: str, workers: Sequence[Worker], settings: RemoteSettings | No
         )
     if settings is None and any("no remote" in worker.refusal for worker in workers):
         require_shared(settings)
-    told = "; ".join(f"{worker.address} {worker.refusal}" for worker in workers)
-    raise UsageError(f"No worker at {where} can be used: {told}.")
+    refusals = "; ".join(f"{worker.address} {worker.refusal}" for worker in workers)
+    raise UsageError(f"No worker at {where} can be used: {refusals}.")
 
 
 def require_shared(settings: RemoteSettings | None) -> None:

@@ -146,22 +146,22 @@ class Made:
 
     def result(self, cell: Cell, outcome: Outcome) -> CellResult:
         """Return the result of *cell*."""
-        told = CellResult(
+        result = CellResult(
             cell.name, cell.values, cell.folder, CellStatus.BUILT, command=self.commands.get(cell.name, "")
         )
         if outcome.error is not None:
             refused = isinstance(outcome.error, UsageError | InputError)
             if refused:
-                return replace(told, status=CellStatus.REFUSED, why=str(outcome.error))
+                return replace(result, status=CellStatus.REFUSED, why=str(outcome.error))
             failure = Failure(None, outcome.error.message, outcome.error.advice)
-            return replace(told, status=CellStatus.FAILED, why=str(outcome.error), failure=failure)
+            return replace(result, status=CellStatus.FAILED, why=str(outcome.error), failure=failure)
         if outcome.result is None:
-            return replace(told, status=CellStatus.NOT_REACHED, why=_STOPPED)
+            return replace(result, status=CellStatus.NOT_REACHED, why=_STOPPED)
         stages = tuple(self._stage(view) for view in outcome.result.stages)
         there = [view.id for view in outcome.result.stages if view.status in _THERE]
         status, why, failure_ = _became(outcome)
         return replace(
-            told,
+            result,
             status=status,
             why=why,
             failure=failure_,

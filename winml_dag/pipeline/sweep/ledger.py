@@ -122,12 +122,12 @@ class Ledger:
         """
         began = time.monotonic()
         with self._store.claim(folder_key(self._folder / SWEEP)):
-            told = self.result(read_sweep(self._folder), interrupted=interrupted)
-            write_sweep(self._folder, told)
+            result = self.result(read_sweep(self._folder), interrupted=interrupted)
+            write_sweep(self._folder, result)
         self._has_written = True
         ended = time.monotonic()
         self._next_write = ended + max(_SECONDS_BETWEEN, _TIMES_ITS_COST * (ended - began))
-        return told
+        return result
 
     def result(self, written: SweepResult | None, *, interrupted: bool = False) -> SweepResult:
         """Return the current state: of this run, and otherwise what is *written* in the file."""
@@ -185,15 +185,15 @@ class Ledger:
     def _of(self, cell: Cell, now: Mapping[tuple[str, str], CellResult]) -> CellResult:
         if cell.name in self._results:
             return self._results[cell.name]
-        told = CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
+        result = CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
         if cell.left_out:
-            return told
+            return result
         written = now.get((cell.name, cell.folder))
         if written is not None:
             written = replace(written, values=cell.values)
         # The folder still has that build, even if the recipe has changed.
         return written or replace(
-            told, status=CellStatus.NOT_REACHED, why=_ENDED if cell.name in self._asked else _NOT_ASKED
+            result, status=CellStatus.NOT_REACHED, why=_ENDED if cell.name in self._asked else _NOT_ASKED
         )
 
 
@@ -283,7 +283,7 @@ def _manifest(folder: Path) -> BuildManifest | None:
     from winml_dag.pipeline.manifest import read_manifest
 
     manifest = read_manifest(folder)
-    return None if manifest is None else manifest.told
+    return None if manifest is None else manifest.build
 
 
 def _is_summary(path: Path) -> bool:

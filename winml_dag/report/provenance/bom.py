@@ -110,20 +110,20 @@ def _short(text: str) -> str:
 def _models(build: BuildFacts) -> Iterator[Component]:
     """Yield a component for each shipped model, with its files; none for a build without a model."""
     for main in _main_files(build):
-        told = build.manifest.of(main.path.rpartition("/")[2])
+        model = build.manifest.of(main.path.rpartition("/")[2])
         sources = list({each.digest: each for each in build.dependencies if each.kind in _MODELS}.values())
-        precision, target = told.precision, told.execution_provider
+        precision, target = model.precision, model.execution_provider
         yield Component(
             type=ComponentType.MACHINE_LEARNING_MODEL,
             name=f"{build.model} {main.component}".strip(),
-            version=told.cache_key[:16] or None,
+            version=model.cache_key[:16] or None,
             bom_ref=_model_ref(main),
-            description=f"{precision} for {target} ({told.device})",
+            description=f"{precision} for {target} ({model.device})",
             hashes=_hashes("sha256", main.sha256),
             licenses=_licenses(sources),
             properties=[
-                *_properties(precision=precision, execution_provider=target, device=told.device),
-                *_properties(cache_key=told.cache_key, build=build.name),
+                *_properties(precision=precision, execution_provider=target, device=model.device),
+                *_properties(cache_key=model.cache_key, build=build.name),
             ],
             pedigree=Pedigree(
                 ancestors=[_ancestor(each, build.model, _model_ref(main)) for each in sources],
@@ -213,7 +213,7 @@ def _loose_files(build: BuildFacts) -> Iterator[Component]:
 
 
 def _file(file: HashedFile) -> Component:
-    told = {"stage": file.stage, "component": file.component}
+    origin = {"stage": file.stage, "component": file.component}
     return Component(
         type=ComponentType.FILE,
         name=file.path,
@@ -224,7 +224,7 @@ def _file(file: HashedFile) -> Component:
             role="output" if file.is_output else "byproduct",
             size=str(file.size),
             placed=file.placed,
-            **told,
+            **origin,
         ),
     )
 
@@ -252,7 +252,12 @@ def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
     while waiting:
         component = waiting.pop()
         waiting += component.get("components", ())
-        told = {each["name"]: each.get("value", "") for each in component.get("properties", ()) if "name" in each}
-        if PATH in told:
+        properties = {each["name"]: each.get("value", "") for each in component.get("properties", ()) if "name" in each}
+        if PATH in properties:
             hashes = {each["alg"]: each["content"] for each in component.get("hashes", ())}
-            yield told[PATH], hashes.get("SHA-256", ""), told.get(_ROLE) == "output", told.get(_PLACED, "")
+            yield (
+                properties[PATH],
+                hashes.get("SHA-256", ""),
+                properties.get(_ROLE) == "output",
+                properties.get(_PLACED, ""),
+            )

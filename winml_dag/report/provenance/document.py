@@ -149,7 +149,7 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
             f"{folder} is not as its build left it: {'; '.join(faults[:_MOST_NAMED])}.",
             advice=f"`winml-dag verify {folder}` tells all; build again.",
         )
-    dependencies = tuple(_dependencies(folder, manifest.told))
+    dependencies = tuple(_dependencies(folder, manifest.build))
     return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies)
 
 
@@ -164,7 +164,7 @@ def _faults(checked: Verification) -> Iterator[str]:
 
 
 def _settings(folder: Path, manifest: Manifest) -> JsonObject:
-    if not manifest.told.final_artifacts:
+    if not manifest.build.final_artifacts:
         return {}
     with suppress(OSError, ValueError):
         value = read_json(folder / BUILD_CONFIG)
@@ -175,7 +175,7 @@ def _settings(folder: Path, manifest: Manifest) -> JsonObject:
 
 def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[HashedFile]:
     """Yield the files of a build. *name*: *folder* relative to *top*."""
-    read = manifest.told
+    read = manifest.build
     finals, makers = read.final_artifacts, _makers(read)
     # Models to ship, with their weights and binaries.
     shipped = {*finals, *(file.name for stage in read.stages if stage.name == "finalize" for file in stage.files)}

@@ -148,8 +148,8 @@ def _stage(stage: Stage) -> JsonObject:
 
 def _version(build: BuildFacts) -> str:
     """Return the version that wrote the manifest; for older manifests, the version that ran its last stage."""
-    told = build.manifest.run.made_by or next((stage.made_by for stage in reversed(build.stages)), "")
-    return told.removeprefix("winml_dag ")
+    tool = build.manifest.run.made_by or next((stage.made_by for stage in reversed(build.stages)), "")
+    return tool.removeprefix("winml_dag ")
 
 
 def _metadata(build: BuildFacts) -> JsonObject:
