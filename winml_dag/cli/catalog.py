@@ -83,8 +83,8 @@ def _matching(
             yield each
 
 
-def _alike(asked: str | None, has: str) -> bool:
-    return asked is None or asked.replace("_", "-").casefold() == has.replace("_", "-").casefold()
+def _alike(wanted: str | None, has: str) -> bool:
+    return wanted is None or wanted.replace("_", "-").casefold() == has.replace("_", "-").casefold()
 
 
 def _recipe_json(each: Shipped) -> JsonObject:

@@ -135,7 +135,7 @@ class Lines:
         self._running: dict[str, _Watched] = {}
         # Held while a line is written, so that no progress line follows the end of a stage.
         self._lock = threading.Lock()
-        self._ticker = Ticker(lambda: self.tell(time.monotonic()), self._seconds_to_next)
+        self._ticker = Ticker(lambda: self.write_progress(time.monotonic()), self._seconds_to_next)
 
     def started(
         self,
@@ -155,7 +155,7 @@ class Lines:
             if self._few or result.status not in (Status.REUSED, Status.SKIPPED):
                 self._say(f"{result.node.id:<12} {_end(result)}")
 
-    def tell(self, now: float) -> None:
+    def write_progress(self, now: float) -> None:
         """Write a line for each stage whose line is due at *now* (``time.monotonic``) and that has made progress."""
         with self._lock:
             for node_id, watched in self._running.items():

@@ -37,8 +37,8 @@ def look_at_sweep(
 
     *jobs*: the number of parallel stages to assume.
     """
-    asked = tuple(requests_of(sweep, cells, request))
-    planned = plan_each(asked, store, download=False, needs_folder=False)
+    requests = tuple(requests_of(sweep, cells, request))
+    planned = plan_each(requests, store, download=False, needs_folder=False)
     capacity = Capacity(jobs, memory_for_runs())
     dry_run_result = dry_run(planned, store, capacity, rebuild=rebuild)
     if as_json:

@@ -235,7 +235,7 @@ class SweepLines(_SweepProgress):
         # Held while a line is written.
         self._lock = threading.Lock()
         self._began = False
-        self._ticker = Ticker(self.tell, lambda: every_seconds)
+        self._ticker = Ticker(self.write_progress, lambda: every_seconds)
 
     def _begin(self) -> None:
         if not self._began:
@@ -243,7 +243,7 @@ class SweepLines(_SweepProgress):
             self._say(f"{self._state.counts()}.")
         self._ticker.start()
 
-    def tell(self) -> None:
+    def write_progress(self) -> None:
         """Write the total progress."""
         self._say(f"{'; '.join([self._state.counts(), *self._state.more()])}.")
 

@@ -115,7 +115,7 @@ class Watch:
     def follow(self, folder: Path) -> None:
         self.folder = folder
 
-    def tell(self, progress: Progress) -> None:
+    def update(self, progress: Progress) -> None:
         """Set the progress of a job on another machine."""
         self._remote = progress
 

@@ -132,9 +132,9 @@ def _with_tensors(frozen: FrozenRecipe, settings: JsonObject, build: Build | Com
         for name, part in build.parts.items():
             own = components.get(name)
             own = own if isinstance(own, Mapping) else {}
-            asked = build.export.components[name]
-            loader = replace(build.export.loader, model_class=asked.model_class, task=asked.task)
-            config = SignatureConfig(loader, asked.export, asked)
+            component = build.export.components[name]
+            loader = replace(build.export.loader, model_class=component.model_class, task=component.task)
+            config = SignatureConfig(loader, component.export, component)
             components[name] = _spelled_out(own, config, part.inputs.model, notices)
         written["components"] = components
     elif not isinstance(build.export, Skip) and build.inputs.script is None and build.export.loader.module_path is None:
@@ -217,8 +217,8 @@ def module_recipes(
     Raises:
         StageError: when the model cannot be loaded or called, or has no such modules.
     """
-    asked = config_json(CaptureConfig(loader, export, module_class))
-    metrics = run_ephemeral_stage(CAPTURE, asked, {MODEL_SOURCE: model, SCRIPT_SOURCE: script})
+    config = config_json(CaptureConfig(loader, export, module_class))
+    metrics = run_ephemeral_stage(CAPTURE, config, {MODEL_SOURCE: model, SCRIPT_SOURCE: script})
     found = _objects(metrics.get("modules"))
     left_out = {path: str(why) for path, why in _section(metrics, "left_out")}
     return ModuleRecipes(tuple(_recipe(settings, loader, module_class, module) for module in found), left_out)

@@ -208,8 +208,8 @@ class Line:
                     support=search.tables,
                     flags=flags,
                 )
-                asked = number == search.rounds and search.refuses_unsupported
-                yield replace(node, check=CHECK) if asked else node
+                checked = number == search.rounds and search.refuses_unsupported
+                yield replace(node, check=CHECK) if checked else node
                 flags = node.output("flags")
 
     def export(self, stage: Stage, config: JsonObject) -> Node:

@@ -94,14 +94,14 @@ def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
         _refuse_model(request.overrides.onnx, request.command, command, quantizes=quantizes)
     # The recipe decides what else compile does.
     wanted = None if compiles else True
-    asked = replace(
+    overrides = replace(
         request.overrides,
         quant=quantizes and wanted,
         optimize="optimize" in command.stages and wanted,
         compile=command.compiles,
         analyze=False,
     )
-    build = resolve_whole(loaded, asked, output.parent, download=download, only=command.stages)
+    build = resolve_whole(loaded, overrides, output.parent, download=download, only=command.stages)
     if isinstance(build, CompositeBuild):
         return _of_components(build, command, output)
     if compiles:

@@ -309,7 +309,7 @@ class Planned:
 
 
 def plan_each(
-    asked: Iterable[tuple[str, Request]], store: Store, *, download: bool = True, needs_folder: bool = True
+    requests: Iterable[tuple[str, Request]], store: Store, *, download: bool = True, needs_folder: bool = True
 ) -> tuple[Planned, ...]:
     """Plan each request, by its label; one that cannot be planned has an error instead of a graph."""
     from winml_dag.pipeline.uptodate import environment_fingerprint
@@ -317,7 +317,7 @@ def plan_each(
     # Take it once for all requests: it is the same for each, and takes a third of the time to plan one.
     environment = environment_fingerprint(time.time_ns())
     found = []
-    for label, request in asked:
+    for label, request in requests:
         try:
             graph: BuildGraph | WinmlDagError = plan_request(
                 request, store, download=download, needs_folder=needs_folder, around=environment

@@ -304,29 +304,29 @@ class Entry:
         return Entry(header, (paths, seen.tobytes(), *others))
 
 
-def file_of(cache_dir: str, asked: str) -> str:
-    """Return the path of the entry of the request *asked*."""
-    name = xxhash.xxh3_128_hexdigest(asked.encode("utf-8", "surrogatepass"))
+def file_of(cache_dir: str, words: str) -> str:
+    """Return the path of the entry of the request *words*."""
+    name = xxhash.xxh3_128_hexdigest(words.encode("utf-8", "surrogatepass"))
     return os.path.join(cache_dir, "standing", f"{name}{_SUFFIX}")
 
 
-def keys_of(cache_dir: str, asked: str) -> list[str]:
-    """Return the keys that the entry of the request *asked* depends on; none if unavailable."""
+def keys_of(cache_dir: str, words: str) -> list[str]:
+    """Return the keys that the entry of the request *words* depends on; none if unavailable."""
     try:
-        return read_text(os.path.splitext(file_of(cache_dir, asked))[0] + KEYS_SUFFIX, MOST_BYTES_OF_MANY).split()
+        return read_text(os.path.splitext(file_of(cache_dir, words))[0] + KEYS_SUFFIX, MOST_BYTES_OF_MANY).split()
     except (OSError, ValueError):
         return []
 
 
-def load(cache_dir: str, asked: str) -> Entry | None:
-    """Load the entry of the request *asked*; None if there is no valid one."""
+def load(cache_dir: str, words: str) -> Entry | None:
+    """Load the entry of the request *words*; None if there is no valid one."""
     try:
-        data = read_bytes(file_of(cache_dir, asked), MOST_BYTES_OF_MANY)
+        data = read_bytes(file_of(cache_dir, words), MOST_BYTES_OF_MANY)
         if data[:_HEX] != xxhash.xxh3_64_hexdigest(memoryview(data)[_HEX:]).encode():
             return None
         end = data.index(b"\n")
         first: Any = parse_json(data[_HEX:end])
-        if first.pop("format") != FORMAT or first["asked"] != asked:
+        if first.pop("format") != FORMAT or first["asked"] != words:
             return None
         ends = list(accumulate(first.pop("lengths")))
         parts = [memoryview(data)[end + 1 :][start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
@@ -359,12 +359,12 @@ class CurrentPlan:
         return self.entry.header.complete and not self.changed
 
 
-def check(cache_dir: str, asked: str, environment: Environment | None = None) -> CurrentPlan | None:
-    """Return the current plan of the request *asked*; None if it has to be planned again.
+def check(cache_dir: str, words: str, environment: Environment | None = None) -> CurrentPlan | None:
+    """Return the current plan of the request *words*; None if it has to be planned again.
 
     *environment*: a snapshot, if one was just taken.
     """
-    entry = load(cache_dir, asked)
+    entry = load(cache_dir, words)
     try:
         return None if entry is None else _check(cache_dir, entry, environment or Environment.now())
     except MALFORMED:

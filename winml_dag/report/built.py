@@ -232,7 +232,7 @@ def accuracy_of(
     report = EvalReport.model_validate(found.report)
     if not report.metrics:
         return None, "eval compared outputs, without labels" if report.outputs else "the report has no metrics"
-    name = _most_telling(report)
+    name = _main_metric(report)
     metric = report.metrics[name]
     value, reference = metric.candidate.value, metric.reference.value
     if value is None:
@@ -291,7 +291,7 @@ def _not_measured(what: str, is_through: bool) -> str:
     return f"{not_yet}{what} was not asked for (measure: [{what}])"
 
 
-def _most_telling(report: EvalReport) -> str:
+def _main_metric(report: EvalReport) -> str:
     return next((name for name in METRICS.get(report.task, ()) if name in report.metrics), next(iter(report.metrics)))
 
 

@@ -58,7 +58,7 @@ def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], for
         if format_ == "json":
             print_object({"records": len(records), "lacking_blobs": lacking, **traffic_json(traffic)})
         else:
-            _tell_of_push(len(whole), lacking, traffic)
+            _print_push(len(whole), lacking, traffic)
         return _code(traffic)
 
 
@@ -86,7 +86,7 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
             counts = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
             print_object({**counts, **traffic_json(traffic)})
         else:
-            _tell_of_pull(len(records), to_run, traffic)
+            _print_pull(len(records), to_run, traffic)
         return _code(traffic)
 
 
@@ -168,7 +168,7 @@ def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[st
     return [(recipes[0].name, request)]
 
 
-def _tell_of_push(offered: int, lacking: int, traffic: Traffic) -> None:
+def _print_push(offered: int, lacking: int, traffic: Traffic) -> None:
     from winml_dag.store.quantities import counted
 
     for line in traffic_lines(traffic):
@@ -180,7 +180,7 @@ def _tell_of_push(offered: int, lacking: int, traffic: Traffic) -> None:
         echo(f"{counted(lacking, 'record')} left out, whose blobs are not on this machine.")
 
 
-def _tell_of_pull(known: int, to_run: int, traffic: Traffic) -> None:
+def _print_pull(known: int, to_run: int, traffic: Traffic) -> None:
     from winml_dag.store.quantities import counted
 
     for line in traffic_lines(traffic):

@@ -113,11 +113,11 @@ def open_cluster(
     options: ClusterOptions,
     store: Path,
     remote: RemoteOptions,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Iterator[Cluster]:
     """The cluster for *options*, for builds with the cache folder *store* and the remotes of *remote*.
 
-    While it is open, planning includes the environments of its workers. *tell* is called with a sentence about it.
+    While it is open, planning includes the environments of its workers. *report* is called with a sentence about it.
 
     Raises:
         UsageError: when there is no scheduler, or workers could not access inputs.
@@ -135,7 +135,7 @@ def open_cluster(
         used = [worker for worker in cluster.workers if not worker.refusal]
         if not used:
             _refuse(options.scheduler or "this machine", list(cluster.workers), settings)
-        tell(_sentence(used))
+        report(_sentence(used))
         elsewhere = {
             name: environment
             for name, environment in environments_of(used).items()

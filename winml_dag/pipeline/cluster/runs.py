@@ -206,7 +206,7 @@ class Workers:
 
     def _on_progress(self, event: tuple[float, Any]) -> None:
         with suppress(KeyError, TypeError), self._lock:
-            self._calls[event[1]["key"]].watch.tell(Progress(**event[1]["progress"]))
+            self._calls[event[1]["key"]].watch.update(Progress(**event[1]["progress"]))
 
 
 def connect(address: str, security: Any = None) -> Any:

@@ -98,9 +98,9 @@ def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
     """
     recipes = [cell.recipe for cell in sweep.cells if cell.recipe is not None and sweep.axes]
     for field, option in _OPTIONS.items():
-        asked = getattr(overrides, field) or (field == "model" and overrides.onnx)
+        overridden = getattr(overrides, field) or (field == "model" and overrides.onnx)
         said = {_said(recipe, field) for recipe in recipes}
-        if asked and len(said) > 1:
+        if overridden and len(said) > 1:
             raise UsageError(
                 f"{option} would be one {field} for all cells, and the matrix has several: {', '.join(sorted(said))}.",
                 advice=f"Leave {option} out; --filter chooses cells.",

@@ -22,7 +22,7 @@ from packageurl import PackageURL
 from winml_dag import __version__
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import InputError
-from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, tellable
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, encodable
 from winml_dag.stages import artifact_types
 
 # Prefix of winml_dag's own properties; see docs/buildtypes/build-v1.md.
@@ -45,7 +45,7 @@ def bom_of(name: str, builds: Sequence[BuildFacts]) -> str:
     Raises:
         InputError: when the result would be invalid.
     """
-    value = tellable(_written(name, builds))
+    value = encodable(_written(name, builds))
     assert isinstance(value, dict)
     content = {part: inner for part, inner in value.items() if part != "serialNumber"}
     value["serialNumber"] = f"urn:uuid:{uuid.uuid5(_NAMESPACE, canonical_json(content))}"

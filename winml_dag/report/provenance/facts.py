@@ -223,14 +223,14 @@ def time_text(moment: datetime.datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def tellable(value: JsonValue) -> JsonValue:
+def encodable(value: JsonValue) -> JsonValue:
     """Return *value* so that every JSON reader preserves it: valid UTF-8 texts, and no number that would be rounded."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):
-        return {str(tellable(name)): tellable(inner) for name, inner in value.items()}
+        return {str(encodable(name)): encodable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [tellable(inner) for inner in value]
+        return [encodable(inner) for inner in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT:
         return str(value)
     return value

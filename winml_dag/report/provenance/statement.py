@@ -25,7 +25,7 @@ from winml_dag.report.provenance.facts import (
     Dependency,
     HashedFile,
     Tool,
-    tellable,
+    encodable,
     time_text,
     without_places,
 )
@@ -44,7 +44,7 @@ def statement_of(build: BuildFacts) -> str:
     Raises:
         InputError: when the result would be invalid, for example for a build without outputs.
     """
-    predicate = MessageToDict(ParseDict(tellable(_predicate(build)), Provenance()))
+    predicate = MessageToDict(ParseDict(encodable(_predicate(build)), Provenance()))
     subjects = [
         ResourceDescriptor(file.path, digest={"sha256": file.sha256}, annotations=_annotations(file)).pb
         for file in build.outputs
