@@ -216,7 +216,7 @@ def dot(graph: Graph, statuses: Mapping[str, Status]) -> str:
 
 def _short_names(graph: Graph) -> dict[str, str]:
     """Map names to identifiers that mermaid accepts."""
-    return {name: f"n{place}" for place, name in enumerate([*graph.sources, *(node.id for node in graph.nodes)])}
+    return {name: f"n{index}" for index, name in enumerate([*graph.sources, *(node.id for node in graph.nodes)])}
 
 
 def _quoted(text: str) -> str:

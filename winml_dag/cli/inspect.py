@@ -169,8 +169,8 @@ def _lines(inspected: Inspected, top: int) -> Iterator[str]:
 
 
 def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
-    for place, line in enumerate(lines):
-        yield f"  {'' if place else label:<{_WIDTH}}{line}"
+    for index, line in enumerate(lines):
+        yield f"  {'' if index else label:<{_WIDTH}}{line}"
 
 
 def _sizes(model: Description) -> str:

@@ -190,8 +190,8 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
                 "cells": len(part),
                 "arguments": shlex.join(("build", *words, "--shard", str(shard))),
             }
-            for place, part in enumerate(shards(built, number))
-            if part and (shard := Shard(place + 1, number))
+            for index, part in enumerate(shards(built, number))
+            if part and (shard := Shard(index + 1, number))
         ]
     }
 
@@ -199,6 +199,6 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
 def azure_matrix(jobs: Sequence[JsonObject]) -> dict[str, dict[str, str]]:
     """Convert *jobs* of :func:`job_matrix` for Azure Pipelines: alphanumeric job names, and only text values."""
     return {
-        f"job_{place}": {name: str(value) for name, value in job.items() if name != "values"}
-        for place, job in enumerate(jobs, 1)
+        f"job_{index}": {name: str(value) for name, value in job.items() if name != "values"}
+        for index, job in enumerate(jobs, 1)
     }

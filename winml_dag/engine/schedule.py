@@ -134,7 +134,7 @@ class Scheduler:
 
     def _estimate(self, names: Mapping[str, str]) -> None:
         """Determine the long chains. With one slot that matters only for the estimate of the remaining time."""
-        if self._admission.capacity.places == 1 and self._on_eta is None:
+        if self._admission.capacity.slots == 1 and self._on_eta is None:
             return
         work = expected_work(self._graph, names, self._lasts, self._costs)
         self._to_run = ReadyQueue(self._admission, self._options.order, chains(self._graph, work.seconds))
@@ -145,12 +145,12 @@ class Scheduler:
         if self._on_eta is not None and self._eta is not None:
             self._on_eta(self._eta)
         while self._to_run or self._underway:
-            self._fill_places()
+            self._fill_slots()
             if self._underway:
                 self._await_ends()
         self._close()
 
-    def _fill_places(self) -> None:
+    def _fill_slots(self) -> None:
         while True:
             left = 0.0 if self._eta is None else self._eta.work_left_seconds
             found = self._to_run.next(left)

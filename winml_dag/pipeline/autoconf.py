@@ -129,7 +129,7 @@ def _allows_unsupported(context: ResolveContext) -> bool:
 def support_of(paths: tuple[Path, ...]) -> Source | None:
     """Return the tables in *paths* as one source; None without any."""
     # The index is in the name because the first table that lists an operator wins.
-    files = tuple(SourceFile(f"{place:03}_{path.name}", path) for place, path in enumerate(paths))
+    files = tuple(SourceFile(f"{index:03}_{path.name}", path) for index, path in enumerate(paths))
     return Source("operator support", artifact_types.SUPPORT, files) if files else None
 
 

@@ -334,7 +334,7 @@ def _seconds(
         for node_id, ((place, own), *_) in common.readers().items()
     }
     work = expected_work(common.graph, names, store.latest(names.values()), CostModel(store, capacity))
-    return seconds_left(common.graph, {node_id: work.seconds[node_id] for node_id in to_run}, capacity.places)
+    return seconds_left(common.graph, {node_id: work.seconds[node_id] for node_id in to_run}, capacity.slots)
 
 
 def _never_timed(views: Sequence[StageView], store: Store) -> int:
