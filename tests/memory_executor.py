@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.execute import LOG_FILE, Job, Outcome
-from winml_dag.engine.progress import Teller
+from winml_dag.engine.progress import ProgressWriter
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import WinmlDagError
 
@@ -41,12 +41,12 @@ class MemoryExecutor:
             self.calls.append(job.node.id)
         job.make_output_folders()
         started = time.monotonic()
-        teller = Teller(job.folder)
+        writer = ProgressWriter(job.folder)
         try:
-            metrics = self._work(job.node, _workspace(job, teller))
+            metrics = self._work(job.node, _workspace(job, writer))
         except WinmlDagError as error:
-            return Outcome(time.monotonic() - started, log, {}, error.message, error.advice, teller.last)
-        return Outcome(time.monotonic() - started, log, metrics, progress=teller.last)
+            return Outcome(time.monotonic() - started, log, {}, error.message, error.advice, writer.last)
+        return Outcome(time.monotonic() - started, log, metrics, progress=writer.last)
 
     def stop(self) -> None:
         """Start nothing more. Running nodes continue to their end: a thread cannot be stopped from outside."""
@@ -54,9 +54,9 @@ class MemoryExecutor:
             self._stopped = True
 
 
-def _workspace(job: Job, teller: Teller) -> Workspace:
+def _workspace(job: Job, writer: ProgressWriter) -> Workspace:
     return Workspace(
         inputs={slot: job.input_folder(slot) for slot in job.node.inputs},
         outputs={slot: Path(job.output_folder(slot)) for slot in job.node.stage.outputs},
-        progress=teller,
+        progress=writer,
     )

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from winml_dag.engine import execute
 from winml_dag.engine.execute import Job, LocalExecutor, Outcome
-from winml_dag.engine.progress import Teller, read_progress
+from winml_dag.engine.progress import ProgressWriter, read_progress
 from winml_dag.engine.worker import Result, perform
 
 _CLONE_FS = 0x200
@@ -119,7 +119,7 @@ def _work(job: Job) -> Outcome:
             assert isinstance(stream, _Streams)
             stream.of_thread.log = log
         os.chdir(folder)
-        progress = Teller(job.folder)
+        progress = ProgressWriter(job.folder)
         result: Result = perform(execute._task(job), progress)
         progress.flush()
     outcome = execute._worker_outcome(job, 0, result, time.monotonic() - began)

@@ -37,7 +37,7 @@ _IN_THE_MIDDLE: Mapping[str, tuple[type, str]] = {
     "check": (Preparer, "check"),
     "publish": (Store, "publish"),
     "place": (InPlace, "put"),
-    "materialise": (UserFolder, "materialise"),
+    "materialise": (UserFolder, "publish"),
 }
 AT_THE_END = ("before materialise", "after materialise")
 AT_STAGES = tuple(f"{when} {name}" for name in [*_IN_THE_MIDDLE][:-1] for when in ("before", "after"))

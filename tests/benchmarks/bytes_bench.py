@@ -162,7 +162,7 @@ def opened_store(folder: Path) -> Iterator[Store]:
 
 def link(store: Store, artifact: Artifact, target: Path) -> None:
     """Make the complete change of an output folder, as a build does."""
-    done = OutputFolder(target, (), store, store.fingerprints, store.changes).materialise(artifact.files, {}, link=True)
+    done = OutputFolder(target, (), store, store.fingerprints, store.changes).publish(artifact.files, {}, link=True)
     assert not done.not_linked
 
 

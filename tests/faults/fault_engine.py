@@ -71,9 +71,9 @@ def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
         sources = [step.source() for step in steps if step.work == "source"]
         graph = Graph.of([step.node() for step in steps if step.work != "source"], sources)
         digests = {source.name: source_artifact(source, store.fingerprints) for source in sources}
-        foreseen = plan_graph(graph, digests, store, scope=SCOPE)
-        if all(result.status is Status.REUSED for result in foreseen):
-            return {result.node.id: result for result in foreseen}
+        planned = plan_graph(graph, digests, store, scope=SCOPE)
+        if all(result.status is Status.REUSED for result in planned):
+            return {result.node.id: result for result in planned}
         executor = LocalExecutor()
         with store.scratch.open() as scratch:
             runner = Runner(

@@ -109,13 +109,13 @@ def test_a_full_output_disk_is_named_and_its_files_stay(cache: Path, small_disk:
     prepare_folder(disk / "out")
     folder = OutputFolder(disk / "out", [], store, store.fingerprints, store.changes)
     with pytest.raises(StoreError) as failed:
-        folder.materialise(record.files(), {})
+        folder.publish(record.files(), {})
     assert str(disk / "out") in str(failed.value)
     assert " -o" in failed.value.advice, str(failed.value)
     assert [path.name for path in disk.rglob("*") if path.is_file()] == ["notes.txt"]
     assert verify(store).clean
     remount(disk, "size=16m")
-    folder.materialise(record.files(), {})
+    folder.publish(record.files(), {})
     assert (disk / "out" / "weights.bin").stat().st_size == 3 * MIB
 
 

@@ -103,7 +103,7 @@ def test_links_can_be_asked_for_from_python(small: Project) -> None:
     done = build_onnx_model(small.folder / "small.onnx", small.out, cache_dir=small.cache, link=True)
     assert done.final_artifact is not None
     assert done.final_artifact.stat().st_nlink > 1
-    assert done.materialised.not_linked == ()
+    assert done.published.not_linked == ()
 
 
 def test_bytes_that_two_stages_put_out_are_in_the_cache_once(small: Project) -> None:

@@ -173,7 +173,7 @@ def test_a_compiled_model_is_told_with_its_binary(built_project: Project, tmp_pa
     assert listed["model_qnn.bin"].is_output
     assert not listed["compiled_qnn.bin"].is_output
     assert listed["model_qnn.bin"].sha256 == sha256(built_project.out / "model_qnn.bin")
-    assert check_against(built_project.out, document).is_sound
+    assert check_against(built_project.out, document).is_intact
     text = document.read_text(encoding="utf-8")
     assert all(
         re.fullmatch(r"pkg:pypi/[a-z0-9-]+@[\w.%-]+", found) for found in re.findall(r'"(pkg:pypi/[^"#]+@[^"]*)"', text)
@@ -275,7 +275,7 @@ def test_an_older_manifest_tells_less(out: Path, format_: str, tmp_path: Path) -
         stage.pop("log", None)
     del manifest["run"]
     (out / "build_manifest.json").write_bytes(manifest_text(manifest))
-    assert check_against(out, document_of(out, format_, tmp_path / "document.json")).is_sound
+    assert check_against(out, document_of(out, format_, tmp_path / "document.json")).is_intact
 
 
 def test_a_commit_of_the_hub_and_a_run_of_ci_are_told(out: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_signed_envelope_is_read_as_the_statement_in_it(cell: Path, tmp_path: 
     envelope = {"payloadType": "application/vnd.in-toto+json", "payload": payload, "signatures": [{"sig": ""}]}
     for name, value in {"envelope": envelope, "bundle": {"dsseEnvelope": envelope}}.items():
         (tmp_path / name).write_text(json.dumps(value))
-        assert check_against(cell, tmp_path / name).is_sound
+        assert check_against(cell, tmp_path / name).is_intact
 
 
 def test_files_in_the_folder_of_a_recipe_are_told_where_they_lie(tmp_path: Path, says: Says) -> None:
@@ -361,11 +361,11 @@ def test_files_in_the_folder_of_a_recipe_are_told_where_they_lie(tmp_path: Path,
             document = document_of(at, format_, tmp_path / f"{at.name}.{format_}")
             (listed,) = (file for file in read_document(document)[1] if file.is_output)
             assert (listed.path, listed.placed) == ("sub/b ü.txt", "" if at == folder else ".")
-            assert check_against(at, document).is_sound
+            assert check_against(at, document).is_intact
     (folder / "sub" / "b ü.txt").write_text("other")
     for format_ in FORMATS:
         for at in (folder, elsewhere):
-            assert not check_against(at, tmp_path / f"{at.name}.{format_}").is_sound
+            assert not check_against(at, tmp_path / f"{at.name}.{format_}").is_intact
 
 
 def test_a_file_of_somebody_elses_is_not_replaced(cell: Path, tmp_path: Path, says: Says) -> None:
@@ -431,7 +431,7 @@ def test_a_document_that_is_not_as_its_format_wants_it_is_refused(
 @pytest.mark.parametrize("path", ["unheard", "subject/0/unheard", "predicate/unheard", "predicate/runDetails/unheard"])
 def test_what_a_later_version_of_a_statement_says_besides_is_ignored(cell: Path, tmp_path: Path, path: str) -> None:
     (tmp_path / "later.json").write_text(_edited(told_of(cell, "slsa"), path, {"said": ["by", 1, "other"]}))
-    assert check_against(cell, tmp_path / "later.json").is_sound
+    assert check_against(cell, tmp_path / "later.json").is_intact
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "[" * 100_000, '{"_type": 1}', '{"bomFormat": "CycloneDX"}'])
@@ -468,12 +468,12 @@ def test_files_of_any_name_are_told_and_found(
     documents = [document_of(out, format_, out.parent / format_) for format_ in FORMATS]
     for document in documents:
         found = check_against(out, document)
-        assert found.is_sound
+        assert found.is_intact
         assert (found.extra, found.left_out) == ((), ())
     victim = out / listed[changed % len(listed)]
     victim.write_bytes(victim.read_bytes() + b"!")
     for document in documents:
-        assert not check_against(out, document).is_sound
+        assert not check_against(out, document).is_intact
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -25,12 +25,12 @@ def test_one_byte_of_the_model_is_named_before_the_build_in_its_log_and_in_its_m
     assert weights.stat().st_size == status.st_size
     why = project.run("why", "finalize", "-c", "recipe.yaml", "-o", "out").stdout
     assert re.search(rf"^  export would run: {CHANGED}$", why, re.MULTILINE), why
-    foreseen = project.plan().reason("export")
-    assert re.fullmatch(CHANGED, foreseen)
+    planned = project.plan().reason("export")
+    assert re.fullmatch(CHANGED, planned)
     built = project.run("build", "-c", "recipe.yaml", "-o", "out").stdout
-    assert re.search(rf"^export +ran in [0-9.]+ s: {re.escape(foreseen)}$", built, re.MULTILINE)
+    assert re.search(rf"^export +ran in [0-9.]+ s: {re.escape(planned)}$", built, re.MULTILINE)
     assert re.search(r": input model: export\.onnx changed \(xxh3-128:", built)
-    assert project.manifest()["stages"][0]["reason"] == foreseen
+    assert project.manifest()["stages"][0]["reason"] == planned
     ran = set(re.findall(r"^(\w+)(?:\.0)? +ran in ", built, re.MULTILINE))
     assert ran >= {"export", "optimize", "quantize", "compile", "validate", "finalize"}
 

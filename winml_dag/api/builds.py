@@ -252,8 +252,8 @@ def _run(request: Request, arguments: Mapping[str, Any], config: object = None) 
     """Run *request*. *config*: the recipe, if it is a file."""
     request = replace(request, remote=remote_of(arguments, config))
     observer = arguments.get("observer")
-    told = None if observer is None else WithoutRounds(observer)
-    with driver_of(arguments, request.remote, told) as driver:
+    display = None if observer is None else WithoutRounds(observer)
+    with driver_of(arguments, request.remote, display) as driver:
         result = build(plan_request(request, driver.store, download=True), driver)
     for view in result.stages:
         if view.result is not None and view.result.error:

@@ -197,7 +197,7 @@ def analysis_json(
         "success": True,
         "model": str(plan.built.model.path),
         "supported": all(each.is_fine(lint_only=plan.request.lint_only) for each in found),
-        "analyzed": done.told,
+        "analyzed": done.freshness,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
         "notices": list(plan.notices),

@@ -28,7 +28,7 @@ from winml_dag.cli.options import (
     with_options,
 )
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.uptodate import CurrentPlan, check, note_use
+from winml_dag.pipeline.uptodate import CurrentPlan, check, log_use
 
 if TYPE_CHECKING:
     from winml_dag.engine.sandbox import FileAccess
@@ -232,7 +232,7 @@ def say_up_to_date(current_plan: CurrentPlan | None, cache_dir: Path, started: f
     """Return whether there is nothing to do. If so, print that and record the use in the cache."""
     if current_plan is None or not current_plan.is_up_to_date:
         return False
-    note_use(str(cache_dir.absolute()), current_plan)
+    log_use(str(cache_dir.absolute()), current_plan)
     echo(f"{current_plan.entry.header.summary}, checked in {time.monotonic() - started:.2f} s.")
     return True
 

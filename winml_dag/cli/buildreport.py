@@ -23,11 +23,11 @@ _MOST_NAMES = 10
 
 
 def print_json(
-    results: Sequence[BuildResult], elapsed_seconds: float, *, error: str = "", foreseen: bool = False
+    results: Sequence[BuildResult], elapsed_seconds: float, *, error: str = "", dry_run: bool = False
 ) -> None:
-    """Print exactly one JSON object to stdout. If *foreseen*, it omits quantization and compilation."""
+    """Print exactly one JSON object to stdout. If *dry_run*, it omits quantization and compilation."""
     value: dict[str, object] = {
-        "builds": [build_json(result, foreseen=foreseen) for result in results],
+        "builds": [build_json(result, dry_run=dry_run) for result in results],
         "elapsed_seconds": round(elapsed_seconds, 3),
     }
     for result in results:
@@ -48,20 +48,20 @@ def errors_as_json(format_: str) -> Iterator[None]:
         raise
 
 
-def build_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
-    """Return the JSON of one build. If *foreseen*, it omits quantization and compilation."""
+def build_json(result: BuildResult, *, dry_run: bool) -> JsonObject:
+    """Return the JSON of one build. If *dry_run*, it omits quantization and compilation."""
     return {
         "output_dir": str(result.build.output_dir),
-        **_model_json(result, foreseen=foreseen),
-        **_components_json(result, foreseen=foreseen),
+        **_model_json(result, dry_run=dry_run),
+        **_components_json(result, dry_run=dry_run),
         "stages": stages_json(result),
     }
 
 
-def _model_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
+def _model_json(result: BuildResult, *, dry_run: bool) -> JsonObject:
     """Return the fields of a single model. With several components, each has its own."""
     final = {"final_artifact": None if result.final_artifact is None else str(result.final_artifact)}
-    if foreseen:
+    if dry_run:
         return {**final}
     several = len(result.components) > 1
     done, compiled = result.quantization, None if several else compile_result(result)
@@ -72,11 +72,11 @@ def _model_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
     }
 
 
-def _components_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
+def _components_json(result: BuildResult, *, dry_run: bool) -> JsonObject:
     components = result.components
     if not components:
         return {}
-    return {"components": {name: _model_json(part, foreseen=foreseen) for name, part in components.items()}}
+    return {"components": {name: _model_json(part, dry_run=dry_run) for name, part in components.items()}}
 
 
 def stages_json(result: BuildResult) -> list[JsonValue]:
@@ -126,9 +126,9 @@ def print_result(
 ) -> None:
     """Print the end of a build: notices, failures with the end of their log, *lines* on what ran, a summary."""
     ran = any(view.status is Status.RAN for view in result.stages)
-    if restored := result.materialised.restored:
+    if restored := result.published.restored:
         output.say(f"note: restored changed or deleted files: {few(restored, _MOST_NAMES)}")
-    if copied := result.materialised.not_linked:
+    if copied := result.published.not_linked:
         where = result.build.output_dir
         output.say(f"note: copied, because the cache cannot be linked to {where}: {few(copied, _MOST_NAMES)}")
     if result.cache_note:
@@ -169,7 +169,7 @@ def summary(result: BuildResult) -> str:
         return f"Failed after {seconds}: {counted}. {left}."
     if any(view.status is Status.RAN for view in result.stages):
         return f"Built {build.headline} in {seconds}: {counted}."
-    if result.materialised.changed:
+    if result.published.changed:
         done = "Restored files of" if build.origin == "stages" else "Restored"
         return f"{done} {build.headline} from the cache in {seconds} (0 stages run)."
     return f"{build.up_to_date}, checked in {seconds}."

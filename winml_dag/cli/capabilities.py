@@ -51,7 +51,7 @@ def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
     return found
 
 
-def tell_catalog(format_: str, *, rewrites_only: bool = False) -> int:
+def print_catalog(format_: str, *, rewrites_only: bool = False) -> int:
     from winml_dag.recipe.capabilities import REWRITER
 
     entries = {name: entry for name, entry in CATALOG.items() if not rewrites_only or entry.by == REWRITER}
@@ -96,19 +96,19 @@ def _long(entry: Capability) -> str:
     return " ".join(said)
 
 
-def tell_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
+def print_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
     """Print the changes. Raises the same errors as ``winml_dag.pipeline.assess.optimcheck.checked``."""
     from winml_dag.pipeline.assess.optimcheck import checked
 
     with checked(request, names) as found:
         if format_ == "json":
-            told: list[JsonValue] = [_change_json(change) for change in found.changes if _matters(change) or names]
+            listed: list[JsonValue] = [_change_json(change) for change in found.changes if _matters(change) or names]
             print_object(
                 {
                     "success": True,
                     "model": str(request.overrides.onnx),
                     "standard_domain_only": found.standard_domain_only,
-                    "capabilities": told,
+                    "capabilities": listed,
                 }
             )
             return 0

@@ -48,7 +48,7 @@ def command(
         if output is not None and output.exists() and not overwrite:
             raise UsageError(f"{output} already exists.", advice="Choose another name, or give --overwrite.")
         found = [*_matching(model_type, task, ep, device, precision)]
-        value: JsonObject = {"recipes": [_told(each) for each in found]}
+        value: JsonObject = {"recipes": [_recipe_json(each) for each in found]}
         if output is not None:
             put_json(output, value, "recipes", overwrite=True)
     if format_ == "json":
@@ -83,11 +83,11 @@ def _matching(
             yield each
 
 
-def _alike(asked: str | None, has: str) -> bool:
-    return asked is None or asked.replace("_", "-").casefold() == has.replace("_", "-").casefold()
+def _alike(wanted: str | None, has: str) -> bool:
+    return wanted is None or wanted.replace("_", "-").casefold() == has.replace("_", "-").casefold()
 
 
-def _told(each: Shipped) -> JsonObject:
+def _recipe_json(each: Shipped) -> JsonObject:
     return {
         "name": each.name,
         "model": each.recipe.model,

@@ -58,7 +58,7 @@ def init(*, model: str, output: Path, overwrite: bool, **options: Any) -> int:
     winml-dag init ./bert --ep qnn -p w8a16
     """
     decided = _write({**options, "model": model, **_NO_OPTIONS}, output, None, overwrite=overwrite, as_json=False)
-    _tell(decided, output)
+    _report(decided, output)
     return 0
 
 
@@ -81,7 +81,7 @@ def config(*, output: Path | None, module: str | None, overwrite: bool, format_:
     with errors_as_object(format_ == "json", success=False):
         decided = _write(options, output, module, overwrite=overwrite, as_json=_is_json(output, format_))
     if output is not None:
-        _tell(decided, output, err=format_ == "json")
+        _report(decided, output, err=format_ == "json")
         if format_ == "json":
             print_object({"success": True, "output": str(output), "notices": list(decided.notices)})
     return 0
@@ -115,7 +115,7 @@ def _write(
     return decided
 
 
-def _tell(decided: FrozenRecipe, output: Path, *, err: bool = False) -> None:
+def _report(decided: FrozenRecipe, output: Path, *, err: bool = False) -> None:
     many = f" ({len(decided.recipes)} modules)" if len(decided.recipes) > 1 else ""
     which = " -m MODEL" if decided.needs_model else ""
     echo(f"Wrote {output}{many}. Build it with: winml-dag build -c {output}{which} -o OUT", err=err)

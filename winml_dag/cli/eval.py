@@ -304,10 +304,10 @@ def _outputs_table(outputs: Mapping[str, Any]) -> Iterator[str]:
 
 def _not_finite(output: Any) -> str:
     parts = [(output["nan_count"], "NaN"), (output["inf_count"], "infinite")]
-    told = [f"{count} {what} where the reference has numbers" for count, what in parts if count]
+    counts = [f"{count} {what} where the reference has numbers" for count, what in parts if count]
     if count := output["reference_nan_count"]:
-        told.append(f"{count} left out: NaN in the reference")
-    return ", ".join(told)
+        counts.append(f"{count} left out: NaN in the reference")
+    return ", ".join(counts)
 
 
 def _number(value: float | None, sign: str = "") -> str:

@@ -20,7 +20,7 @@ from winml_dag.pipeline.sweep.cells import Selection, refuse_overruled, selected
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
-    from winml_dag.report.graphview import ForeseenBuild
+    from winml_dag.report.graphview import PlannedBuild
     from winml_dag.store.store import Store
 
 _MOST_NOTICES = 5
@@ -51,7 +51,7 @@ def command(
     store = opened(cache_dir, request.remote)
     if html is not None:
         _refuse_foreign(html)
-    builds, notices = _foreseen(recipes, Selection(filters, shard), request, store)
+    builds, notices = _planned_builds(recipes, Selection(filters, shard), request, store)
     if html is None:
         for notice in notices:
             echo(f"note: {notice}", err=True)
@@ -61,9 +61,9 @@ def command(
     return 0
 
 
-def _foreseen(
+def _planned_builds(
     recipes: Sequence[Path], selection: Selection, request: Request, store: Store
-) -> tuple[tuple[ForeseenBuild, ...], tuple[str, ...]]:
+) -> tuple[tuple[PlannedBuild, ...], tuple[str, ...]]:
     """Return every selected build, and notices about those that are not drawn.
 
     Raises:
@@ -82,24 +82,24 @@ def _foreseen(
             advice="Leave them out, or give a recipe with a matrix, or several recipes.",
         )
     from winml_dag.pipeline.plan_cache import plan_request
-    from winml_dag.report.graphview import ForeseenBuild
+    from winml_dag.report.graphview import PlannedBuild
 
     graph = plan_request(request, store, download=False, needs_folder=False)
-    return (ForeseenBuild.of(_label(request), graph, store),), ()
+    return (PlannedBuild.of(_label(request), graph, store),), ()
 
 
 def _of_cells(
     sweep: Sweep, cells: Sequence[Cell], request: Request, store: Store
-) -> tuple[tuple[ForeseenBuild, ...], tuple[str, ...]]:
+) -> tuple[tuple[PlannedBuild, ...], tuple[str, ...]]:
     from winml_dag.cli.sweepplan import requests_of
     from winml_dag.pipeline.plan_cache import plan_each, refuse_if_all_the_same
-    from winml_dag.report.graphview import ForeseenBuild
+    from winml_dag.report.graphview import PlannedBuild
 
     planned = plan_each(tuple(requests_of(sweep, cells, request)), store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
     last = _last(request.output_dir or sweep.output_dir)
     builds = tuple(
-        ForeseenBuild.of(each.label, each.graph, store, *last.get(each.label, ()))
+        PlannedBuild.of(each.label, each.graph, store, *last.get(each.label, ()))
         for each in planned
         if not isinstance(each.graph, WinmlDagError)
     )
@@ -131,7 +131,7 @@ def _few(notices: Sequence[str]) -> Iterator[str]:
         yield f"{len(notices) - _MOST_NOTICES} more builds are not drawn; `winml-dag plan` says why."
 
 
-def _text(builds: Sequence[ForeseenBuild], format_: str) -> str:
+def _text(builds: Sequence[PlannedBuild], format_: str) -> str:
     from winml_dag.report.graphview import statuses_of, together
 
     draw = mermaid if format_ == "mermaid" else dot
@@ -142,7 +142,7 @@ def _text(builds: Sequence[ForeseenBuild], format_: str) -> str:
     return draw(merged.graph, statuses_of(builds, merged))
 
 
-def _write(path: Path, builds: Sequence[ForeseenBuild], notices: Sequence[str], title: str) -> None:
+def _write(path: Path, builds: Sequence[PlannedBuild], notices: Sequence[str], title: str) -> None:
     from winml_dag import __version__
     from winml_dag.report.graphpage import graph_html, summary
     from winml_dag.report.graphview import view_of
@@ -160,12 +160,12 @@ def _refuse_foreign(path: Path) -> None:
     from winml_dag.report.graphpage import GRAPH_PAGE
 
     try:
-        is_ours = GRAPH_PAGE.made(path)
+        is_owned = GRAPH_PAGE.made(path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None
-    if not is_ours:
+    if not is_owned:
         raise UsageError(f"{path} is there, and no page of ours.", advice="Choose another name, or move it away.")
 
 
@@ -216,7 +216,7 @@ def dot(graph: Graph, statuses: Mapping[str, Status]) -> str:
 
 def _short_names(graph: Graph) -> dict[str, str]:
     """Map names to identifiers that mermaid accepts."""
-    return {name: f"n{place}" for place, name in enumerate([*graph.sources, *(node.id for node in graph.nodes)])}
+    return {name: f"n{index}" for index, name in enumerate([*graph.sources, *(node.id for node in graph.nodes)])}
 
 
 def _quoted(text: str) -> str:

@@ -52,12 +52,12 @@ class Inspected:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        told = self.provenance
+        provenance = self.provenance
         if self.provenance_problem:
             return (*self.model.warnings, self.provenance_problem)
-        if told is None or told.check is None or told.check.found is Found.SOUND:
+        if provenance is None or provenance.check is None or provenance.check.found is Found.INTACT:
             return self.model.warnings
-        changed = f"It is not the file that its build made: {told.check.detail or told.check.found}."
+        changed = f"It is not the file that its build made: {provenance.check.detail or provenance.check.found}."
         return (*self.model.warnings, changed)
 
 
@@ -169,8 +169,8 @@ def _lines(inspected: Inspected, top: int) -> Iterator[str]:
 
 
 def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
-    for place, line in enumerate(lines):
-        yield f"  {'' if place else label:<{_WIDTH}}{line}"
+    for index, line in enumerate(lines):
+        yield f"  {'' if index else label:<{_WIDTH}}{line}"
 
 
 def _sizes(model: Description) -> str:
@@ -184,9 +184,14 @@ def _sizes(model: Description) -> str:
 def _precision(inspected: Inspected) -> str:
     found = inspected.model.precision
     text = found.text or "no numbers"
-    told = inspected.provenance
-    if found.scheme == "compiled" and told is not None and told.check is not None and told.build["precision"]:
-        return f"{told.build['precision']} as its manifest says; {text}"
+    provenance = inspected.provenance
+    if (
+        found.scheme == "compiled"
+        and provenance is not None
+        and provenance.check is not None
+        and provenance.build["precision"]
+    ):
+        return f"{provenance.build['precision']} as its manifest says; {text}"
     return text
 
 
@@ -277,19 +282,19 @@ def _metadata(metadata: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} = {_cut(value)}"
 
 
-def _provenance(told: Provenance) -> Iterator[str]:
-    if told.check is None:
-        yield f"nobody: {told.manifest.name} beside it does not list it"
+def _provenance(provenance: Provenance) -> Iterator[str]:
+    if provenance.check is None:
+        yield f"nobody: {provenance.manifest.name} beside it does not list it"
         return
-    build = told.build
-    state = "as it was built" if told.check.found is Found.SOUND else f"{told.check.found} since"
-    yield f"{told.made_by or 'the build'}, {state} ({told.manifest}, {build['timestamp']})"
+    build = provenance.build
+    state = "as it was built" if provenance.check.found is Found.INTACT else f"{provenance.check.found} since"
+    yield f"{provenance.made_by or 'the build'}, {state} ({provenance.manifest}, {build['timestamp']})"
     yield f"{build['model_id']} in {build['precision']} for {build['execution_provider']} ({build['device']})"
-    ran = [f"{_id(stage)} {stage.elapsed_seconds or 0:.1f} s" for stage in told.stages if not _why_skipped(stage)]
+    ran = [f"{_id(stage)} {stage.elapsed_seconds or 0:.1f} s" for stage in provenance.stages if not _why_skipped(stage)]
     yield ", ".join(ran)
-    if (quality := Quality.from_json(told.quality)) is not None:
+    if (quality := Quality.from_json(provenance.quality)) is not None:
         yield f"quality against the float model: {quality.sentence()}"
-    yield from (f"note: {notice}" for notice in told.notices)
+    yield from (f"note: {notice}" for notice in provenance.notices)
 
 
 def _id(stage: Stage) -> str:
@@ -380,7 +385,7 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
             "manifest": str(made.manifest),
             **made.build,
             "made_by": made.made_by or None,
-            "matches": None if made.check is None else made.check.found is Found.SOUND,
+            "matches": None if made.check is None else made.check.found is Found.INTACT,
             "quality": made.quality,
             "notices": made.notices,
             "stages": [

@@ -125,12 +125,12 @@ def _built(recipe: Path, component: str | None, how: How) -> Path:
     from winml_dag.pipeline.assess.builtmodel import refuse_component, request_for
     from winml_dag.pipeline.outputdir import output_dir_of
     from winml_dag.pipeline.run import BuildOptions
-    from winml_dag.pipeline.uptodate import note_use
+    from winml_dag.pipeline.uptodate import log_use
 
     request = replace(request_for(recipe), remote=how.remote)
     current_plan = look(request, how.cache_dir)
     if current_plan is not None and current_plan.is_up_to_date:
-        note_use(str(how.cache_dir.absolute()), current_plan)
+        log_use(str(how.cache_dir.absolute()), current_plan)
         return output_dir_of(request, how.cache_dir)
     options = BuildOptions(jobs=os.cpu_count() or 1)
     result = carry_out(

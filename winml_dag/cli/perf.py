@@ -199,8 +199,8 @@ def _digits(value: float) -> str:
 def _memory(memory: Mapping[str, int | None]) -> str:
     words = {"before_load": "before loading", "after_load": "after it", "peak": "at most"}
     known = {word: memory[name] for name, word in words.items()}
-    told = [f"{size_text(size)} {word}" for word, size in known.items() if size is not None]
-    return ", ".join(told) or "not told by this system"
+    sizes = [f"{size_text(size)} {word}" for word, size in known.items() if size is not None]
+    return ", ".join(sizes) or "not told by this system"
 
 
 def _inputs(found: Any) -> str:

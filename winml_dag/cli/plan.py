@@ -88,15 +88,15 @@ def command(
             return look_at_sweep(sweep, cells, request, store, jobs=jobs, rebuild=rebuild, as_json=format_ == "json")
         result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
-        print_json([result], result.elapsed_seconds, foreseen=True)
+        print_json([result], result.elapsed_seconds, dry_run=True)
         return 0
     width = max(len(view.id) for view in result.stages)
     for view in result.stages:
         echo(stage_line(view, width))
     for notice in result.build.notices:
         echo(f"note: {notice}", err=True)
-    told = {name for view in result.stages if view.result is not None for name in view.result.assumes}
-    if assumed := [view.id for view in result.stages if view.id in told]:
+    names = {name for view in result.stages if view.result is not None for name in view.result.assumes}
+    if assumed := [view.id for view in result.stages if view.id in names]:
         echo(f"note: What follows {', '.join(assumed)} assumes that it finds the same as last time.", err=True)
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]

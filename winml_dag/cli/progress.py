@@ -135,7 +135,7 @@ class Lines:
         self._running: dict[str, _Watched] = {}
         # Held while a line is written, so that no progress line follows the end of a stage.
         self._lock = threading.Lock()
-        self._ticker = Ticker(lambda: self.tell(time.monotonic()), self._seconds_to_next)
+        self._ticker = Ticker(lambda: self.write_progress(time.monotonic()), self._seconds_to_next)
 
     def started(
         self,
@@ -155,18 +155,18 @@ class Lines:
             if self._few or result.status not in (Status.REUSED, Status.SKIPPED):
                 self._say(f"{result.node.id:<12} {_end(result)}")
 
-    def tell(self, now: float) -> None:
+    def write_progress(self, now: float) -> None:
         """Write a line for each stage whose line is due at *now* (``time.monotonic``) and that has made progress."""
         with self._lock:
             for node_id, watched in self._running.items():
                 if watched.due > now:
                     continue
                 watched.due = now + self._every
-                told = watched.progress()
-                if told != watched.said or not watched.is_announced:
-                    far = "" if told is None else f", {under_way(told)}"
+                progress = watched.progress()
+                if progress != watched.said or not watched.is_announced:
+                    far = "" if progress is None else f", {under_way(progress)}"
                     self._say(f"{node_id:<12} running{far}{'' if watched.is_announced else watched.expected}")
-                    watched.said, watched.is_announced = told, True
+                    watched.said, watched.is_announced = progress, True
 
     def stop(self) -> None:
         self._ticker.stop()
@@ -198,8 +198,8 @@ class LiveTable:
         why = plain(result.error if result.status is Status.FAILED else str(result.reason))
         elapsed = result.elapsed_seconds if result.status in (Status.RAN, Status.FAILED) else None
         if self._few or result.status is Status.FAILED:
-            told = result.progress
-            self._rows[result.node.id] = _Row(str(result.status), why, None, elapsed, lambda: told)
+            progress = result.progress
+            self._rows[result.node.id] = _Row(str(result.status), why, None, elapsed, lambda: progress)
         else:
             self._rows.pop(result.node.id, None)
             self._done[str(result.status)] += 1
@@ -217,7 +217,7 @@ class LiveTable:
         table.add_column("reason", overflow="ellipsis")
         for node_id, row in tuple(self._rows.items()):  # drawn from another thread
             status = Text(row.status, style=_COLOURS.get(row.status, "white"))
-            table.add_row(node_id, status, row.time(), row.told())
+            table.add_row(node_id, status, row.time(), row.description())
         if self._done:
             table.add_row("", ", ".join(f"{number} {status}" for status, number in sorted(self._done.items())))
         return table
@@ -239,26 +239,29 @@ class _Row:
         expected = "" if self._seconds is None else f" of ~{self._seconds:.1f} s"
         return f"{time.monotonic() - self._since:.1f} s{expected}"
 
-    def told(self) -> RenderableType:
+    def description(self) -> RenderableType:
         """Return the reason, with the progress of the stage below it."""
         from rich.console import Group
         from rich.text import Text
 
         # Brackets in a reason are a list from its recipe, not markup.
         reason = Text(self._reason, overflow="ellipsis")
-        told = self._progress()
-        if told is None:
+        progress = self._progress()
+        if progress is None:
             return reason
-        return Group(reason, Text(counted(told), style="dim") if self._since is None else _bar(told))
+        return Group(reason, Text(counted(progress), style="dim") if self._since is None else _bar(progress))
 
 
-def _bar(told: Progress) -> RenderableType:
+def _bar(progress: Progress) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
     line = Table.grid(padding=(0, 1))
-    line.add_row(*([ProgressBar(told.total, told.done, width=_BAR_WIDTH)] if told.total else []), Text(under_way(told)))
+    line.add_row(
+        *([ProgressBar(progress.total, progress.done, width=_BAR_WIDTH)] if progress.total else []),
+        Text(under_way(progress)),
+    )
     return line
 
 
@@ -269,8 +272,8 @@ def _end(result: StageResult) -> str:
         return f"failed{where}: {result.error}"
     if result.status is not Status.RAN:
         return f"{result.status}: {result.reason}"
-    told = "" if result.progress is None else f" ({counted(result.progress)})"
-    return f"ran in {result.elapsed_seconds:.1f} s{told}: {result.reason}"
+    suffix = "" if result.progress is None else f" ({counted(result.progress)})"
+    return f"ran in {result.elapsed_seconds:.1f} s{suffix}: {result.reason}"
 
 
 _COLOURS = {"running": "yellow", "ran": "green", "reused": "cyan", "failed": "red", "skipped": "bright_black"}
@@ -279,31 +282,37 @@ _COLOURS = {"running": "yellow", "ran": "green", "reused": "cyan", "failed": "re
 # Progress as text: ``64/512 samples, 5.2/s, 1 min 26 s left``.
 
 
-def under_way(told: Progress) -> str:
+def under_way(progress: Progress) -> str:
     """Format the progress of a running stage: count, rate and time left, as far as available."""
-    return ", ".join([count(told), *_rate(told), *_left(told)])
+    return ", ".join([count(progress), *_rate(progress), *_left(progress)])
 
 
-def counted(told: Progress) -> str:
+def counted(progress: Progress) -> str:
     """Format the progress of a finished stage: ``512 samples, 41.6/s``."""
-    return ", ".join([f"{told.done} {told.unit}" if told.done == told.total else count(told), *_rate(told)])
+    return ", ".join(
+        [f"{progress.done} {progress.unit}" if progress.done == progress.total else count(progress), *_rate(progress)]
+    )
 
 
-def count(told: Progress) -> str:
-    return f"{told.done} {told.unit}" if told.total is None else f"{told.done}/{told.total} {told.unit}"
+def count(progress: Progress) -> str:
+    return (
+        f"{progress.done} {progress.unit}"
+        if progress.total is None
+        else f"{progress.done}/{progress.total} {progress.unit}"
+    )
 
 
-def _rate(told: Progress) -> list[str]:
-    rate = told.per_second
+def _rate(progress: Progress) -> list[str]:
+    rate = progress.per_second
     if rate is None:
         return []
     return [f"{rate:.2g}/s" if rate < 1 else f"{rate:.1f}/s" if rate < 100 else f"{rate:.0f}/s"]
 
 
-def _left(told: Progress) -> list[str]:
-    if told.total is None or told.per_second is None or told.done >= told.total:
+def _left(progress: Progress) -> list[str]:
+    if progress.total is None or progress.per_second is None or progress.done >= progress.total:
         return []
-    seconds = round((told.total - told.done) / told.per_second)
+    seconds = round((progress.total - progress.done) / progress.per_second)
     minutes = seconds // 60
     if minutes >= 60:
         return [f"{minutes // 60} h {minutes % 60:02d} min left"]

@@ -28,14 +28,14 @@ def opened(cache_dir: Path, remote: RemoteOptions) -> Store:
     """The store of a command, closed when the command ends in any way."""
     from winml_dag.pipeline.opened import close_store, open_store
 
-    watcher = Transfers() if _tells_progress() else None
+    watcher = Transfers() if _shows_progress() else None
     store = open_store(cache_dir, remote, warn=say, watcher=watcher)
     if store.has_remotes and (context := click.get_current_context(silent=True)) is not None:
         context.call_on_close(lambda: close_store(store))
     return store
 
 
-def _tells_progress() -> bool:
+def _shows_progress() -> bool:
     context = click.get_current_context(silent=True)
     return context is None or not context.params.get("quiet")
 

@@ -63,8 +63,8 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
     if format_ == "json":
         from winml_dag.report.files import comparison_json, report_json
 
-        told = {} if comparison is None else {"comparison": comparison_json(comparison)}
-        echo(json.dumps({**report_json(report), **told}))
+        extra = {} if comparison is None else {"comparison": comparison_json(comparison)}
+        echo(json.dumps({**report_json(report), **extra}))
     else:
         _print(report, comparison)
     if files:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from winml_dag.ep.registry import CPU
 from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.pipeline.compiled import CompileResult, compile_result
-from winml_dag.pipeline.layout import is_ours
+from winml_dag.pipeline.layout import is_builtin
 from winml_dag.pipeline.quantized import CalibrationStep, QuantizeStep
 from winml_dag.pipeline.search import Searched, searches
 from winml_dag.stages.quality import Quality
@@ -227,7 +227,7 @@ def _ratio(figures: Mapping[str, Any]) -> str:
 
 def _validation(result: BuildResult) -> JsonObject | None:
     done = [view.result for view in result.stages if view.result is not None]
-    found = (each.record for each in done if each.node.stage.name == "validate" and is_ours(each.node))
+    found = (each.record for each in done if each.node.stage.name == "validate" and is_builtin(each.node))
     return next((record.metrics for record in found if record is not None), None)
 
 

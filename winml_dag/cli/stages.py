@@ -13,7 +13,7 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli import errors_as_object, print_object
 from winml_dag.cli.build import carry_out, look, say_up_to_date
-from winml_dag.cli.capabilities import capabilities_of, tell_catalog, tell_changes, winml_cli_options
+from winml_dag.cli.capabilities import capabilities_of, print_catalog, print_changes, winml_cli_options
 from winml_dag.cli.onestage import How, how_options, outcome_lines
 from winml_dag.cli.options import (
     FILE,
@@ -150,14 +150,14 @@ def _value(result: BuildResult, request: Request) -> JsonObject:
 
 def _optimize(name: str, options: Mapping[str, Any]) -> int:
     if options["list_capabilities"] or options["list_rewrites"]:
-        return tell_catalog(options["format_"], rewrites_only=options["list_rewrites"])
+        return print_catalog(options["format_"], rewrites_only=options["list_rewrites"])
     if options["model"] is None:
         raise click.UsageError("Missing option '-m' / '--model'.")
     if not options["check_optim"]:
         return run_one(name, options)
     named = tuple(capability for capability, on in capabilities_of(options).items() if on)
     with errors_as_object(options["format_"] == "json", success=False):
-        return tell_changes(request_of(name, options), named, options["format_"], whole=options["verbose"])
+        return print_changes(request_of(name, options), named, options["format_"], whole=options["verbose"])
 
 
 def _command(

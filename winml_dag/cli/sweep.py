@@ -70,36 +70,36 @@ def build_sweep(
     command = shlex.join(("winml-dag", "build", *given_words(click.get_current_context(), _NOT_OF_A_CELL)))
     looks = FirstLooks()
     with reads_logged(looks):
-        asked = SweepRun.of(recipes, request, selection, command)
-    folder, cells = asked.folder, asked.cells
+        sweep_run = SweepRun.of(recipes, request, selection, command)
+    folder, cells = sweep_run.folder, sweep_run.cells
     try:
         store = opened(cache_dir, request.remote)
-        names, seconds = [cell.name for cell in cells], [*_measuring_seconds(asked, store, how.jobs)]
+        names, seconds = [cell.name for cell in cells], [*_measuring_seconds(sweep_run, store, how.jobs)]
         with sweep_progress(output.quiet, output.as_json, names, seconds) as watcher:
-            done = run_sweep(asked, store, how, watcher)
+            done = run_sweep(sweep_run, store, how, watcher)
     except KeyboardInterrupt:
         echo(f"Results so far are in {folder}. Run the same command again to continue.", err=True)
         raise
     if output.as_json:
         print_sweep(done, traffic_of(store))
-    for text, is_error in _lines(done, asked.left_out, folder, quiet=output.quiet, verbose=output.verbose):
+    for text, is_error in _lines(done, sweep_run.left_out, folder, quiet=output.quiet, verbose=output.verbose):
         echo(text, err=output.as_json or is_error)
     for text in () if output.quiet else traffic_lines(traffic_of(store)):
         output.say(text)
-    output.say(_total(done, len(asked.left_out), time.monotonic() - started))
+    output.say(_total(done, len(sweep_run.left_out), time.monotonic() - started))
     if not output.quiet and done.result.cells:
         output.say(f"Compare them with: winml-dag report {shlex.quote(str(folder))}")
     code = exit_code(done)
     words = _words(recipes, request, selection)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
-        lines = (*_left_out(asked.left_out), *(line for goal in done.result.goals for line in _goal(goal)))
-        found = SweepStamp(len(cells), len(asked.left_out), str(folder), tuple(text for text, _ in lines))
+        lines = (*_left_out(sweep_run.left_out), *(line for goal in done.result.goals for line in _goal(goal)))
+        found = SweepStamp(len(cells), len(sweep_run.left_out), str(folder), tuple(text for text, _ in lines))
         keep_sweep_stamp(
             cache_dir,
             words,
             found,
-            files=asked.sweep.files,
-            results=(SWEEP, *([SUMMARY] if asked.modules else [])),
+            files=sweep_run.sweep.files,
+            results=(SWEEP, *([SUMMARY] if sweep_run.modules else [])),
             builds=done.words,
             began_ns=began_ns,
             environment=environment,
@@ -108,11 +108,11 @@ def build_sweep(
     return code
 
 
-def _measuring_seconds(asked: SweepRun, store: Store, jobs: int) -> Iterator[float]:
-    """Yield the usual seconds of each measurement of a cell of *asked*."""
+def _measuring_seconds(sweep_run: SweepRun, store: Store, jobs: int) -> Iterator[float]:
+    """Yield the usual seconds of each measurement of a cell of *sweep_run*."""
     # perf has the machine to itself, eval runs as many cells at once as there are jobs.
     for what, stage, at_once in (("perf", "perf", 1), ("eval", "evaluate", jobs)):
-        if what in asked.sweep.measure:
+        if what in sweep_run.sweep.measure:
             records = store.records_of(stage, _MOST_RECORDS)
             usual = median(record.elapsed_seconds for record in records) if records else _NEVER_MEASURED_SECONDS
             yield usual / at_once
@@ -211,12 +211,12 @@ def _total(done: SweepDone, left_out: int, seconds: float) -> str:
     numbers = [(sum(cell.status is status for cell in of_sweep), str(status)) for status in CellStatus]
     trials = len(done.cells) - len(of_sweep)
     further = [(left_out, str(CellStatus.LEFT_OUT)), (trials, "tried in search")]
-    told = ", ".join(f"{number} {word}" for number, word in [*numbers, *further] if number)
+    counts = ", ".join(f"{number} {word}" for number, word in [*numbers, *further] if number)
     graph = done.result.graph
     ran = graph.by_status.get("ran", 0)
     found = sum(stage.status == "reused" for cell in done.cells for stage in cell.stages)
     saved = f"; saved about {duration_text(graph.seconds_saved)}" if graph.seconds_saved >= 1 else ""
-    cells = f"{counted(len(of_sweep) + left_out, 'cell')} in {duration_text(seconds)}: {told or 'nothing to do'}"
+    cells = f"{counted(len(of_sweep) + left_out, 'cell')} in {duration_text(seconds)}: {counts or 'nothing to do'}"
     return f"{cells}; {counted(ran, 'stage')} run, {found} shared or found{saved}."
 
 
@@ -229,8 +229,8 @@ def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:
     from winml_dag.pipeline.sweep.result import encode
 
     failed = [cell.name for cell in done.cells if not cell.is_there]
-    asked = [cell.name for cell in done.cells]
-    echo(json.dumps({**encode(done.result), "asked": asked, "failed": failed, **traffic_json(traffic)}))
+    names = [cell.name for cell in done.cells]
+    echo(json.dumps({**encode(done.result), "asked": names, "failed": failed, **traffic_json(traffic)}))
 
 
 def _is_settled(done: SweepDone) -> bool:

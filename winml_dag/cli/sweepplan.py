@@ -37,18 +37,18 @@ def look_at_sweep(
 
     *jobs*: the number of parallel stages to assume.
     """
-    asked = tuple(requests_of(sweep, cells, request))
-    planned = plan_each(asked, store, download=False, needs_folder=False)
+    requests = tuple(requests_of(sweep, cells, request))
+    planned = plan_each(requests, store, download=False, needs_folder=False)
     capacity = Capacity(jobs, memory_for_runs())
-    foreseen = dry_run(planned, store, capacity, rebuild=rebuild)
+    dry_run_result = dry_run(planned, store, capacity, rebuild=rebuild)
     if as_json:
-        print_object(_json(cells, foreseen))
+        print_object(_json(cells, dry_run_result))
     else:
-        for line in (*_cell_lines(cells, foreseen), *_graph_lines(foreseen), *_uncounted(sweep)):
+        for line in (*_cell_lines(cells, dry_run_result), *_graph_lines(dry_run_result), *_uncounted(sweep)):
             echo(line)
-    for line in _error_lines(foreseen):
+    for line in _error_lines(dry_run_result):
         echo(line, err=True)
-    return _exit_code(foreseen)
+    return _exit_code(dry_run_result)
 
 
 def requests_of(sweep: Sweep, cells: Sequence[Cell], request: Request) -> Iterator[tuple[str, Request]]:
@@ -67,50 +67,50 @@ def requests_of(sweep: Sweep, cells: Sequence[Cell], request: Request) -> Iterat
             yield cell.name, request_of(cell, request, folder)
 
 
-def _cell_lines(cells: Sequence[Cell], foreseen: DryRun) -> Iterator[str]:
+def _cell_lines(cells: Sequence[Cell], dry_run_result: DryRun) -> Iterator[str]:
     width = max((len(cell.name) for cell in cells), default=0)
     for cell in cells:
         if cell.left_out:
             yield f"{cell.name:<{width}}  left out: {cell.left_out}"
-        elif cell.name in foreseen.errors:
-            why = str(foreseen.errors[cell.name]).partition("\n")[0]
+        elif cell.name in dry_run_result.errors:
+            why = str(dry_run_result.errors[cell.name]).partition("\n")[0]
             yield f"{cell.name:<{width}}  refused: {why}"
         else:
-            yield f"{cell.name:<{width}}  {counts(foreseen.results[cell.name]).replace(' ran', ' would run')}"
+            yield f"{cell.name:<{width}}  {counts(dry_run_result.results[cell.name]).replace(' ran', ' would run')}"
 
 
-def _error_lines(foreseen: DryRun) -> Iterator[str]:
+def _error_lines(dry_run_result: DryRun) -> Iterator[str]:
     """Yield each reason once, with the cells that are rejected for it."""
     cells: dict[str, list[str]] = {}
-    for label, error in foreseen.errors.items():
+    for label, error in dry_run_result.errors.items():
         cells.setdefault(str(error), []).append(label)
     for why, labels in cells.items():
         yield f"error: {few(labels, _MOST_NAMES)}: {why}"
 
 
-def _exit_code(foreseen: DryRun) -> int:
+def _exit_code(dry_run_result: DryRun) -> int:
     """Return 0 if everything can be built, the errors' code if all cells fail with the same code, otherwise 1."""
-    if not foreseen.errors:
+    if not dry_run_result.errors:
         return 0
-    codes = {error.exit_code for error in foreseen.errors.values()}
-    return codes.pop() if len(codes) == 1 and not foreseen.results else StageError.exit_code
+    codes = {error.exit_code for error in dry_run_result.errors.values()}
+    return codes.pop() if len(codes) == 1 and not dry_run_result.results else StageError.exit_code
 
 
-def _graph_lines(foreseen: DryRun) -> Iterator[str]:
+def _graph_lines(dry_run_result: DryRun) -> Iterator[str]:
     """Yield ``2 builds = 14 stages (16 one by one), 2 exports, 4 cached, about 52.0 s left.``, and counts per stage."""
-    counts = foreseen.counts
+    counts = dry_run_result.counts
     if not counts.builds:
-        if not foreseen.errors:
+        if not dry_run_result.errors:
             yield "Nothing to build: every selected cell is left out."
         return
     exports = counts.by_stage.get("export", 0)
-    failing = foreseen.statuses.get(Status.FAILED, 0)
+    failing = dry_run_result.statuses.get(Status.FAILED, 0)
     parts = [
         f"{_counted(counts.builds, 'build')} = {_counted(counts.stages, 'stage')} ({counts.apart:,} one by one)",
         *([_counted(exports, "export")] if exports else []),
-        f"{foreseen.statuses.get(Status.REUSED, 0):,} cached",
+        f"{dry_run_result.statuses.get(Status.REUSED, 0):,} cached",
         *([f"{failing:,} failing"] if failing else []),
-        _time(foreseen),
+        _time(dry_run_result),
     ]
     yield f"{', '.join(parts)}."
     yield f"These are {', '.join(f'{number} {name}' for name, number in counts.by_stage.items())}."
@@ -124,46 +124,46 @@ def _uncounted(sweep: Sweep) -> Iterator[str]:
         yield f"Not included is what follows when all are built: {', '.join(more)}."
 
 
-def _time(foreseen: DryRun) -> str:
-    if not foreseen.to_run:
+def _time(dry_run_result: DryRun) -> str:
+    if not dry_run_result.to_run:
         return "nothing to do"
-    if foreseen.never_timed == foreseen.to_run:
-        return f"{foreseen.to_run:,} to run, which were never timed"
-    untimed = f", {foreseen.never_timed:,} of them never timed" if foreseen.never_timed else ""
-    return f"{foreseen.to_run:,} to run{untimed}, about {duration_text(foreseen.seconds)} left"
+    if dry_run_result.never_timed == dry_run_result.to_run:
+        return f"{dry_run_result.to_run:,} to run, which were never timed"
+    untimed = f", {dry_run_result.never_timed:,} of them never timed" if dry_run_result.never_timed else ""
+    return f"{dry_run_result.to_run:,} to run{untimed}, about {duration_text(dry_run_result.seconds)} left"
 
 
 def _counted(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
-def _json(cells: Sequence[Cell], foreseen: DryRun) -> JsonObject:
-    counts = foreseen.counts
+def _json(cells: Sequence[Cell], dry_run_result: DryRun) -> JsonObject:
+    counts = dry_run_result.counts
     return {
-        "builds": [_cell_json(cell, foreseen) for cell in cells],
+        "builds": [_cell_json(cell, dry_run_result) for cell in cells],
         "graph": {
             "builds": counts.builds,
             "stages": counts.stages,
             "stages_apart": counts.apart,
             "by_stage": dict(counts.by_stage),
-            "by_status": {str(status): number for status, number in foreseen.statuses.items()},
-            "never_timed": foreseen.never_timed,
+            "by_status": {str(status): number for status, number in dry_run_result.statuses.items()},
+            "never_timed": dry_run_result.never_timed,
             "seconds_left": None
-            if foreseen.to_run and foreseen.never_timed == foreseen.to_run
-            else round(foreseen.seconds, 1),
+            if dry_run_result.to_run and dry_run_result.never_timed == dry_run_result.to_run
+            else round(dry_run_result.seconds, 1),
         },
-        "failed": list(foreseen.errors),
-        "elapsed_seconds": round(sum(result.elapsed_seconds for result in foreseen.results.values()), 3),
+        "failed": list(dry_run_result.errors),
+        "elapsed_seconds": round(sum(result.elapsed_seconds for result in dry_run_result.results.values()), 3),
     }
 
 
-def _cell_json(cell: Cell, foreseen: DryRun) -> JsonObject:
-    told: JsonObject = {"name": cell.name, "values": dict(cell.values)}
-    if cell.name in foreseen.results:
-        return {**told, **build_json(foreseen.results[cell.name], foreseen=True)}
+def _cell_json(cell: Cell, dry_run_result: DryRun) -> JsonObject:
+    value: JsonObject = {"name": cell.name, "values": dict(cell.values)}
+    if cell.name in dry_run_result.results:
+        return {**value, **build_json(dry_run_result.results[cell.name], dry_run=True)}
     if cell.left_out:
-        return {**told, "final_artifact": None, "stages": [], "left_out": cell.left_out}
-    return {**told, "final_artifact": None, "stages": [], "error": str(foreseen.errors[cell.name])}
+        return {**value, "final_artifact": None, "stages": [], "left_out": cell.left_out}
+    return {**value, "final_artifact": None, "stages": [], "error": str(dry_run_result.errors[cell.name])}
 
 
 def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) -> dict[str, list[JsonObject]]:
@@ -190,8 +190,8 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
                 "cells": len(part),
                 "arguments": shlex.join(("build", *words, "--shard", str(shard))),
             }
-            for place, part in enumerate(shards(built, number))
-            if part and (shard := Shard(place + 1, number))
+            for index, part in enumerate(shards(built, number))
+            if part and (shard := Shard(index + 1, number))
         ]
     }
 
@@ -199,6 +199,6 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
 def azure_matrix(jobs: Sequence[JsonObject]) -> dict[str, dict[str, str]]:
     """Convert *jobs* of :func:`job_matrix` for Azure Pipelines: alphanumeric job names, and only text values."""
     return {
-        f"job_{place}": {name: str(value) for name, value in job.items() if name != "values"}
-        for place, job in enumerate(jobs, 1)
+        f"job_{index}": {name: str(value) for name, value in job.items() if name != "values"}
+        for index, job in enumerate(jobs, 1)
     }

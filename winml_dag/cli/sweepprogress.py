@@ -140,18 +140,18 @@ class _State:
     def counts(self) -> str:
         """Format ``building 12 of 40 cells: 10 built, 2 failed``."""
         numbers = Counter(self.done.copy().values())
-        told = ", ".join(f"{numbers[status]} {status}" for status in CellStatus if numbers[status])
+        counts = ", ".join(f"{numbers[status]} {status}" for status in CellStatus if numbers[status])
         noun = "cell" if len(self.cells) == 1 else "cells"
-        return f"{self.doing} {len(self.done)} of {len(self.cells)} {noun}{': ' if told else ''}{told}"
+        return f"{self.doing} {len(self.done)} of {len(self.cells)} {noun}{': ' if counts else ''}{counts}"
 
     def more(self) -> Iterator[str]:
         """Yield short texts on stages, time and memory."""
         stages = self.stages.copy()
-        told = [f"{stages[status]} {status}" for status in (Status.RAN, Status.REUSED) if stages[status]]
+        counts = [f"{stages[status]} {status}" for status in (Status.RAN, Status.REUSED) if stages[status]]
         if self.eta is not None and (pending := len(self.eta.pending)):
-            told.append(f"{pending} pending")
-        if told:
-            yield f"stages: {', '.join(told)}"
+            counts.append(f"{pending} pending")
+        if counts:
+            yield f"stages: {', '.join(counts)}"
         if self.eta is not None:
             seconds = self.seconds_left()
             yield "time left not known yet" if seconds is None else _left(seconds)
@@ -235,7 +235,7 @@ class SweepLines(_SweepProgress):
         # Held while a line is written.
         self._lock = threading.Lock()
         self._began = False
-        self._ticker = Ticker(self.tell, lambda: every_seconds)
+        self._ticker = Ticker(self.write_progress, lambda: every_seconds)
 
     def _begin(self) -> None:
         if not self._began:
@@ -243,7 +243,7 @@ class SweepLines(_SweepProgress):
             self._say(f"{self._state.counts()}.")
         self._ticker.start()
 
-    def tell(self) -> None:
+    def write_progress(self) -> None:
         """Write the total progress."""
         self._say(f"{'; '.join([self._state.counts(), *self._state.more()])}.")
 
@@ -309,9 +309,9 @@ def _table(running: Sequence[_Stage]) -> RenderableType:
     table.add_column(no_wrap=True, justify="right")
     table.add_column()
     for stage in running:
-        told = stage.progress()
+        progress = stage.progress()
         cell = Text(f"  {stage.cell}", no_wrap=True, overflow="ellipsis")
-        far = Text("" if told is None else under_way(told), no_wrap=True, overflow="ellipsis")
+        far = Text("" if progress is None else under_way(progress), no_wrap=True, overflow="ellipsis")
         table.add_row(cell, Text(stage.name), stage.time, far)
     return table
 

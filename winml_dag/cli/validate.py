@@ -86,7 +86,7 @@ def _value(plan: ValidationPlan, done: Measurement) -> JsonObject:
         "model": str(plan.built.model.path),
         "reference_path": None if plan.reference is None else str(plan.reference.path),
         "precision": plan.precision,
-        "measured": done.told,
+        "measured": done.freshness,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
         **done.report,

@@ -43,14 +43,14 @@ def command(*, path: Path, against: Path | None, format_: str) -> int:
         if against is not None:
             return _against(path, against, format_)
         found = verify(path)
-    is_sound = all(verification.is_sound for verification in found)
+    is_intact = all(verification.is_intact for verification in found)
     if format_ == "json":
-        value = {"sound": is_sound, "folders": [_json(verification) for verification in found], "errors": []}
+        value = {"sound": is_intact, "folders": [_json(verification) for verification in found], "errors": []}
         print_object(value)
     else:
         for line in _lines(found):
             echo(line)
-    return 0 if is_sound else 1
+    return 0 if is_intact else 1
 
 
 def _against(path: Path, document: Path, format_: str) -> int:
@@ -58,21 +58,21 @@ def _against(path: Path, document: Path, format_: str) -> int:
 
     found = check_against(path, document)
     if format_ == "json":
-        value = {"sound": found.is_sound, "folders": [_against_json(found)], "errors": []}
+        value = {"sound": found.is_intact, "folders": [_against_json(found)], "errors": []}
         print_object(value)
     else:
         for line in _against_lines(found):
             echo(line)
-    return 0 if found.is_sound else 1
+    return 0 if found.is_intact else 1
 
 
 def _against_lines(found: Against) -> Iterator[str]:
     yield from _faults(found.files)
     yield from _named("left out, a by-product", found.left_out, found.folder)
     yield from _named("not in the document", found.extra, found.folder)
-    sound = sum(file.found is Found.SOUND for file in found.files)
-    state = "Sound" if found.is_sound else "Not sound"
-    of = f"{sound} of {counted(len(found.files), 'file')}"
+    intact = sum(file.found is Found.INTACT for file in found.files)
+    state = "Sound" if found.is_intact else "Not sound"
+    of = f"{intact} of {counted(len(found.files), 'file')}"
     yield f"{state}: {found.folder}, {of} as {found.document} ({found.format}) has them."
 
 
@@ -81,7 +81,7 @@ def _against_json(found: Against) -> JsonObject:
         "folder": str(found.folder),
         "document": str(found.document),
         "format": found.format,
-        "sound": found.is_sound,
+        "sound": found.is_intact,
         "files": _files_json(found.files),
         "left_out": found.left_out,
         "extra": found.extra,
@@ -96,15 +96,15 @@ def _lines(found: Sequence[Verification]) -> Iterator[str]:
         if verification.unfinished:
             yield f"unfinished: a build is writing to {folder}, or was killed; build again to finish it"
         yield from _named("not of the build", verification.extra, folder)
-        sound = [file for file in verification.files if file.found is Found.SOUND]
-        size = size_text(sum(file.size for file in sound))
-        state = "Sound" if verification.is_sound else "Not sound"
-        yield f"{state}: {folder}, {len(sound)} of {counted(len(verification.files), 'file')} as built, {size} read."
+        intact = [file for file in verification.files if file.found is Found.INTACT]
+        size = size_text(sum(file.size for file in intact))
+        state = "Sound" if verification.is_intact else "Not sound"
+        yield f"{state}: {folder}, {len(intact)} of {counted(len(verification.files), 'file')} as built, {size} read."
 
 
 def _faults(files: Sequence[FileCheck]) -> Iterator[str]:
     for file in files:
-        if file.found is not Found.SOUND:
+        if file.found is not Found.INTACT:
             what = f"{file.found}, an intermediate" if file.is_intermediate else file.found
             yield f"{what}: {file.path}{f' ({file.detail})' if file.detail else ''}"
 
@@ -132,7 +132,7 @@ def _json(verification: Verification) -> JsonObject:
     return {
         "folder": str(verification.manifest.parent),
         "manifest": str(verification.manifest),
-        "sound": verification.is_sound,
+        "sound": verification.is_intact,
         "files": _files_json(verification.files),
         "extra": verification.extra,
         "contradictions": verification.contradictions,

@@ -37,7 +37,7 @@ def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -
         result = plan(planned, store, rebuild=rebuild, explain=True)
         chosen = _running(result.stages) if stage is None else views_named(result, stage)
     if format_ == "json":
-        print_json([replace(result, stages=tuple(chosen))], result.elapsed_seconds, foreseen=True)
+        print_json([replace(result, stages=tuple(chosen))], result.elapsed_seconds, dry_run=True)
         return 0
     by_id = {view.id: view for view in (*result.stages, *result.like_before)}
     for view in chosen:

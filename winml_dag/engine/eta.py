@@ -68,9 +68,9 @@ def critical_path(graph: Graph, seconds: Mapping[str, float]) -> CriticalPath:
     return CriticalPath(taken, sum(seconds[node_id] for node_id in taken))
 
 
-def seconds_left(graph: Graph, seconds: Mapping[str, float], places: int) -> float:
-    """How long the work in *seconds*, by id, takes in *places* slots."""
-    return max(sum(seconds.values()) / places, max(chains(graph, seconds).values(), default=0.0))
+def seconds_left(graph: Graph, seconds: Mapping[str, float], slots: int) -> float:
+    """How long the work in *seconds*, by id, takes in that many *slots*."""
+    return max(sum(seconds.values()) / slots, max(chains(graph, seconds).values(), default=0.0))
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Eta:
         for node_id, since in running.items():
             # A run that exceeds its estimate may end at any moment.
             left[node_id] = max(0.0, left.get(node_id, 0.0) - (now - since))
-        return seconds_left(self._work.graph, left, self.capacity.places)
+        return seconds_left(self._work.graph, left, self.capacity.slots)
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ def _task(job: Job) -> Task:
         # The current folder is the sibling folder work/: files that a library writes there are discarded.
         inputs={slot: f"../inputs/{slot}" for slot in job.node.inputs} if job.at is None else dict(job.seen),
         outputs={slot: f"../outputs/{slot}" if job.at is None else job.output_path(slot) for slot in stage.outputs},
-        surroundings=dict(job.node.surroundings),
+        machine_facts=dict(job.node.machine_facts),
     )
 
 

@@ -33,7 +33,7 @@ def call(config: JsonObject, workspace: Workspace) -> JsonObject:
     reference = str(config["run"])
     module, _, name = reference.partition(":")
     function = getattr(importlib.import_module(module), name, None)
-    _check_files({name: folder / path for name, path in workspace.surroundings.items()})
+    _check_files({name: folder / path for name, path in workspace.machine_facts.items()})
     if not callable(function):
         raise StageError(f"{module} has no function {name!r}.", advice="Check run: in the recipe.")
     arguments = [workspace.inputs, workspace.outputs, *([config["config"]] if config.get("config") is not None else [])]

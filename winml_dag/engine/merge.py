@@ -45,9 +45,9 @@ class Merged:
     def readers(self) -> Mapping[str, Sequence[tuple[int, str]]]:
         """By node id, everything that the node represents: the index of a part, and the id there."""
         found: dict[str, list[tuple[int, str]]] = {node.id: [] for node in self.graph.nodes}
-        for place, ids in enumerate(self.ids):
+        for index, ids in enumerate(self.ids):
             for own, node_id in ids.items():
-                found[node_id].append((place, own))
+                found[node_id].append((index, own))
         return found
 
 
@@ -55,7 +55,7 @@ def merge(parts: Sequence[Part]) -> Merged:
     """The graph of all *parts*, whose labels differ."""
     merging = _Merging()
     ids = tuple(merging.add(part) for part in parts)
-    order = {node.id: place for place, node in enumerate(merging.nodes.values())}
+    order = {node.id: index for index, node in enumerate(merging.nodes.values())}
     return Merged(Graph.of(merging.nodes.values(), merging.sources.values()), merging.artifacts, ids, order)
 
 
@@ -113,7 +113,7 @@ def _identity(node: Node, inputs: Mapping[str, str]) -> str:
         "folder": None if node.folder is None else str(node.folder),
         "paths": node.paths,
         "interpreter": None if node.interpreter is None else str(node.interpreter),
-        "surroundings": node.surroundings,
+        "surroundings": node.machine_facts,
         "check": node.check,
         "environment": node.environment,
     }

@@ -71,7 +71,7 @@ class ProcessGroup:
             os.close(output)
         self.pid = self._child.pid
 
-    def tell(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Write *text* to the child's standard input, which stays open."""
         assert self._child.stdin is not None
         self._child.stdin.write(text.encode())

@@ -37,7 +37,7 @@ class Progress:
     per_second: float | None = None
 
 
-class Tell(Protocol):
+class OnProgress(Protocol):
     """The callback with which a stage reports progress: first with 0, then as often as it likes. Never raises.
 
     A smaller number than before, another total or another unit starts a new count.
@@ -46,11 +46,11 @@ class Tell(Protocol):
     def __call__(self, done: int, total: int | None, unit: str) -> None: ...
 
 
-def tell_nobody(done: int, total: int | None, unit: str) -> None:
+def no_progress(done: int, total: int | None, unit: str) -> None:
     """Ignores progress."""
 
 
-class Teller:
+class ProgressWriter:
     """The worker's side: writes reports to *folder* a few times a second, and the end of a count at once.
 
     Attributes:
@@ -115,7 +115,7 @@ class Watch:
     def follow(self, folder: Path) -> None:
         self.folder = folder
 
-    def tell(self, progress: Progress) -> None:
+    def update(self, progress: Progress) -> None:
         """Set the progress of a job on another machine."""
         self._remote = progress
 

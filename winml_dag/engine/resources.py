@@ -55,18 +55,18 @@ def rounded(memory_bytes: int, all_bytes: int) -> int:
 class Capacity:
     """Available slots, of which each run takes one, and bytes of memory."""
 
-    places: int
+    slots: int
     memory_bytes: int = UNLIMITED
 
     @classmethod
-    def of_this_machine(cls, places: int, memory_bytes: int | None) -> Capacity:
+    def of_this_machine(cls, slots: int, memory_bytes: int | None) -> Capacity:
         """*memory_bytes* None: the memory of this machine, less a reserve."""
-        return cls(places, memory_for_runs() if memory_bytes is None else memory_bytes)
+        return cls(slots, memory_for_runs() if memory_bytes is None else memory_bytes)
 
     @property
     def counts_memory(self) -> bool:
         """Whether memory limits anything: not if it is unlimited, nor with a single slot."""
-        return self.places > 1 and self.memory_bytes != UNLIMITED
+        return self.slots > 1 and self.memory_bytes != UNLIMITED
 
     def taken(self, request: ResourceRequest) -> ResourceRequest:
         """*request* as it is counted here: memory rounded up, and ``alone`` if it exceeds the capacity.
@@ -97,7 +97,7 @@ class _Sum:
 
     def leaves_room(self, request: ResourceRequest, capacity: Capacity) -> bool:
         return self.runs == 0 or (
-            self.runs < capacity.places
+            self.runs < capacity.slots
             and not request.alone
             and not self.alone
             and self.memory_bytes + request.memory_bytes <= capacity.memory_bytes
@@ -130,7 +130,7 @@ class Admission:
     @property
     def is_full(self) -> bool:
         """Whether nothing fits, whatever its request."""
-        return self._all.runs >= self.capacity.places
+        return self._all.runs >= self.capacity.slots
 
     @property
     def memory_bytes(self) -> int:
@@ -232,7 +232,7 @@ class ReadyQueue(Generic[T]):
         """
         if self._admission.is_full or not self._entries:
             return None
-        hurry = work_left_seconds / self._admission.capacity.places * _SHARE
+        hurry = work_left_seconds / self._admission.capacity.slots * _SHARE
         chosen = self._reserved if self._admission.fits_reserved() else self._choose(hurry)
         if chosen is None:
             return None
@@ -252,7 +252,7 @@ class ReadyQueue(Generic[T]):
     def _best(self, requests: Iterable[ResourceRequest], hurry: float) -> _Entry[T] | None:
         """Among entries with one of *requests*, the longest chain if it has to start, else the first in order."""
         heaps = [self._heaps[request] for request in requests]
-        if self._chains and self._admission.capacity.places > 1:
+        if self._chains and self._admission.capacity.slots > 1:
             longest = _first(by_chain for _, by_chain in heaps)
             if longest is not None and longest.chain >= hurry:
                 return longest

@@ -69,15 +69,15 @@ class Scheduler:
         options: RunOptions,
         observer: Observer | None = None,
         *,
-        foreseen: Iterable[StageResult] = (),
+        planned_results: Iterable[StageResult] = (),
         on_eta: Callable[[Eta], None] | None = None,
         admission: Admission | None = None,
     ) -> None:
         """Set up a run.
 
-        *foreseen*: reuses that were decided a moment ago, with the same sources. *on_eta* receives the estimate of the
-        remaining time, from the first run on. *admission*: the capacity of the machines of *runs*; without it, that of
-        this machine, according to *options*.
+        *planned_results*: reuses that were decided a moment ago, with the same sources. *on_eta* receives the estimate
+        of the remaining time, from the first run on. *admission*: the capacity of the machines of *runs*; without it,
+        that of this machine, according to *options*.
         """
         self._graph = graph
         self._state = BuildState(graph, sources)
@@ -86,7 +86,7 @@ class Scheduler:
         self._options = options
         self._observer = observer or Silent()
         self._undecided = {node.id for node in graph.nodes}
-        self._foreseen = {result.node.id: result for result in foreseen if result.status is Status.REUSED}
+        self._planned_results = {result.node.id: result for result in planned_results if result.status is Status.REUSED}
         # Nodes to decide. A node with unknown inputs is dropped and comes back when a maker of them settles, so each
         # node is checked as often as it has inputs, and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
@@ -134,7 +134,7 @@ class Scheduler:
 
     def _estimate(self, names: Mapping[str, str]) -> None:
         """Determine the long chains. With one slot that matters only for the estimate of the remaining time."""
-        if self._admission.capacity.places == 1 and self._on_eta is None:
+        if self._admission.capacity.slots == 1 and self._on_eta is None:
             return
         work = expected_work(self._graph, names, self._lasts, self._costs)
         self._to_run = ReadyQueue(self._admission, self._options.order, chains(self._graph, work.seconds))
@@ -145,12 +145,12 @@ class Scheduler:
         if self._on_eta is not None and self._eta is not None:
             self._on_eta(self._eta)
         while self._to_run or self._underway:
-            self._fill_places()
+            self._fill_slots()
             if self._underway:
                 self._await_ends()
         self._close()
 
-    def _fill_places(self) -> None:
+    def _fill_slots(self) -> None:
         while True:
             left = 0.0 if self._eta is None else self._eta.work_left_seconds
             found = self._to_run.next(left)
@@ -190,7 +190,7 @@ class Scheduler:
                 self._look_up(self._candidates)
             wave -= 1
             node = self._candidates.popleft()
-            if (sure := self._foreseen.pop(node.id, None)) is not None and sure.record is not None:
+            if (sure := self._planned_results.pop(node.id, None)) is not None and sure.record is not None:
                 self._undecided.discard(node.id)
                 self._settle_reuse(node, Reuse(sure.record, sure.reason))
                 continue
@@ -218,7 +218,9 @@ class Scheduler:
     def _look_up(self, candidates: Iterable[Node]) -> None:
         """Look up records that may be on other machines in one batch, before they are needed one by one."""
         if self._store.has_remotes and not self._options.rebuild:
-            wanted = (node for node in candidates if node.id in self._undecided and node.id not in self._foreseen)
+            wanted = (
+                node for node in candidates if node.id in self._undecided and node.id not in self._planned_results
+            )
             self._state.prefetch(wanted, self._store)
 
     def _reassess(self, stage: Stage) -> None:

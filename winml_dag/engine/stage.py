@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.progress import Tell, tell_nobody
+from winml_dag.engine.progress import OnProgress, no_progress
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact
 
@@ -146,7 +146,7 @@ class Node:
     folder: Path | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
     interpreter: Path | None = None
-    surroundings: Mapping[str, str] = field(default_factory=dict)
+    machine_facts: Mapping[str, str] = field(default_factory=dict)
     check: str = ""
     pools: tuple[str, ...] = ()
     environment: str = ""
@@ -187,14 +187,14 @@ class Workspace:
     """The folders of a stage, all relative to its current folder, so that no absolute path can affect the bytes.
 
     Each input slot is a folder with private copies of the artifact's files under their names; each output slot is an
-    empty folder to fill. Files written elsewhere are discarded. ``surroundings`` are those of the node. Long work calls
-    ``progress(done, total, unit)`` for displays.
+    empty folder to fill. Files written elsewhere are discarded. ``machine_facts`` are those of the node. Long work
+    calls ``progress(done, total, unit)`` for displays.
     """
 
     inputs: Mapping[str, Path]
     outputs: Mapping[str, Path]
-    progress: Tell = tell_nobody
-    surroundings: Mapping[str, str] = field(default_factory=dict)
+    progress: OnProgress = no_progress
+    machine_facts: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, slot: str) -> bool:
         return slot in self.inputs
@@ -252,7 +252,7 @@ def node_json(node: Node) -> JsonObject:
         "folder": None if node.folder is None else str(node.folder),
         "paths": node.paths,
         "interpreter": None if node.interpreter is None else str(node.interpreter),
-        "surroundings": node.surroundings,
+        "surroundings": node.machine_facts,
         "check": node.check,
         "pools": list(node.pools),
         "environment": node.environment,
@@ -275,7 +275,7 @@ def node_of(value: Mapping[str, Any], stage: Stage) -> Node:
         folder=None if folder is None else Path(folder),
         paths=value["paths"],
         interpreter=None if interpreter is None else Path(interpreter),
-        surroundings=value["surroundings"],
+        machine_facts=value["surroundings"],
         check=value["check"],
         pools=tuple(value["pools"]),
         environment=value["environment"],

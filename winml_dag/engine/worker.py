@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject, canonical_json
-from winml_dag.engine.progress import Tell, Teller
+from winml_dag.engine.progress import OnProgress, ProgressWriter
 from winml_dag.errors import WinmlDagError, measured_by
 from winml_dag.explanation import explanation
 from winml_dag.file_reading import read_json
@@ -57,7 +57,7 @@ class Task:
     config: JsonObject
     inputs: dict[str, str]
     outputs: dict[str, str]
-    surroundings: dict[str, str]
+    machine_facts: dict[str, str]
 
     def write(self, folder: Path) -> None:
         (folder / TASK_FILE).write_text(json.dumps(self.__dict__), encoding="utf-8")
@@ -104,7 +104,7 @@ def load(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
+def perform(task: Task, progress: OnProgress, *, elsewhere: bool = False) -> Result:
     """Call the stage's function. Any error becomes a :class:`Result`.
 
     An error that is not the user's fault is also printed to the log. *elsewhere*: the work runs in another environment,
@@ -118,7 +118,7 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
             inputs={slot: Path(folder) for slot, folder in task.inputs.items()},
             outputs={slot: Path(folder) for slot, folder in task.outputs.items()},
             progress=progress,
-            surroundings=task.surroundings,
+            machine_facts=task.machine_facts,
         )
         work: Callable[[object, Workspace], JsonObject] = _work(task.work)
         metrics = work(config, workspace)
@@ -219,7 +219,7 @@ def main(folder: Path, *, elsewhere: bool = False) -> int:
     _die_with_parent()
     # Before the work, which may change the current folder.
     folder = folder.absolute()
-    progress = Teller(folder)
+    progress = ProgressWriter(folder)
     try:
         result = perform(Task.read(folder), progress, elsewhere=elsewhere)
         progress.flush()

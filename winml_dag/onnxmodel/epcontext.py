@@ -100,16 +100,16 @@ def put_out_inner_weights(model: ModelProto) -> bool:
 def _move_weights(inner: GraphProto, outermost: GraphProto) -> None:
     # An output of a branch must be defined in it.
     put_out = {value.name for value in inner.output}
-    for place, tensor in reversed(list(enumerate(inner.initializer))):
+    for index, tensor in reversed(list(enumerate(inner.initializer))):
         if _is_large(tensor) and tensor.name not in put_out:
             outermost.initializer.append(tensor)
-            del inner.initializer[place]
+            del inner.initializer[index]
     constants = constant_tensors(inner)
-    for place, node in reversed(list(enumerate(inner.node))):
+    for index, node in reversed(list(enumerate(inner.node))):
         name = node.output[0] if node.op_type == "Constant" else ""
         if name in constants and _is_large(constants[name]) and name not in put_out:
             outermost.node.insert(0, node)
-            del inner.node[place]
+            del inner.node[index]
 
 
 def _is_large(tensor: TensorProto) -> bool:

@@ -172,8 +172,8 @@ class _Counts:
             elif node.op_type in _BLOCKS:
                 self._add_blocks(node, constants)
             else:
-                for place in {**_DYNAMIC, **_OPERATORS}.get(node.op_type, ()):
-                    if (weight := constants.get(_input(node, place))) is not None:
+                for index in {**_DYNAMIC, **_OPERATORS}.get(node.op_type, ()):
+                    if (weight := constants.get(_input(node, index))) is not None:
                         self.weights[dtype_name(weight.data_type)] += prod(weight.dims)
         for node in {_input(node, 0): node for node in nodes if node.op_type == "DequantizeLinear"}.values():
             self._add_dequantize(node, constants, multiplied, inputs, quantized)
@@ -219,8 +219,8 @@ def _zero_point_type(node: Node, constants: Mapping[str, Tensor]) -> str:
     return dtype_name(zero_point.data_type if zero_point else integer_of(node, "output_dtype") or _QUANTIZE_DEFAULT)
 
 
-def _input(node: Node, place: int) -> str:
-    return node.inputs[place] if place < len(node.inputs) else ""
+def _input(node: Node, index: int) -> str:
+    return node.inputs[index] if index < len(node.inputs) else ""
 
 
 def _output(node: Node) -> str:

@@ -132,21 +132,21 @@ def _defined(graph: GraphProto) -> Iterator[str]:
 
 def sort_nodes(graph: GraphProto) -> None:
     """Sort nodes topologically, including what subgraphs read; keep the order where possible."""
-    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     needs = [
-        sorted({makers[name] for name in (*node.input, *read_inside([node])) if name in makers} - {place})
-        for place, node in enumerate(graph.node)
+        sorted({makers[name] for name in (*node.input, *read_inside([node])) if name in makers} - {index})
+        for index, node in enumerate(graph.node)
     ]
     order: dict[int, None] = {}
     begun: set[int] = set()
     for first in range(len(needs)):
         waiting = [first]
         while waiting:
-            place = waiting[-1]
-            begun.add(place)
-            missing = next((need for need in needs[place] if need not in begun), None)
+            index = waiting[-1]
+            begun.add(index)
+            missing = next((need for need in needs[index] if need not in begun), None)
             if missing is None:
-                order.setdefault(place)
+                order.setdefault(index)
                 waiting.pop()
             else:
                 waiting.append(missing)

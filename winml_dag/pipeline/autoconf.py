@@ -21,14 +21,14 @@ from winml_dag.errors import UsageError
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import ResolveContext, Skip
-from winml_dag.stages import kinds, optimize
+from winml_dag.stages import artifact_types, optimize
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 
 # The name appears in reasons.
-BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(optimize.FILE, optimize.NOTHING),))
+BEGIN = Source("no capabilities", artifact_types.OPTIMIZATIONS, (SourceFile(optimize.FILE, optimize.NOTHING),))
 # Options that take time and do not change which operators a provider takes.
 SPEED_OPTIONS = frozenset({"htp_graph_finalization_optimization_mode"})
 # Each round adds two nodes to the graph, even if it discovers nothing.
@@ -129,8 +129,8 @@ def _allows_unsupported(context: ResolveContext) -> bool:
 def support_of(paths: tuple[Path, ...]) -> Source | None:
     """Return the tables in *paths* as one source; None without any."""
     # The index is in the name because the first table that lists an operator wins.
-    files = tuple(SourceFile(f"{place:03}_{path.name}", path) for place, path in enumerate(paths))
-    return Source("operator support", kinds.SUPPORT, files) if files else None
+    files = tuple(SourceFile(f"{index:03}_{path.name}", path) for index, path in enumerate(paths))
+    return Source("operator support", artifact_types.SUPPORT, files) if files else None
 
 
 def _quantized_to(quantize: QuantizeConfig) -> QuantizedTo | None:

@@ -25,7 +25,7 @@ from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.layout import STAGE_FILE, needed_files, published_files
 from winml_dag.pipeline.plan_cache import Planned, keep_finished
 from winml_dag.pipeline.plan_text import whole
-from winml_dag.pipeline.publish import materialise, prepare_folder, refuse_file, refuse_foreign
+from winml_dag.pipeline.publish import prepare_folder, publish, refuse_file, refuse_foreign
 from winml_dag.pipeline.run import Driver, Ended, GraphJob
 from winml_dag.pipeline.search import completed, round_of
 from winml_dag.store.artifact import FileEntry
@@ -91,10 +91,10 @@ class _BuildJob(GraphJob[BuildResult]):
 
             self._own = user_folder(self._planned, self._store)
 
-    def begin(self, foreseen: Sequence[StageResult]) -> None:
+    def begin(self, planned_results: Sequence[StageResult]) -> None:
         if self._own is not None:
-            self._own.refuse_foreign(foreseen)
-        if len(foreseen) == len(self.graph.nodes):
+            self._own.refuse_foreign(planned_results)
+        if len(planned_results) == len(self.graph.nodes):
             return
         from winml_dag.pipeline.uptodate import touch
 
@@ -116,14 +116,14 @@ class _BuildJob(GraphJob[BuildResult]):
             return result_of(planned, kept, finished.elapsed_seconds, others=planned.others)
         by_id = {result.node.id: result for result in results}
         checked_ns = time.time_ns()
-        told = replace(planned, summary=completed(planned.summary, results))
+        finished_plan = replace(planned, summary=completed(planned.summary, results))
         elapsed = time.monotonic() - began
         confirmed = LatestReads()
         with reads_logged(confirmed):
-            done = materialise(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
+            done = publish(finished_plan, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
         files = published_files(planned, by_id, store).files
         keep_finished(planned, own, by_id, files, store, checked_ns, confirmed)
-        return replace(finished, build=told.summary, materialised=done, elapsed_seconds=time.monotonic() - began)
+        return replace(finished, build=finished_plan.summary, published=done, elapsed_seconds=time.monotonic() - began)
 
     def settle(self, done: BuildResult, results: tuple[StageResult, ...]) -> BuildResult:
         note = record_stats(self._planned, results, self._store)
@@ -191,7 +191,7 @@ class Outcome:
         """Whether anything ran or was published."""
         result = self.result
         return result is not None and (
-            result.materialised.changed or any(view.status is Status.RAN for view in result.stages)
+            result.published.changed or any(view.status is Status.RAN for view in result.stages)
         )
 
 
@@ -334,7 +334,7 @@ def _seconds(
         for node_id, ((place, own), *_) in common.readers().items()
     }
     work = expected_work(common.graph, names, store.latest(names.values()), CostModel(store, capacity))
-    return seconds_left(common.graph, {node_id: work.seconds[node_id] for node_id in to_run}, capacity.places)
+    return seconds_left(common.graph, {node_id: work.seconds[node_id] for node_id in to_run}, capacity.slots)
 
 
 def _never_timed(views: Sequence[StageView], store: Store) -> int:

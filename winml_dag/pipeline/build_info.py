@@ -54,49 +54,49 @@ class CiRun:
 
 def ci_run(environment: Mapping[str, str] | None = None) -> CiRun | None:
     """Return the run of GitHub Actions (and compatible systems), Azure Pipelines or GitLab; None outside of these."""
-    told = os.environ if environment is None else environment
+    environ = os.environ if environment is None else environment
     for find in (_github, _azure, _gitlab):
-        if (found := find(told)) is not None:
+        if (found := find(environ)) is not None:
             return found
     return None
 
 
-def _github(told: Mapping[str, str]) -> CiRun | None:
-    repository = _below(told.get("GITHUB_SERVER_URL", ""), told.get("GITHUB_REPOSITORY", ""))
-    if told.get("GITHUB_ACTIONS") != "true" or not repository:
+def _github(environ: Mapping[str, str]) -> CiRun | None:
+    repository = _below(environ.get("GITHUB_SERVER_URL", ""), environ.get("GITHUB_REPOSITORY", ""))
+    if environ.get("GITHUB_ACTIONS") != "true" or not repository:
         return None
-    run, attempt = told.get("GITHUB_RUN_ID", ""), told.get("GITHUB_RUN_ATTEMPT", "1")
-    workflow = _below(told.get("GITHUB_SERVER_URL", ""), told.get("GITHUB_WORKFLOW_REF", ""))
+    run, attempt = environ.get("GITHUB_RUN_ID", ""), environ.get("GITHUB_RUN_ATTEMPT", "1")
+    workflow = _below(environ.get("GITHUB_SERVER_URL", ""), environ.get("GITHUB_WORKFLOW_REF", ""))
     return CiRun(
         workflow or f"{repository}/actions",
         f"{repository}/actions/runs/{run}/attempts/{attempt}",
         repository,
-        told.get("GITHUB_SHA", ""),
+        environ.get("GITHUB_SHA", ""),
     )
 
 
-def _azure(told: Mapping[str, str]) -> CiRun | None:
-    project = _below(told.get("SYSTEM_COLLECTIONURI", ""), told.get("SYSTEM_TEAMPROJECT", ""))
-    if told.get("TF_BUILD", "").casefold() != "true" or not project:
+def _azure(environ: Mapping[str, str]) -> CiRun | None:
+    project = _below(environ.get("SYSTEM_COLLECTIONURI", ""), environ.get("SYSTEM_TEAMPROJECT", ""))
+    if environ.get("TF_BUILD", "").casefold() != "true" or not project:
         return None
     return CiRun(
-        f"{project}/_build?definitionId={told.get('SYSTEM_DEFINITIONID', '')}",
-        f"{project}/_build/results?buildId={told.get('BUILD_BUILDID', '')}",
-        _without_user(told.get("BUILD_REPOSITORY_URI", "")),
-        told.get("BUILD_SOURCEVERSION", ""),
+        f"{project}/_build?definitionId={environ.get('SYSTEM_DEFINITIONID', '')}",
+        f"{project}/_build/results?buildId={environ.get('BUILD_BUILDID', '')}",
+        _without_user(environ.get("BUILD_REPOSITORY_URI", "")),
+        environ.get("BUILD_SOURCEVERSION", ""),
     )
 
 
-def _gitlab(told: Mapping[str, str]) -> CiRun | None:
-    project = _without_user(told.get("CI_PROJECT_URL", ""))
-    if told.get("GITLAB_CI") != "true" or not project:
+def _gitlab(environ: Mapping[str, str]) -> CiRun | None:
+    project = _without_user(environ.get("CI_PROJECT_URL", ""))
+    if environ.get("GITLAB_CI") != "true" or not project:
         return None
-    runner = told.get("CI_RUNNER_ID", "")
+    runner = environ.get("CI_RUNNER_ID", "")
     return CiRun(
         f"{project}/-/runners/{runner}" if runner else project,
-        _without_user(told.get("CI_JOB_URL", "")) or project,
+        _without_user(environ.get("CI_JOB_URL", "")) or project,
         project,
-        told.get("CI_COMMIT_SHA", ""),
+        environ.get("CI_COMMIT_SHA", ""),
     )
 
 
@@ -228,13 +228,13 @@ def build_info(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonO
         **({} if run is None else {"ci": asdict(run)}),
         "asked": planned.summary.asked,
         "sources": {
-            source.name: told_of_source(source, planned.summary.output_dir) for source in planned.graph.sources.values()
+            source.name: source_json(source, planned.summary.output_dir) for source in planned.graph.sources.values()
         },
         "wheels": wheel_records(tools),
     }
 
 
-def told_of_source(source: Source, output_dir: Path) -> JsonObject:
+def source_json(source: Source, output_dir: Path) -> JsonObject:
     """Return the kind of *source* and its path relative to *output_dir*."""
     if not source.files:
         return {"kind": source.kind}

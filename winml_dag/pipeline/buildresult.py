@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
-from winml_dag.pipeline.commit import Materialised
+from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.search import folded
-from winml_dag.store.cache_folder import note_build
+from winml_dag.store.cache_folder import log_build
 from winml_dag.store.records import Record
 from winml_dag.store.remote.protocol import Traffic
 from winml_dag.store.store import Store
@@ -39,7 +39,7 @@ class BuildResult:
     build: BuildSummary
     stages: tuple[StageView, ...]
     elapsed_seconds: float
-    materialised: Materialised = field(default_factory=Materialised)
+    published: PublishedChange = field(default_factory=PublishedChange)
     cache_note: str = ""
     others: int = 0
     like_before: tuple[StageView, ...] = ()
@@ -107,14 +107,14 @@ def result_of(
 ) -> BuildResult:
     """Return the result of a build from *results* of its nodes."""
     parted = folded(results)
-    line = tuple(_views(planned, parted.told))
+    line = tuple(_views(planned, parted.reported))
     like_before = tuple(map(StageView.of, parted.like_before))
     return BuildResult(planned.summary, line, elapsed_seconds, others=others, like_before=like_before)
 
 
-def _views(planned: BuildGraph, told: Sequence[StageResult]) -> Iterator[StageView]:
-    """Yield the line of a build: each skipped step, and each step with a result in *told*."""
-    by_id = {result.node.id: result for result in told}
+def _views(planned: BuildGraph, results: Sequence[StageResult]) -> Iterator[StageView]:
+    """Yield the line of a build: each skipped step, and each step with a result in *results*."""
+    by_id = {result.node.id: result for result in results}
     for step in planned.steps:
         if step.skipped is not None:
             yield StageView(step.id, step.stage, Status.SKIPPED, step.skipped)
@@ -150,7 +150,7 @@ def record_stats(planned: BuildGraph | None, results: Iterable[StageResult], sto
             (made if result.status is Status.RAN else found)[result.record.cache_key] = result.record
     fetched = store.take_fetched()
     ran, reused = list(made.values()), [record for key, record in found.items() if key not in made]
-    note_build(
+    log_build(
         store.folder,
         reused=len(reused) + (0 if planned is None else planned.others),
         ran=len(ran),

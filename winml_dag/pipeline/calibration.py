@@ -18,7 +18,7 @@ from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_sou
 from winml_dag.pipeline.variant import Model, ResolveContext
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.samples import IMAGE_COLUMN, TABLES, TEXT_COLUMNS, kind_of
 
@@ -146,7 +146,7 @@ def _ranges(context: ResolveContext, quant: Quant) -> Source:
                 f"{'data and no seed' if found is None else found}. "
                 f"Calibrate anew, or take {name} away."
             )
-    return Source("activation ranges", kinds.RANGES, (SourceFile(RANGES_FILE, path),))
+    return Source("activation ranges", artifact_types.RANGES, (SourceFile(RANGES_FILE, path),))
 
 
 def _found_with(path: Path) -> Mapping[str, object]:

@@ -117,7 +117,7 @@ def _has_bytes(path: Path, entry: FileEntry, fingerprints: Fingerprints) -> bool
 
 def _is_settings_of(path: Path, manifest: Manifest) -> bool:
     try:
-        return config_hash(read_json(path)) == manifest.told.config_hash
+        return config_hash(read_json(path)) == manifest.build.config_hash
     except (OSError, ValueError, AttributeError):
         return False
 

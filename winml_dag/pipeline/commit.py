@@ -45,7 +45,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Materialised:
+class PublishedChange:
     """What changed: names written for the first time, restored after an edit or deletion, and removed.
 
     ``not_linked``: those of the written or restored names that are copies, because links were requested but could not
@@ -61,9 +61,9 @@ class Materialised:
     def changed(self) -> bool:
         return bool(self.written or self.restored or self.removed)
 
-    def and_then(self, other: Materialised) -> Materialised:
+    def and_then(self, other: PublishedChange) -> PublishedChange:
         """Return both changes as one."""
-        return Materialised(
+        return PublishedChange(
             self.written + other.written,
             self.restored + other.restored,
             self.removed + other.removed,

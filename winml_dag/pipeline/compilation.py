@@ -15,7 +15,7 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.variant import ResolveContext, Skip
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Compile, Recipe
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import CompileConfig, CompileFields
 from winml_dag.stages.finalize import FinalizeConfig, OffloadFields
 
@@ -40,24 +40,24 @@ def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue], tar
     if section is None:
         # Null disables compiling, whatever the session options; a missing section does not.
         section = Compile(enable_ep_context=False) if "compile" in recipe.model_fields_set else Compile()
-    asked = Compile.from_dict(settings)
-    said = _said(asked)
+    section = Compile.from_dict(settings)
+    said = _said(section)
     written = {name: value for name, value in section.to_dict().items() if option_of(name) not in said}
     kept = {name: value for name, value in section.provider_options.items() if name not in said}
     options = {
         name: str(Path(value).absolute()) if name in target.ep.file_options else value
-        for name, value in asked.provider_options.items()
+        for name, value in section.provider_options.items()
     }
     changed = {**written, **settings, "provider_options": {**kept, **options}}
-    if asked.qnn_sdk_root is not None:
-        changed["qnn_sdk_root"] = str(Path(asked.qnn_sdk_root).absolute())
+    if section.qnn_sdk_root is not None:
+        changed["qnn_sdk_root"] = str(Path(section.qnn_sdk_root).absolute())
     return recipe.model_copy(update={"compile": Compile.from_dict(changed)})
 
 
-def _said(asked: Compile) -> frozenset[str]:
-    """Return the NPU options that *asked* sets in either form; a chip and its architecture count as both."""
-    fields = {option_of(name) for name in NPU_SETTINGS if getattr(asked, name) is not None}
-    said = fields | asked.provider_options.keys()
+def _said(section: Compile) -> frozenset[str]:
+    """Return the NPU options that *section* sets in either form; a chip and its architecture count as both."""
+    fields = {option_of(name) for name in NPU_SETTINGS if getattr(section, name) is not None}
+    said = fields | section.provider_options.keys()
     return frozenset(said | _CHIP if said & _CHIP else said)
 
 
@@ -183,4 +183,4 @@ def option_files(context: ResolveContext, target: Target) -> Source | None:
         if not path.is_file():
             raise InputError(f"compile.provider_options.{name}: {path} is not a file.")
         files.append(SourceFile(f"{name}/{name}{path.suffix}", path))
-    return Source("provider option files", kinds.OPTION_FILES, tuple(files)) if files else None
+    return Source("provider option files", artifact_types.OPTION_FILES, tuple(files)) if files else None

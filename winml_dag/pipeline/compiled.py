@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult
-from winml_dag.pipeline.layout import is_ours
+from winml_dag.pipeline.layout import is_builtin
 from winml_dag.pipeline.quantized import from_metrics
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def compile_result(result: BuildResult) -> CompileResult | None:
 
 def compile_step(results: Sequence[StageResult]) -> CompileResult | None:
     """Return the result of the successful built-in compile stage among *results*, if there is one."""
-    stage = next((each for each in results if each.node.stage.name == "compile" and is_ours(each.node)), None)
+    stage = next((each for each in results if each.node.stage.name == "compile" and is_builtin(each.node)), None)
     if stage is None or stage.record is None:
         return None
     fields = stage.record.key_inputs.config.get("compile")

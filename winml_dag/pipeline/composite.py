@@ -124,7 +124,7 @@ def composite_build(context: ResolveContext, model: Model, parts: Mapping[Compon
     named = {component.name: build for component, build in parts.items()}
     shared = {component.name: _shared_tensors(context, component) for component in parts}
     first = next(iter(named.values()))
-    told = {
+    by_component = {
         component.name: {"task": component.task, "precision": str(build.summary.precision)}
         for component, build in parts.items()
     }
@@ -133,10 +133,10 @@ def composite_build(context: ResolveContext, model: Model, parts: Mapping[Compon
         summary=replace(
             first.summary,
             task=task,
-            precision=_precision({name: own["precision"] for name, own in told.items()}),
+            precision=_precision({name: own["precision"] for name, own in by_component.items()}),
             settings=_settings(named, shared, task),
             notices=(*_notices(named), *ignored),
-            components=told,
+            components=by_component,
         ),
         export=ComponentsConfig(
             loader=replace(first.export.loader, task=task, model_class=None),
@@ -235,13 +235,13 @@ def _precision(precisions: Mapping[str, str]) -> str:
 def _notices(parts: Mapping[str, Build]) -> Iterator[str]:
     """Yield notices that all components share once, others with the component's name."""
     in_all = set.intersection(*(set(build.summary.notices) for build in parts.values()))
-    told: set[str] = set()
+    seen: set[str] = set()
     for name, build in parts.items():
         for notice in build.summary.notices:
             if notice not in in_all:
                 yield f"{name}: {notice}"
-            elif notice not in told:
-                told.add(notice)
+            elif notice not in seen:
+                seen.add(notice)
                 yield notice
 
 

@@ -99,7 +99,7 @@ def find_dataset(
     return _in_folder(name, folder, subset, split, before, asker)
 
 
-def tells_splits(folder: Path) -> bool:
+def has_splits(folder: Path) -> bool:
     """Whether *folder* has splits, according to its card or the names of its files."""
     names, card = _content(folder)
     return bool(_subsets(folder.name, card, CALIBRATION)) or len(_by_name(_data(names))) > 1

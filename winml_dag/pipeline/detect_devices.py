@@ -132,9 +132,9 @@ def _found(ep: ExecutionProvider, environment: Environment | None, executor: Loc
                              runtime=runtime, environment=folder)  # fmt: skip
     brings = runtime if package is None else _first_present(present, (package.distribution,))
     answer = _ask(ep, environment, executor)
-    told = answer.told
-    devices = tuple(_device(value) for value in _objects(told.get("devices")))
-    tried = {str(name): str(why) for name, why in _object(told.get("tried")).items()}
+    facts = answer.facts
+    devices = tuple(_device(value) for value in _objects(facts.get("devices")))
+    tried = {str(name): str(why) for name, why in _object(facts.get("tried")).items()}
     devices += tuple(Device(name) for name, why in tried.items() if not why)
     why_not, how = answer.error, answer.advice
     if not why_not and not devices:
@@ -148,7 +148,7 @@ def _found(ep: ExecutionProvider, environment: Environment | None, executor: Loc
         package=brings,
         runtime=runtime,
         environment=folder,
-        sdk_version=str(told.get("sdk_version", "")),
+        sdk_version=str(facts.get("sdk_version", "")),
         devices=devices,
         refused={name: why for name, why in tried.items() if why},
     )
@@ -158,7 +158,7 @@ def _found(ep: ExecutionProvider, environment: Environment | None, executor: Loc
 class _Answer:
     """The output of a provider's process; ``error`` is empty if it succeeded."""
 
-    told: JsonObject
+    facts: JsonObject
     error: str
     advice: str
 

@@ -83,10 +83,10 @@ def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) 
     }
     summary = build.summary
     model = f"Any {_model_type(request, base)}" if nameless else str(summary.model_id)
-    told = FrozenRecipe((settings,), summary.notices, model, f"{summary.ep} on the {summary.device}", nameless)
+    frozen = FrozenRecipe((settings,), summary.notices, model, f"{summary.ep} on the {summary.device}", nameless)
     if module is not None:
-        return _modules(told, settings, build, module)
-    return _with_tensors(told, settings, build)
+        return _modules(frozen, settings, build, module)
+    return _with_tensors(frozen, settings, build)
 
 
 def _refuse_task(build: Build | CompositeBuild) -> None:
@@ -110,7 +110,7 @@ def _model_type(request: Request, recipe: Recipe) -> JsonValue:
     return request.overrides.section("loader").get("model_type") or recipe.loader.model_type
 
 
-def _modules(told: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild, module: str) -> FrozenRecipe:
+def _modules(frozen: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild, module: str) -> FrozenRecipe:
     if isinstance(build, CompositeBuild) or not isinstance(build.export, ExportConfig):
         raise UsageError(
             f"--module {module} is for modules of one PyTorch model that is exported.",
@@ -120,11 +120,11 @@ def _modules(told: FrozenRecipe, settings: JsonObject, build: Build | CompositeB
         settings, build.export.loader, build.export.export, build.inputs.model, module, script=build.inputs.script
     )
     left_out = (f"There is no recipe for the module {path}: {why}" for path, why in found.left_out.items())
-    return replace(told, recipes=found.recipes, notices=(*told.notices, *left_out))
+    return replace(frozen, recipes=found.recipes, notices=(*frozen.notices, *left_out))
 
 
-def _with_tensors(told: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild) -> FrozenRecipe:
-    """Return *told* with the inputs and outputs of the exported model, or with a notice if they cannot be inferred."""
+def _with_tensors(frozen: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild) -> FrozenRecipe:
+    """Return *frozen* with the inputs and outputs of the exported model, or a notice if they cannot be inferred."""
     notices: list[str] = []
     written = dict(settings)
     if isinstance(build, CompositeBuild):
@@ -132,15 +132,15 @@ def _with_tensors(told: FrozenRecipe, settings: JsonObject, build: Build | Compo
         for name, part in build.parts.items():
             own = components.get(name)
             own = own if isinstance(own, Mapping) else {}
-            asked = build.export.components[name]
-            loader = replace(build.export.loader, model_class=asked.model_class, task=asked.task)
-            config = SignatureConfig(loader, asked.export, asked)
+            component = build.export.components[name]
+            loader = replace(build.export.loader, model_class=component.model_class, task=component.task)
+            config = SignatureConfig(loader, component.export, component)
             components[name] = _spelled_out(own, config, part.inputs.model, notices)
         written["components"] = components
     elif not isinstance(build.export, Skip) and build.inputs.script is None and build.export.loader.module_path is None:
         config = SignatureConfig(build.export.loader, build.export.export)
         written = {**written, **_spelled_out(settings, config, build.inputs.model, notices)}
-    return replace(told, recipes=(_readable(written),), notices=(*told.notices, *notices))
+    return replace(frozen, recipes=(_readable(written),), notices=(*frozen.notices, *notices))
 
 
 def _readable(settings: JsonObject) -> JsonObject:
@@ -163,11 +163,11 @@ def _readable(settings: JsonObject) -> JsonObject:
 
 def _spelled_out(settings: JsonObject, config: SignatureConfig, model: Source | None, notices: list[str]) -> JsonObject:
     try:
-        told = run_ephemeral_stage(SIGNATURE, config_json(config), {MODEL: model})
+        metrics = run_ephemeral_stage(SIGNATURE, config_json(config), {MODEL: model})
     except StageError as error:
         notices.append(f"The tensors are not spelled out: {error}")
         return settings
-    tensors = {name: value for name, value in told.items() if name in ("input_tensors", "output_tensors") and value}
+    tensors = {name: value for name, value in metrics.items() if name in ("input_tensors", "output_tensors") and value}
     # The tensors' shapes already have the sizes.
     export = {name: value for name, value in _section(settings, "export") if name != "shape_config"}
     return {**settings, "export": {**export, "batch_size": config.export.batch_size, **tensors}}
@@ -217,10 +217,10 @@ def module_recipes(
     Raises:
         StageError: when the model cannot be loaded or called, or has no such modules.
     """
-    asked = config_json(CaptureConfig(loader, export, module_class))
-    told = run_ephemeral_stage(CAPTURE, asked, {MODEL_SOURCE: model, SCRIPT_SOURCE: script})
-    found = _objects(told.get("modules"))
-    left_out = {path: str(why) for path, why in _section(told, "left_out")}
+    config = config_json(CaptureConfig(loader, export, module_class))
+    metrics = run_ephemeral_stage(CAPTURE, config, {MODEL_SOURCE: model, SCRIPT_SOURCE: script})
+    found = _objects(metrics.get("modules"))
+    left_out = {path: str(why) for path, why in _section(metrics, "left_out")}
     return ModuleRecipes(tuple(_recipe(settings, loader, module_class, module) for module in found), left_out)
 
 
@@ -264,7 +264,7 @@ def run_ephemeral_stage(stage: Stage, config: JsonObject, sources: Mapping[str, 
         StageError: when it fails.
     """
     folders = {name: str(_folder_of(source)) for name, source in sources.items() if source is not None}
-    node = Node(stage.name, stage, config, {}, surroundings=folders)
+    node = Node(stage.name, stage, config, {}, machine_facts=folders)
     with tempfile.TemporaryDirectory(prefix=f"winml-dag-{stage.name}-", ignore_cleanup_errors=True) as name:
         executor = LocalExecutor()
         try:

@@ -65,7 +65,7 @@ def snapshot(model_id: str, revision: str | None, *, download: bool) -> Path:
     if found is not None:
         return found
     where = f"{model_id!r} (revision {wanted}) is not in the local hub cache {hub_cache()}"
-    return _asked(where, lambda: _download(model_id, wanted), _ADVICE, download=download)
+    return _fetched(where, lambda: _download(model_id, wanted), _ADVICE, download=download)
 
 
 def dataset_snapshot(
@@ -79,10 +79,10 @@ def dataset_snapshot(
         InputError: when it is not available.
     """
     where = f"The data set {name!r} is not, or not whole, in the local hub cache {hub_cache()}"
-    return _asked(where, lambda: _download_dataset(name, card, choose, revision), _DATASET_ADVICE, download=download)
+    return _fetched(where, lambda: _download_dataset(name, card, choose, revision), _DATASET_ADVICE, download=download)
 
 
-def _asked(where: str, ask: Callable[[], Path], advice: str, *, download: bool) -> Path:
+def _fetched(where: str, ask: Callable[[], Path], advice: str, *, download: bool) -> Path:
     if is_offline():
         raise InputError(f"{where} and HF_HUB_OFFLINE forbids asking the hub.", advice=advice)
     if not download:

@@ -69,7 +69,7 @@ def prefixed(name: str, component: str) -> str:
     return f"{component}_{name}" if component else name
 
 
-def is_ours(node: Node) -> bool:
+def is_builtin(node: Node) -> bool:
     """Whether *node* is a built-in stage rather than one of the recipe's own; both may write to the recipe's folder."""
     return node.folder is None or node.stage.work.startswith("winml_dag.stages.")
 
@@ -210,7 +210,7 @@ class _Named:
 
 def _files_of_all(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[_Named]:
     summary = planned.summary
-    ours = [result for result in results.values() if is_ours(result.node)]
+    ours = [result for result in results.values() if is_builtin(result.node)]
     for result in ours:
         assert result.record is not None
         if any(is_carried_on(result.node, other.node) for other in ours):
@@ -242,7 +242,7 @@ def _reports(planned: BuildGraph, *, wanted: bool) -> Iterator[str]:
     assert summary.output_file is not None
     names = [path.name for path in summary.models_by_component.values()] or [summary.output_file]
     for node in planned.graph.nodes:
-        if is_ours(node):
+        if is_builtin(node):
             of_node = reports(node)
             if node.stage.name == "export" and not wanted:
                 of_node = () if of_node else (HIERARCHY,)

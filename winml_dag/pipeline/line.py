@@ -20,7 +20,7 @@ from winml_dag.pipeline.calibration import packages_of
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.pipeline.search import CHECK
 from winml_dag.pipeline.variant import Build, Skip, chosen
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.analyze import ANALYZE
 from winml_dag.stages.calibrate import CALIBRATE
 from winml_dag.stages.compile import COMPILE, CompileConfig
@@ -105,7 +105,7 @@ class Line:
         self._prefix = prefix
         source = build.inputs.model
         self._model = start.model if start else "" if source is None else source.name
-        self._kind = start.kind if start else kinds.FLOAT_MODEL if source is None else source.kind
+        self._kind = start.kind if start else artifact_types.FLOAT_MODEL if source is None else source.kind
 
     def nodes(self) -> Iterator[Node]:
         build = self._build
@@ -164,7 +164,7 @@ class Line:
                 place=self._place(target),
                 data_packages=run_on.packages,
                 model=self._model,
-                reference=None if reference_kind == kinds.COMPILED_MODEL else reference,
+                reference=None if reference_kind == artifact_types.COMPILED_MODEL else reference,
                 uncompiled=uncompiled,
                 data=run_on.data,
                 input_data=run_on.input_data,
@@ -208,8 +208,8 @@ class Line:
                     support=search.tables,
                     flags=flags,
                 )
-                asked = number == search.rounds and search.refuses_unsupported
-                yield replace(node, check=CHECK) if asked else node
+                checked = number == search.rounds and search.refuses_unsupported
+                yield replace(node, check=CHECK) if checked else node
                 flags = node.output("flags")
 
     def export(self, stage: Stage, config: JsonObject) -> Node:
@@ -321,7 +321,7 @@ def _of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
         interpreter=None,
         pools=(),  # they compile without the device
         environment="",
-        surroundings={
+        machine_facts={
             "root": str(sdk.root.absolute()),
             "host": sdk.host,
             "version": sdk.version,

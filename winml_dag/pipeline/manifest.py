@@ -32,8 +32,8 @@ from winml_dag.pipeline.layout import (
     MODEL,
     STAGE_FILE,
     component_of,
+    is_builtin,
     is_carried_on,
-    is_ours,
     prefixed,
     published_outputs,
 )
@@ -92,7 +92,7 @@ class Manifest:
         return found if isinstance(found, str) else None
 
     @cached_property
-    def told(self) -> BuildManifest:
+    def build(self) -> BuildManifest:
         """The whole manifest as a typed value."""
         # Imported here: a build whose plan is current does not need pydantic.
         from winml_dag.pipeline.documents import BuildManifest
@@ -181,14 +181,14 @@ def _components(planned: BuildGraph, results: Mapping[str, StageResult]) -> dict
     names = planned.summary.components
     return {
         name: {
-            **told,
+            **entry,
             "quality": quality_json(
-                [result for result in results.values() if component_of(result.node, names) == name], told["precision"]
+                [result for result in results.values() if component_of(result.node, names) == name], entry["precision"]
             ),
             "cache_key": results[final].cache_key,
             "final_artifact": prefixed(MODEL, name),
         }
-        for (name, told), final in zip(names.items(), planned.finals, strict=False)
+        for (name, entry), final in zip(names.items(), planned.finals, strict=False)
     }
 
 
@@ -352,7 +352,7 @@ def _filenames(
     shown = [
         prefixed(file.name, component)
         for slot, component in published_outputs(node, summary.settings, summary.components)
-        if is_ours(node) and not carried_on and planned.shows(node, slot)
+        if is_builtin(node) and not carried_on and planned.shows(node, slot)
         for file in outputs[slot].files
     ]
     if stage == "export" and summary.components:

@@ -19,7 +19,7 @@ from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import ResolveContext
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.schema import Export, InputTensor, Recipe
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.export.detect import BATCH
 from winml_dag.stages.normalize import FIRST_OPSET, GivenInput, GivenInputs, NormalizeConfig
 
@@ -290,7 +290,7 @@ def normalization_for(
     Raises:
         UsageError: for sizes that the model cannot have, or that the target needs and are not given.
     """
-    if onnx.kind == kinds.COMPILED_MODEL:
+    if onnx.kind == artifact_types.COMPILED_MODEL:
         if not requested.is_empty:
             raise UsageError(
                 f"{onnx.path} is a compiled model, and its shapes are part of its binary.",
@@ -308,7 +308,7 @@ def normalization_for(
     }
     opset = summary.opsets.get("", 0)
     # For integers only: the older opset works equally well in float16 and float32, whose keys stay the same.
-    raises = quantizes and onnx.kind == kinds.FLOAT_MODEL and 0 < opset < FIRST_OPSET
+    raises = quantizes and onnx.kind == artifact_types.FLOAT_MODEL and 0 < opset < FIRST_OPSET
     if not (tensors or raises or summary.listed_initializers):
         return Normalization()
     notices = (found.notice,) if found.notice else ()

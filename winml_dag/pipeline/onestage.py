@@ -18,7 +18,7 @@ from winml_dag.pipeline.sections import sensitivity_config
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Build, CompositeBuild, SavePath, Skip
 from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.finalize import FinalizeConfig
 from winml_dag.stages.shared import MOST_MODELS, FinalizeSharedConfig
 
@@ -94,14 +94,14 @@ def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
         _refuse_model(request.overrides.onnx, request.command, command, quantizes=quantizes)
     # The recipe decides what else compile does.
     wanted = None if compiles else True
-    asked = replace(
+    overrides = replace(
         request.overrides,
         quant=quantizes and wanted,
         optimize="optimize" in command.stages and wanted,
         compile=command.compiles,
         analyze=False,
     )
-    build = resolve_whole(loaded, asked, output.parent, download=download, only=command.stages)
+    build = resolve_whole(loaded, overrides, output.parent, download=download, only=command.stages)
     if isinstance(build, CompositeBuild):
         return _of_components(build, command, output)
     if compiles:
@@ -221,14 +221,14 @@ def _refuse_model(path: Path, name: str, command: _Command, *, quantizes: bool) 
         )
     model = OnnxFile.at(path)
     # A compiled model gets its own message, which names its provider, and compile also takes quantized models.
-    takes_quantized = not command.float_only and model.kind in kinds.INTEGER_MODELS
-    if (command.float_only or quantizes) and not (takes_quantized or model.kind == kinds.COMPILED_MODEL):
+    takes_quantized = not command.float_only and model.kind in artifact_types.INTEGER_MODELS
+    if (command.float_only or quantizes) and not (takes_quantized or model.kind == artifact_types.COMPILED_MODEL):
         _refuse_unless_float(model, command.done)
 
 
 def _refuse_unless_float(model: OnnxFile, done: str) -> None:
     summary = model.summary
-    if model.kind == kinds.QUANTIZED_MODEL:
+    if model.kind == artifact_types.QUANTIZED_MODEL:
         form = "QDQ" if "DequantizeLinear" in summary.op_counts else "QOperator"
         raise UsageError(f"{model.path} is quantized already ({form}).", advice="Use the float32 model.")
     dtypes = {*summary.tensor_bytes, *(spec.dtype for spec in (*summary.inputs, *summary.outputs))}
@@ -256,7 +256,7 @@ def _sharing(build: Build, first: Path, also: Sequence[Path]) -> Build:
     files = (output, *(beside(path, "compile").name for path in also))
     _refuse_twice([first, *also], files)
     for model in models:
-        if model.kind == kinds.COMPILED_MODEL:
+        if model.kind == artifact_types.COMPILED_MODEL:
             raise UsageError(
                 f"{model.path} is a compiled model, which cannot be compiled again.",
                 advice="Use the ONNX model that it was compiled from.",

@@ -48,7 +48,7 @@ def open_store(
     folder = default_cache_dir() if cache_dir is None else cache_dir
     if not remote.is_configured and remote.mode is None:
         return Store(folder)
-    settings, restricted = settled_remotes(remote)
+    settings, restricted = allowed_remotes(remote)
     if settings is None:
         return Store(folder)
     if restricted:
@@ -83,7 +83,7 @@ def store_with(
     return store
 
 
-def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
+def allowed_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
     """The configured remotes, less what this CI run may not do, and a sentence on the restriction; None without a
     remote. Raises UsageError as :func:`open_store` does.
     """
@@ -96,9 +96,9 @@ def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
 
 def close_store(store: Store) -> None:
     """Close *store*: add its traffic to the statistics, and give up what is under way."""
-    from winml_dag.store.cache_folder import note_traffic
+    from winml_dag.store.cache_folder import log_traffic
 
-    note_traffic(store.folder, store.traffic())
+    log_traffic(store.folder, store.traffic())
     store.close()
 
 

@@ -76,11 +76,11 @@ def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
         texts["onnx"] = str(overrides.onnx.absolute())
     if overrides.model is not None:
         texts["model"] = str(relocated({"model": overrides.model}, Path())[0]["model"])
-    asked = canonical_json({"recipe": None if loaded is None else _told_here(loaded), "overrides": texts})
-    return f"{readable}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    text = canonical_json({"recipe": None if loaded is None else _recipe_json(loaded), "overrides": texts})
+    return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def _told_here(loaded: LoadedRecipe) -> JsonObject:
+def _recipe_json(loaded: LoadedRecipe) -> JsonObject:
     value: JsonObject = relocated(loaded.recipe.to_dict(), loaded.path.parent)[0]  # type: ignore[assignment]
     # Arguments of commands may also be paths, but are not distinguishable from other arguments.
     return {**value, "folder": str(loaded.path.parent.absolute())} if loaded.recipe.stages else value

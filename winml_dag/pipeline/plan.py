@@ -18,7 +18,7 @@ from winml_dag.ep.availability import environments_behind
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.epplace import configuration
-from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours, prefixed
+from winml_dag.pipeline.layout import RANGES, RESERVED, is_builtin, prefixed
 from winml_dag.pipeline.line import LINE, Line, Start, id_of
 from winml_dag.pipeline.variant import (
     Build,
@@ -183,14 +183,14 @@ def _digested(sources: Sequence[Source], fingerprints: Fingerprints) -> dict[str
 
 def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
     """Yield every stage in a valid order, with skipped built-in stages at their usual position."""
-    present = {node.stage.name for node in nodes if is_ours(node)}
+    present = {node.stage.name for node in nodes if is_builtin(node)}
     # Skipped stages are not listed for a build of a single file.
     order = [*LINE]
     left_out = [name for name in order if name not in present and build.summary.output_file is None]
     if build.normalize is None and "normalize" in left_out:
         left_out.remove("normalize")
     for node in nodes:
-        if is_ours(node) and node.stage.name in LINE:
+        if is_builtin(node) and node.stage.name in LINE:
             at = order.index(node.stage.name)
             yield from (_skipped(build, name) for name in left_out if order.index(name) < at)
             left_out = [name for name in left_out if order.index(name) > at]

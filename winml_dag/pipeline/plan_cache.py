@@ -69,7 +69,7 @@ class Planning:
     looks: FirstLooks
 
 
-def note(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan | None:
+def save_plan(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan | None:
     """Save *planned* as the plan of the request; returns the saved state, or None when it cannot be validated."""
     looked_at = [path.absolute() for path in (*([planning.recipe] if planning.recipe else ()), *planned.looked_at)]
     if not all(file_reading.has_settled(path, planning.began_ns) for path in looked_at):
@@ -266,11 +266,11 @@ def plan_request(
     words = request.words
     current_plan = current_plan or (None if words is None else check(str(store.folder), words))
     if current_plan is not None:
-        from winml_dag.pipeline.plan_text import recall
+        from winml_dag.pipeline.plan_text import load_plan
 
         # If a source is gone, planning again either reports it or finds that it is not needed.
         with suppress(*MALFORMED, InputError):
-            return recall(current_plan, store, part=part)
+            return load_plan(current_plan, store, part=part)
     from winml_dag.file_reading import FirstLooks
     from winml_dag.pipeline.uptodate import environment_fingerprint
 
@@ -297,7 +297,7 @@ def plan_request(
     if any(environment_elsewhere(node.environment) for node in planned.graph.nodes):
         return planned  # nothing on this machine would invalidate the entry when another machine's environment changes
     recipe = request.recipe if isinstance(request.recipe, Path) else None
-    return replace(planned, current_plan=note(planned, store, Planning(words, recipe, began_ns, around, looks)))
+    return replace(planned, current_plan=save_plan(planned, store, Planning(words, recipe, began_ns, around, looks)))
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class Planned:
 
 
 def plan_each(
-    asked: Iterable[tuple[str, Request]], store: Store, *, download: bool = True, needs_folder: bool = True
+    requests: Iterable[tuple[str, Request]], store: Store, *, download: bool = True, needs_folder: bool = True
 ) -> tuple[Planned, ...]:
     """Plan each request, by its label; one that cannot be planned has an error instead of a graph."""
     from winml_dag.pipeline.uptodate import environment_fingerprint
@@ -317,7 +317,7 @@ def plan_each(
     # Take it once for all requests: it is the same for each, and takes a third of the time to plan one.
     environment = environment_fingerprint(time.time_ns())
     found = []
-    for label, request in asked:
+    for label, request in requests:
         try:
             graph: BuildGraph | WinmlDagError = plan_request(
                 request, store, download=download, needs_folder=needs_folder, around=environment

@@ -47,7 +47,7 @@ def placed_text(folder: Path, name: str) -> str:
     return f"{folder}{os.sep}{name if os.sep == '/' else name.replace('/', os.sep)}"
 
 
-def recall(current_plan: CurrentPlan, store: Store, *, part: bool = False) -> BuildGraph:
+def load_plan(current_plan: CurrentPlan, store: Store, *, part: bool = False) -> BuildGraph:
     """Load the graph of the entry, with the current content of its sources.
 
     With *part*, only the nodes that may have to run, if these can be determined.
@@ -69,7 +69,7 @@ def whole(planned: BuildGraph, store: Store) -> BuildGraph:
     """Return the whole graph that *planned* is a part of; *planned* itself if it is not a part."""
     if not planned.others or planned.current_plan is None:
         return planned
-    return recall(planned.current_plan, store)
+    return load_plan(planned.current_plan, store)
 
 
 def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[str, Made]) -> bytes:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_bytes
-from winml_dag.pipeline.commit import Materialised, change_folder, finish_change, folder_key, is_changing
+from winml_dag.pipeline.commit import PublishedChange, change_folder, finish_change, folder_key, is_changing
 from winml_dag.pipeline.layout import (
     BUILD_CONFIG,
     MANIFEST,
@@ -67,7 +67,7 @@ class _Folder:
         last: str,
         *,
         link: bool = False,
-    ) -> Materialised:
+    ) -> PublishedChange:
         """Write *stale* and *texts*, the file named *last* at the end: its readers then find all files it refers to."""
         not_linked: tuple[str, ...] = ()
 
@@ -84,7 +84,7 @@ class _Folder:
         # Fetch before changing the folder: if the cache is full, another output folder does not help.
         self._store.fetch_ahead(stale)
         change = change_folder(self._folder, self._changes, prepare, removed)
-        return Materialised(change.put, (), change.remove, not_linked)
+        return PublishedChange(change.put, (), change.remove, not_linked)
 
     def _is_link(self, entry: FileEntry) -> bool:
         """Whether the current file is a hard link, maybe to a blob.
@@ -142,9 +142,9 @@ class OutputFolder(_Folder):
                 advice=f"{'Give --overwrite' if can_go else 'Move it'}, or choose another folder with -o.",
             )
 
-    def materialise(
+    def publish(
         self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes], *, link: bool = False
-    ) -> Materialised:
+    ) -> PublishedChange:
         """Make the folder contain *wanted* and *texts*, and no other owned files.
 
         With *link*, new files are read-only hard links into the store, where supported. Files with the right content
@@ -158,14 +158,14 @@ class OutputFolder(_Folder):
         """
         stale, changed_texts, removed = self._differences(wanted, texts)
         if not (stale or changed_texts or removed):
-            return Materialised()
+            return PublishedChange()
         self.refuse_foreign([*(entry.name for entry in stale), *changed_texts])
         restored = tuple(entry.name for entry in stale if self._owned.get(entry.name) == entry)
         done = self._change(stale, changed_texts, removed, MANIFEST, link=link)
         return replace(done, written=tuple(name for name in done.written if name not in restored), restored=restored)
 
     def is_as_wanted(self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes]) -> bool:
-        """Whether :meth:`materialise` would have nothing to do."""
+        """Whether :meth:`publish` would have nothing to do."""
         return not any(self._differences(wanted, texts))
 
     def _differences(
@@ -218,7 +218,7 @@ class OutputFile(_Folder):
                     advice="Give --overwrite, or choose another file with -o.",
                 )
 
-    def materialise(self, wanted: Sequence[FileEntry], outdated: Sequence[str] = ()) -> Materialised:
+    def publish(self, wanted: Sequence[FileEntry], outdated: Sequence[str] = ()) -> PublishedChange:
         """Make the file and its companions match *wanted*.
 
         Owned companions of the file that it replaces are removed, and so are owned files in *outdated*.
@@ -229,12 +229,12 @@ class OutputFile(_Folder):
             StoreError: when the folder cannot be written; it is unchanged.
         """
         if not is_changing(self._folder) and not self._stale(wanted) and not self._ours(outdated):
-            return Materialised()
+            return PublishedChange()
         with self._claim(folder_key(self._folder)):
             finish_change(self._folder, self._changes)
             stale, gone = self._stale(wanted), self._ours(outdated)
             if not (stale or gone):
-                return Materialised()
+                return PublishedChange()
             self.refuse_foreign(entry.name for entry in stale)
             removed = sorted((self._left_over() | gone) - {entry.name for entry in wanted})
             return self._change(stale, {}, removed, self._name)
@@ -309,7 +309,7 @@ def refuse_foreign(planned: BuildGraph, store: Store, *, overwrite: bool) -> Non
         output_folder(planned, store, overwrite=overwrite).refuse_foreign(names)
 
 
-def materialise(
+def publish(
     planned: BuildGraph,
     own: UserFolder | None,
     results: Mapping[str, StageResult],
@@ -318,7 +318,7 @@ def materialise(
     *,
     link: bool,
     overwrite: bool,
-) -> Materialised:
+) -> PublishedChange:
     """Publish what a finished build has made, and its manifest; *own*: the recipe's folder.
 
     Raises:
@@ -326,13 +326,13 @@ def materialise(
         UsageError, StoreError: as :class:`OutputFolder` and :class:`UserFolder`.
     """
     # Before the manifest, which lists these files as owned.
-    placed = Materialised() if own is None else own.materialise(results.values())
+    placed = PublishedChange() if own is None else own.publish(results.values())
     if planned.summary.output_file is not None:
         file = _output_file(planned, planned.summary.output_file, store, overwrite=overwrite)
         files = published_files(planned, results, store).files
-        return placed.and_then(file.materialise(files, tuple(outdated_reports(planned))))
+        return placed.and_then(file.publish(files, tuple(outdated_reports(planned))))
     if planned.others:
-        return placed.and_then(_materialise_part(planned, results, store, elapsed_seconds))
+        return placed.and_then(_publish_part(planned, results, store, elapsed_seconds))
     build = planned.summary
     published = published_files(planned, results, store)
     value = make_manifest(planned, results, published.files, elapsed_seconds)
@@ -349,7 +349,7 @@ def materialise(
         finish_change(build.output_dir, store.changes)
         # Ownership may also have changed while this build waited for another one that started at the same time.
         folder = output_folder(planned, store, overwrite=overwrite)
-        return placed.and_then(folder.materialise(files, texts, link=link))
+        return placed.and_then(folder.publish(files, texts, link=link))
 
 
 def _with_run(value: JsonObject, planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
@@ -359,9 +359,9 @@ def _with_run(value: JsonObject, planned: BuildGraph, results: Mapping[str, Stag
     return {**value, "run": build_info(planned, results)}
 
 
-def _materialise_part(
+def _publish_part(
     planned: BuildGraph, results: Mapping[str, StageResult], store: Store, elapsed_seconds: float
-) -> Materialised:
+) -> PublishedChange:
     """Publish a part of a build; its stages write only to the recipe's folder, so only their manifest lines change."""
     folder = planned.summary.output_dir
     with store.claim(folder_key(folder)):
@@ -369,7 +369,7 @@ def _materialise_part(
         part = make_manifest(planned, results, (), elapsed_seconds)
         text = with_part(read_bytes(folder / MANIFEST, MOST_BYTES_OF_MANY), part)
         output = OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store, store.fingerprints, store.changes)
-        return output.materialise((), {MANIFEST: text})
+        return output.publish((), {MANIFEST: text})
 
 
 def build_settings(planned: BuildGraph) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.pipeline.layout import RANGES, is_ours, prefixed, published_outputs
+from winml_dag.pipeline.layout import RANGES, is_builtin, prefixed, published_outputs
 from winml_dag.stages.quality import Quality, what_to_try
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _calibration_path(result: BuildResult, done: Sequence[StageResult]) -> Path 
 
 def _is(stage: StageResult, name: str) -> bool:
     """Whether *stage* is the built-in stage *name*, and has a result."""
-    return stage.node.stage.name == name and is_ours(stage.node) and stage.record is not None
+    return stage.node.stage.name == name and is_builtin(stage.node) and stage.record is not None
 
 
 def _metrics(stage: StageResult) -> JsonObject:

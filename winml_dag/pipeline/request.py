@@ -182,7 +182,7 @@ class Request:
         cannot be represented as JSON.
         """
         try:
-            recipe = _told(self.recipe)
+            recipe = _recipe_words(self.recipe)
         except ValueError:
             return None
         overrides = {name: value if value is None else str(value) for name, value in asdict(self.overrides).items()}
@@ -203,7 +203,7 @@ class Request:
         )
 
 
-def _told(recipe: Path | LoadedRecipe | None) -> JsonValue:
+def _recipe_words(recipe: Path | LoadedRecipe | None) -> JsonValue:
     """Return the recipe's file, or its content and path, which relative paths need. Raises ValueError if not JSON."""
     if recipe is None or isinstance(recipe, Path):
         return None if recipe is None else str(recipe)

@@ -50,7 +50,7 @@ from winml_dag.pipeline.variant import (
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export.components import Component
 
@@ -180,7 +180,7 @@ def resolve(
     compile_ = would_compile if "compile" in only else Skip("this command does not compile")
     standard_only = _takes_standard_only(target, quant, would_compile)
     optimize = sections.optimize_config(context, onnx, quant, standard_only=standard_only)
-    if onnx is not None and onnx.kind == kinds.COMPILED_MODEL:
+    if onnx is not None and onnx.kind == artifact_types.COMPILED_MODEL:
         stages = {"compile": compile_, "optimize": optimize, "quantize": quant, "calibrate": quant}
         _refuse_stages(onnx, {name: config for name, config in stages.items() if name in only})
     lacks = _Lacks(refuse=runs)
@@ -192,13 +192,13 @@ def resolve(
     sdk = lacks.look(lambda: sdk_of(context, compile_))
     data = _unquantized_data(context) if isinstance(quant, Skip) and "validate" in only else chosen(quant)
     calibration = Calibration() if data is None else find_calibration(context, model, data, task, download=download)
-    as_given = onnx is not None and onnx.kind != kinds.FLOAT_MODEL and isinstance(quant, Skip)
+    as_given = onnx is not None and onnx.kind != artifact_types.FLOAT_MODEL and isinstance(quant, Skip)
     precision = "as it is" if as_given else precision_name(chosen(quant))
     given = ValidationData()
     if "validate" in only:
         given = find_validation_data(context, model, quant, calibration, task, download=download)
     files = None if isinstance(compile_, Skip) else option_files(context, target)
-    source = kinds.FLOAT_MODEL if onnx is None else onnx.kind
+    source = artifact_types.FLOAT_MODEL if onnx is None else onnx.kind
     validate = validate_config(
         context, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
     )
@@ -315,7 +315,7 @@ class _Lacks:
 
 
 def _would_compile(context: ResolveContext, target: Target, onnx: OnnxFile | None) -> CompileConfig | Skip:
-    if onnx is not None and onnx.kind == kinds.COMPILED_MODEL and not context.overrides.compile:
+    if onnx is not None and onnx.kind == artifact_types.COMPILED_MODEL and not context.overrides.compile:
         return Skip(f"{onnx.path.name} is compiled already")
     return compile_config(context, target)
 
@@ -386,8 +386,8 @@ def _quant(context: ResolveContext, target: Target, onnx: OnnxFile | None) -> Qu
     if overrides.quant is False:
         return Skip("--no-quant was given")
     asked_for_now = overrides.quant is True or overrides.precision is not None
-    if onnx is not None and onnx.kind in kinds.FINISHED_MODELS and not asked_for_now:
-        how = "compiled" if onnx.kind == kinds.COMPILED_MODEL else "quantized"
+    if onnx is not None and onnx.kind in artifact_types.FINISHED_MODELS and not asked_for_now:
+        how = "compiled" if onnx.kind == artifact_types.COMPILED_MODEL else "quantized"
         return Skip(f"{onnx.path.name} is {how} already")
     precision = _precision(context, target)
     if precision is not None and precision.mode is None:

@@ -89,8 +89,8 @@ class GraphJob(Generic[T]):
     def refuse(self) -> None:
         """Raise WinmlDagError if it is already clear that the result cannot be published."""
 
-    def begin(self, foreseen: Sequence[StageResult]) -> None:
-        """Prepare the run; *foreseen* are reused, up to the first stage that has to run. Raises as :meth:`refuse`."""
+    def begin(self, planned_results: Sequence[StageResult]) -> None:
+        """Prepare the run; *planned_results* are reused, up to the first stage to run. Raises as :meth:`refuse`."""
 
     def needed_files(self, _results: Sequence[StageResult]) -> Iterable[FileEntry]:
         """Return files worth fetching early, together with those of other jobs, if the whole graph is reused."""
@@ -205,12 +205,12 @@ class _Run(Generic[T]):
             began = time.monotonic()
             try:
                 job.refuse()
-                foreseen = self._foreseen(job, rebuild=self._options.rebuild)
+                planned_results = self._dry_run(job, rebuild=self._options.rebuild)
             except WinmlDagError as error:
                 self._end(place, error)
                 continue
-            if len(foreseen) == len(job.graph.nodes):
-                reused[place] = (began, foreseen)
+            if len(planned_results) == len(job.graph.nodes):
+                reused[place] = (began, planned_results)
             else:
                 together.append(place)
         if self._store.has_remotes:
@@ -226,10 +226,10 @@ class _Run(Generic[T]):
         for place, (value, of_job) in self._finished.items():
             self._ended[place] = self._jobs[place].settle(value, of_job)
 
-    def _foreseen(self, job: GraphJob[T], *, rebuild: bool) -> tuple[StageResult, ...]:
-        foreseen = dry_run(job.graph, job.known, self._store, scope=job.scope, rebuild=rebuild)
-        job.begin(foreseen)
-        return foreseen
+    def _dry_run(self, job: GraphJob[T], *, rebuild: bool) -> tuple[StageResult, ...]:
+        planned_results = dry_run(job.graph, job.known, self._store, scope=job.scope, rebuild=rebuild)
+        job.begin(planned_results)
+        return planned_results
 
     def _run_together(self, places: Sequence[int], common: Merged) -> None:
         began = time.monotonic()
@@ -303,10 +303,10 @@ class _Run(Generic[T]):
         """Return the results of *job*'s stages; *living* releases what marks this run as alive."""
         if not rebuild:
             prefetch(job.graph, job.known, self._store)
-        foreseen = self._foreseen(job, rebuild=rebuild)
-        if len(foreseen) == len(job.graph.nodes):
-            _reuse_all(foreseen, self._store, job.scope, observer)
-            return foreseen
+        planned_results = self._dry_run(job, rebuild=rebuild)
+        if len(planned_results) == len(job.graph.nodes):
+            _reuse_all(planned_results, self._store, job.scope, observer)
+            return planned_results
         scratch = living.enter_context(self._store.scratch.open())
         return self._execute(
             job.graph,
@@ -315,7 +315,7 @@ class _Run(Generic[T]):
             observer,
             rebuild=rebuild,
             scope=job.scope,
-            foreseen=foreseen,
+            planned_results=planned_results,
             in_place=job.in_place,
         )
 
@@ -328,12 +328,12 @@ class _Run(Generic[T]):
         *,
         rebuild: bool,
         scope: str = "",
-        foreseen: Sequence[StageResult] = (),
+        planned_results: Sequence[StageResult] = (),
         remembered: Mapping[str, Sequence[str]] = MappingProxyType({}),
         order: Mapping[str, int] = MappingProxyType({}),
         in_place: InPlace | None = None,
     ) -> tuple[StageResult, ...]:
-        """Run what is not *foreseen* to be reused, in this run's folder *scratch*; returns one result for each node.
+        """Run what *planned_results* do not reuse, in this run's folder *scratch*; returns one result for each node.
 
         With a cluster, stages that can run on other machines do.
 
@@ -373,7 +373,7 @@ class _Run(Generic[T]):
             runs,
             run,
             observer,
-            foreseen=foreseen,
+            planned_results=planned_results,
             on_eta=self._driver.on_eta,
             admission=admission,
         ).run()
@@ -389,12 +389,12 @@ class _Run(Generic[T]):
         self._done(self._jobs[place].label, ended)
 
 
-def _reuse_all(foreseen: Sequence[StageResult], store: Store, scope: str, observer: Observer) -> None:
+def _reuse_all(planned_results: Sequence[StageResult], store: Store, scope: str, observer: Observer) -> None:
     """Record that a whole graph is reused, without a scratch folder, threads or processes."""
-    store.used(result.cache_key for result in foreseen if result.cache_key)
-    found = (result for result in foreseen if result.reason.kind != "up to date")
+    store.used(result.cache_key for result in planned_results if result.cache_key)
+    found = (result for result in planned_results if result.reason.kind != "up to date")
     store.remember({remembered_name(scope, result.node): result.cache_key for result in found if result.cache_key})
-    for result in foreseen:
+    for result in planned_results:
         observer.finished(result)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildSummary
 
 _IN_ROUNDS = ("optimize", "analyze")
-_TOLD_AGAIN: dict[str, Callable[[Iterable[str]], Reason]] = {"blocked": events.blocked, "stopped": events.stopped}
+_REWORDED: dict[str, Callable[[Iterable[str]], Reason]] = {"blocked": events.blocked, "stopped": events.stopped}
 
 
 def round_of(node: Node) -> tuple[str, int] | None:
@@ -64,7 +64,7 @@ class Rounds:
             self._by_key.setdefault((line, result.cache_key), result.node.id)
         return False
 
-    def told(self, why: Reason) -> Reason:
+    def with_kept_names(self, why: Reason) -> Reason:
         """Return *why* with the names of repetitions replaced by those of reported stages."""
         names = tuple(dict.fromkeys(self.like.get(name, name) for name in why.names))
         if names == why.names:
@@ -72,7 +72,7 @@ class Rounds:
         if why.kind == "waits":
             roots = tuple(dict.fromkeys(self.like.get(name, name) for name in why.roots))
             return replace(events.waits(names, why.changes, roots), nearest=why.nearest)
-        return _TOLD_AGAIN[why.kind](names) if why.kind in _TOLD_AGAIN else why
+        return _REWORDED[why.kind](names) if why.kind in _REWORDED else why
 
     def _before(self, result: StageResult, line: str, number: int) -> str | None:
         if number == 0 or result.status is Status.FAILED:
@@ -89,7 +89,7 @@ class Rounds:
 class Folded:
     """Results, divided into those to report and repetitions; ``like`` maps ids of repetitions to repeated ids."""
 
-    told: tuple[StageResult, ...]
+    reported: tuple[StageResult, ...]
     like_before: tuple[StageResult, ...]
     like: Mapping[str, str]
 
@@ -97,12 +97,14 @@ class Folded:
 def folded(results: Iterable[StageResult]) -> Folded:
     """Divide *results*, which are in the order of their graph."""
     rounds = Rounds()
-    told: list[StageResult] = []
+    reported: list[StageResult] = []
     like_before: list[StageResult] = []
     for result in results:
-        (like_before if rounds.is_like_before(result) else told).append(result)
+        (like_before if rounds.is_like_before(result) else reported).append(result)
     return Folded(
-        tuple(replace(result, reason=rounds.told(result.reason)) for result in told), tuple(like_before), rounds.like
+        tuple(replace(result, reason=rounds.with_kept_names(result.reason)) for result in reported),
+        tuple(like_before),
+        rounds.like,
     )
 
 
@@ -115,7 +117,7 @@ class WithoutRounds(PassingOn):
 
     def finished(self, result: StageResult) -> None:
         if not self._rounds.is_like_before(result):
-            super().finished(replace(result, reason=self._rounds.told(result.reason)))
+            super().finished(replace(result, reason=self._rounds.with_kept_names(result.reason)))
 
 
 # The check of a build's last analysis; see `refusal` in engine/decide.py.
@@ -210,8 +212,8 @@ def completed(summary: BuildSummary, results: Iterable[StageResult]) -> BuildSum
     for one in found:
         if one.discovered:
             settings = _with_capabilities(settings, one)
-    told = [sentence for one in found for sentence in _sentences(one, is_compiled=one.line in compiled)]
-    return replace(summary, settings=settings, notices=(*summary.notices, *told))
+    sentences = [sentence for one in found for sentence in _sentences(one, is_compiled=one.line in compiled)]
+    return replace(summary, settings=settings, notices=(*summary.notices, *sentences))
 
 
 def _with_capabilities(settings: JsonObject, searched: Searched) -> JsonObject:
@@ -269,11 +271,11 @@ def _count(metrics: JsonObject, verdict: str) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _operators(told: JsonValue, *, with_nodes: bool = False) -> str:
+def _operators(value: JsonValue, *, with_nodes: bool = False) -> str:
     """Return ``: Erf (3), ai.custom/Foo (1) and 2 other operators``; *with_nodes* adds node names and reasons."""
-    if not isinstance(told, list | tuple) or not told:
+    if not isinstance(value, list | tuple) or not value:
         return ""
-    operators = [one for one in told if isinstance(one, Mapping)]
+    operators = [one for one in value if isinstance(one, Mapping)]
     named = [_with_nodes(one) if with_nodes else f"{_name(one)} ({one['count']})" for one in operators]
     more = len(named) - _MOST_OPERATORS
     others = f" and {counted(more, 'other operator')}" if more > 0 else ""

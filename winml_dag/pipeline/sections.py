@@ -17,7 +17,7 @@ from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import InputDimension
 from winml_dag.recipe.precision import type_bits
 from winml_dag.recipe.schema import Export, Quant, Recipe, Validate
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.export.detect import BATCH, sized
@@ -49,7 +49,7 @@ def refuse_other_quantize(context: ResolveContext, quant: Quant | Skip, onnx: On
         return
     if not section.quantize and section.quant_config is not None:
         raise RecipeError("compile.quantize is false, but there is compile.quant_config. Keep one of them.")
-    given = onnx is not None and onnx.kind in kinds.INTEGER_MODELS
+    given = onnx is not None and onnx.kind in artifact_types.INTEGER_MODELS
     otherwise = overrides.quant is not None or overrides.precision is not None
     if section.quantize and isinstance(quant, Skip) and not (given or otherwise):
         raise RecipeError(
@@ -128,7 +128,7 @@ def optimize_config(
         return Skip("--no-optimize was given")
     if wanted is None and recipe.skip_optimize:
         return Skip("skip_optimize is set in the recipe")
-    if wanted is None and onnx is not None and onnx.kind in kinds.INTEGER_MODELS:
+    if wanted is None and onnx is not None and onnx.kind in artifact_types.INTEGER_MODELS:
         return Skip(f"{onnx.path.name} is quantized already, and optimizing would break its QDQ pairs")
     selection = select({**_kept_apart(quant), **recipe.optim})
     # Only if a capability's result depends on it: otherwise builds for different targets share this stage.

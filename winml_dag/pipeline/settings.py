@@ -27,7 +27,7 @@ from winml_dag.pipeline.variant import Build, Model, ResolveContext, Skip, chose
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Compile, Export, Quant
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.normalize import NormalizeConfig
 from winml_dag.stages.quality import Bounds, rounding
@@ -103,14 +103,14 @@ def validate_config(
     """Return the config of validate, or why it is skipped; *model_kind* is that of the build's initial model."""
     if skip := left_out(context):
         return skip
-    came_compiled = model_kind == kinds.COMPILED_MODEL
+    came_compiled = model_kind == artifact_types.COMPILED_MODEL
     if came_compiled and not is_at_hand(target.ep):
         return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
     fields = replace(
         _fields(context, precision, calibration, given, task),
         # A model that was given in integers has ranges, too; none apply to validate's random inputs.
         calibrated=(given.data is not None or calibration.data is not None)
-        and (model_kind != kinds.FLOAT_MODEL if isinstance(quant, Skip) else quant.mode == "static"),
+        and (model_kind != artifact_types.FLOAT_MODEL if isinstance(quant, Skip) else quant.mode == "static"),
         rounding=rounding(precision, in_half=target.ep != CPU),
     )
     if came_compiled:
@@ -205,11 +205,11 @@ def _inputs(config: NormalizeConfig | None) -> JsonObject | None:
     """Return the section with the inputs of an ONNX model; None if they are as in the file."""
     if config is None or not config.export.input_tensors:
         return None
-    told = {name: config_json(given) for name, given in config.export.input_tensors.items()}
+    tensors = {name: config_json(given) for name, given in config.export.input_tensors.items()}
     return {
         "input_tensors": [
             {"name": name, **{field: value for field, value in given.items() if value is not None}}
-            for name, given in told.items()
+            for name, given in tensors.items()
         ]
     }
 
@@ -282,10 +282,10 @@ def _compile(config: CompileConfig, context: ResolveContext, build: Build) -> Js
 def _session(context: ResolveContext, build: Build) -> JsonObject | None:
     """Return the section for a build that does not compile: the options of sessions; None without any."""
     section = context.recipe.compile or Compile()
-    told: dict[str, JsonValue] = section.model_dump(mode="json", include={*_OF_SESSIONS}, exclude_defaults=True)
+    options: dict[str, JsonValue] = section.model_dump(mode="json", include={*_OF_SESSIONS}, exclude_defaults=True)
     if given := _provider_options(section, context, build):
-        told["provider_options"] = given
-    return {**told, "enable_ep_context": False} if told else None
+        options["provider_options"] = given
+    return {**options, "enable_ep_context": False} if options else None
 
 
 def _provider_options(section: Compile, context: ResolveContext, build: Build) -> dict[str, str]:

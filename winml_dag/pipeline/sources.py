@@ -15,7 +15,7 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.file_reading import before_reading, read_json
 from winml_dag.pipeline.layout import COMPILED, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED
 from winml_dag.recipe.paths import is_path_like, resolve_path
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.samples import SUFFIXES, kind_of
 
 if TYPE_CHECKING:
@@ -93,14 +93,14 @@ class ModelFolder:
         names += self._weights()
         if code:
             names += sorted(path.name for path in self.folder.glob("*.py"))
-        return Source("model folder", kinds.MODEL_FOLDER, self._files(names))
+        return Source("model folder", artifact_types.MODEL_FOLDER, self._files(names))
 
     def processor_source(self) -> Source:
         """Return tokenizer and preprocessor settings. Raises InputError when there are none."""
         names = [name for name in _PROCESSOR_FILES if (self.folder / name).is_file()]
         if not names:
             raise InputError(f"{self.folder} has neither a tokenizer nor an image processor.")
-        return Source("processor folder", kinds.PROCESSOR_FOLDER, self._files(names))
+        return Source("processor folder", artifact_types.PROCESSOR_FOLDER, self._files(names))
 
     def _files(self, names: list[str]) -> tuple[SourceFile, ...]:
         return tuple(SourceFile(name, self.folder / name) for name in names)
@@ -148,10 +148,10 @@ class OnnxFile:
     @property
     def kind(self) -> str:
         if self.summary.is_compiled:
-            return kinds.COMPILED_MODEL
+            return artifact_types.COMPILED_MODEL
         if self.summary.is_weight_only:
-            return kinds.WEIGHT_ONLY_MODEL
-        return kinds.QUANTIZED_MODEL if self.summary.is_quantized else kinds.FLOAT_MODEL
+            return artifact_types.WEIGHT_ONLY_MODEL
+        return artifact_types.QUANTIZED_MODEL if self.summary.is_quantized else artifact_types.FLOAT_MODEL
 
     @property
     def target(self) -> Target:
@@ -160,7 +160,7 @@ class OnnxFile:
         Raises:
             InputError: when its EPContext nodes name no supported execution provider, or several.
         """
-        if self.kind != kinds.COMPILED_MODEL:
+        if self.kind != artifact_types.COMPILED_MODEL:
             return Target(CPU, "cpu")
         sources = {context.source for context in self.summary.ep_context}
         try:
@@ -187,7 +187,7 @@ class OnnxFile:
         if ep is None and device in own.ep.devices:
             ep = own.ep.alias
         target = resolve_target(ep, device)
-        if self.kind == kinds.COMPILED_MODEL and target.ep != own.ep:
+        if self.kind == artifact_types.COMPILED_MODEL and target.ep != own.ep:
             raise UsageError(
                 f"{self.path} is compiled for {own.ep.name} and runs nowhere else.",
                 advice="For another provider, give the ONNX model that it was compiled from.",
@@ -281,7 +281,7 @@ def data_source(files: Sequence[SourceFile], named: str) -> Source:
             advice="Put those of one kind into a folder of their own.",
         )
     kept = tuple(file for file, kind in found.items() if kind in chosen)
-    return Source("calibration data", kinds.CALIBRATION_DATA, kept)
+    return Source("calibration data", artifact_types.CALIBRATION_DATA, kept)
 
 
 def _data_files(path: Path) -> Iterator[SourceFile]:

@@ -46,7 +46,7 @@ from winml_dag.file_reading import (
     read_bytes,
     read_text,
 )
-from winml_dag.store.cache_folder import note_build
+from winml_dag.store.cache_folder import log_build
 
 # Variables for the location of the hub cache and offline mode, for the programs of the user's own stages, and for
 # environments of execution providers.
@@ -67,12 +67,12 @@ _VARIABLES = (
 class Environment:
     """A snapshot of the environment. Take it once to compare many entries: it takes longer than all other checks."""
 
-    told: Mapping[str, JsonValue]
+    facts: Mapping[str, JsonValue]
     folders: list[JsonValue]
 
     @classmethod
     def now(cls) -> Environment:
-        told: JsonObject = {
+        facts: JsonObject = {
             "code": _code_state(),
             "python": sys.version,
             "search_path": list(sys.path),
@@ -80,11 +80,11 @@ class Environment:
             "machine": _machine(),
             "variables": {name: os.environ.get(name) for name in _VARIABLES},
         }
-        return cls(told, [_time_of(path or ".") for path in sys.path])
+        return cls(facts, [_time_of(path or ".") for path in sys.path])
 
     def is_as(self, fingerprint: Mapping[str, JsonValue]) -> bool:
         """Whether it matches *fingerprint*."""
-        if any(fingerprint.get(name) != value for name, value in self.told.items()):
+        if any(fingerprint.get(name) != value for name, value in self.facts.items()):
             return False
         at_ns = fingerprint.get("at_ns")
         # Unchanged folder times mean that no distribution was installed or removed since. A folder that changed
@@ -100,7 +100,7 @@ class Environment:
 def environment_fingerprint(now_ns: int) -> dict[str, JsonValue]:
     """Return the fingerprint that :meth:`Environment.is_as` compares; *now_ns* is the current time."""
     now = Environment.now()
-    return {**now.told, "installed": _installed(), "folders": now.folders, "at_ns": now_ns}
+    return {**now.facts, "installed": _installed(), "folders": now.folders, "at_ns": now_ns}
 
 
 def _machine() -> str:
@@ -304,29 +304,29 @@ class Entry:
         return Entry(header, (paths, seen.tobytes(), *others))
 
 
-def file_of(cache_dir: str, asked: str) -> str:
-    """Return the path of the entry of the request *asked*."""
-    name = xxhash.xxh3_128_hexdigest(asked.encode("utf-8", "surrogatepass"))
+def file_of(cache_dir: str, words: str) -> str:
+    """Return the path of the entry of the request *words*."""
+    name = xxhash.xxh3_128_hexdigest(words.encode("utf-8", "surrogatepass"))
     return os.path.join(cache_dir, "standing", f"{name}{_SUFFIX}")
 
 
-def keys_of(cache_dir: str, asked: str) -> list[str]:
-    """Return the keys that the entry of the request *asked* depends on; none if unavailable."""
+def keys_of(cache_dir: str, words: str) -> list[str]:
+    """Return the keys that the entry of the request *words* depends on; none if unavailable."""
     try:
-        return read_text(os.path.splitext(file_of(cache_dir, asked))[0] + KEYS_SUFFIX, MOST_BYTES_OF_MANY).split()
+        return read_text(os.path.splitext(file_of(cache_dir, words))[0] + KEYS_SUFFIX, MOST_BYTES_OF_MANY).split()
     except (OSError, ValueError):
         return []
 
 
-def load(cache_dir: str, asked: str) -> Entry | None:
-    """Load the entry of the request *asked*; None if there is no valid one."""
+def load(cache_dir: str, words: str) -> Entry | None:
+    """Load the entry of the request *words*; None if there is no valid one."""
     try:
-        data = read_bytes(file_of(cache_dir, asked), MOST_BYTES_OF_MANY)
+        data = read_bytes(file_of(cache_dir, words), MOST_BYTES_OF_MANY)
         if data[:_HEX] != xxhash.xxh3_64_hexdigest(memoryview(data)[_HEX:]).encode():
             return None
         end = data.index(b"\n")
         first: Any = parse_json(data[_HEX:end])
-        if first.pop("format") != FORMAT or first["asked"] != asked:
+        if first.pop("format") != FORMAT or first["asked"] != words:
             return None
         ends = list(accumulate(first.pop("lengths")))
         parts = [memoryview(data)[end + 1 :][start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
@@ -359,12 +359,12 @@ class CurrentPlan:
         return self.entry.header.complete and not self.changed
 
 
-def check(cache_dir: str, asked: str, environment: Environment | None = None) -> CurrentPlan | None:
-    """Return the current plan of the request *asked*; None if it has to be planned again.
+def check(cache_dir: str, words: str, environment: Environment | None = None) -> CurrentPlan | None:
+    """Return the current plan of the request *words*; None if it has to be planned again.
 
     *environment*: a snapshot, if one was just taken.
     """
-    entry = load(cache_dir, asked)
+    entry = load(cache_dir, words)
     try:
         return None if entry is None else _check(cache_dir, entry, environment or Environment.now())
     except MALFORMED:
@@ -405,11 +405,11 @@ def _is_as_before(entry: Entry, place: int, seen: array[int]) -> bool:
     return digest != _UNREADABLE and read(path, function) == digest and look([path]) == now
 
 
-def note_use(cache_dir: str, current_plan: CurrentPlan) -> None:
+def log_use(cache_dir: str, current_plan: CurrentPlan) -> None:
     """Record that a build found all of *current_plan* up to date: its records were used, and its time was saved."""
     touch(cache_dir, current_plan.entry)
     header = current_plan.entry.header
-    note_build(cache_dir, reused=header.stages, ran=0, seconds_saved=header.seconds)
+    log_build(cache_dir, reused=header.stages, ran=0, seconds_saved=header.seconds)
 
 
 def touch(cache_dir: str, entry: Entry) -> None:

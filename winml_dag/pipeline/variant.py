@@ -25,7 +25,7 @@ from winml_dag.recipe.document import Positions, known_instead
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe, StageEntry, Validate
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.analyze import AnalyzeConfig
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
@@ -216,7 +216,7 @@ def user_script(context: ResolveContext, model: Model) -> Source | None:
         raise InputError(
             f"loader.user_script: {path} is not a Python file.", advice="Paths are relative to the recipe."
         )
-    return Source("user script", kinds.USER_SCRIPT, (SourceFile(path.name, path),))
+    return Source("user script", artifact_types.USER_SCRIPT, (SourceFile(path.name, path),))
 
 
 def task_for(context: ResolveContext, model: Model) -> str | None:

@@ -165,7 +165,7 @@ class Bases:
         for place, name in enumerate(names):
             here = (*at, place) if isinstance(named, list) and by == self._path else at
             if not isinstance(name, str) or not name.strip() or not name.isprintable():
-                self._findings.add(here, f"{_told(by, self._path)}expected the path of a recipe, or catalog:NAME")
+                self._findings.add(here, f"{_origin(by, self._path)}expected the path of a recipe, or catalog:NAME")
                 continue
             path = self._file(name, by, here)
             if path is None:
@@ -185,7 +185,7 @@ class Bases:
                 return shipped_path(name.removeprefix(_CATALOG))
             return Path(os.path.normpath(resolve_path(by.parent, name)))
         except (UsageError, InputError) as error:
-            self._findings.add(at, f"{_told(by, self._path)}{error}")
+            self._findings.add(at, f"{_origin(by, self._path)}{error}")
             return None
 
     def _one(self, path: Path, at: Location, chain: tuple[Path, ...]) -> Iterator[Piece]:
@@ -228,7 +228,7 @@ class Bases:
         return _Read(path, TextFile(str(path), document), kept)
 
 
-def _told(by: Path, sweep: Path) -> str:
+def _origin(by: Path, sweep: Path) -> str:
     return "" if by == sweep else f"{by}: "
 
 

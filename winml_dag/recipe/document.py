@@ -102,7 +102,7 @@ def invalid(name: str, problems: tuple[str, ...]) -> RecipeError:
 
 
 # More lines than anybody reads; one wrong folder can cause thousands.
-_MOST_TOLD = 50
+_MOST_PROBLEMS = 50
 
 
 class Findings:
@@ -135,9 +135,9 @@ class Findings:
             lines.append((file, position, problem_line(file, position, location, message)))
         count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
         # Sorted by position; a finding about something that is named twice is reported once.
-        told = tuple(dict.fromkeys(line for *_, line in sorted(lines)))
-        more = (f"... and {len(told) - _MOST_TOLD} more",) if len(told) > _MOST_TOLD else ()
-        raise RecipeError(f"The recipe {self._path} has {count}:", problems=told[:_MOST_TOLD] + more)
+        sentences = tuple(dict.fromkeys(line for *_, line in sorted(lines)))
+        more = (f"... and {len(sentences) - _MOST_PROBLEMS} more",) if len(sentences) > _MOST_PROBLEMS else ()
+        raise RecipeError(f"The recipe {self._path} has {count}:", problems=sentences[:_MOST_PROBLEMS] + more)
 
     @property
     def are_any(self) -> bool:
@@ -146,7 +146,7 @@ class Findings:
     @property
     def are_few(self) -> bool:
         """Whether there are few enough to search for suggestions for each."""
-        return len(self._found) < _MOST_TOLD
+        return len(self._found) < _MOST_PROBLEMS
 
 
 # More than any built-in list has; the labels of an axis may be thousands.

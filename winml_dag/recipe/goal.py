@@ -270,12 +270,12 @@ def _clashes(goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell]
             folders[owner], places[owner] = winner_folder(goal, group), place
             if what := folder_problem(folders[owner]):
                 yield ("goal", place, "folder"), f"{folders[owner]!r}: {what}"
-    told = set()
+    reported = set()
     for one, other in clashes(folders):
         named = other if other in places else one
         # An invalid template clashes with many.
-        if named in places and places[named] not in told:
-            told.add(places[named])
+        if named in places and places[named] not in reported:
+            reported.add(places[named])
             both = f"{one} and {other} would have the folder {folders[named]}, or one inside of the other's"
             yield ("goal", places[named], "folder"), both
 

@@ -172,9 +172,9 @@ class _Reading:
         if listed is not None and not isinstance(listed, list):
             self._findings.add(at, "expected a list")
             return
-        for place, entry in enumerate(listed or ()):
-            if (found := self._mapping((*at, place), entry)) is not None:
-                yield (*at, place), found
+        for index, entry in enumerate(listed or ()):
+            if (found := self._mapping((*at, index), entry)) is not None:
+                yield (*at, index), found
 
     def _refuse_too_many(self, axes: tuple[Axis, ...], matrix: Mapping[str, object]) -> None:
         included = matrix.get("include")

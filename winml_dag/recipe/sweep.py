@@ -188,9 +188,9 @@ def _of_file(file: Path, label: str, *, alone: bool) -> Iterator[Cell]:
     if items is None:
         yield Cell(label, {}, label, file)
         return
-    for place, item in enumerate(items):
-        name = item.label(place) if alone else f"{label}/{item.label(place)}"
-        yield Cell(name, {}, name, file, item=place)
+    for index, item in enumerate(items):
+        name = item.label(index) if alone else f"{label}/{item.label(index)}"
+        yield Cell(name, {}, name, file, item=index)
 
 
 def _read_for(sweep: Sweep | None) -> tuple[Path, ...]:
@@ -309,7 +309,7 @@ def shards(cells: Sequence[Cell], count: int) -> tuple[tuple[Cell, ...], ...]:
         groups.setdefault(_export_of(cell), []).append(cell)
     line = [cell for group in groups.values() for cell in group]
     ends = list(accumulate(len(group) for group in groups.values()))
-    cuts = [0, *(_cut(place * len(line) / count, len(line) / count, ends) for place in range(1, count)), len(line)]
+    cuts = [0, *(_cut(index * len(line) / count, len(line) / count, ends) for index in range(1, count)), len(line)]
     return tuple(tuple(line[begin:end]) for begin, end in pairwise(cuts))
 
 

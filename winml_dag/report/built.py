@@ -24,12 +24,12 @@ _EMULATED = "emulated"
 
 def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
     """Return the complete row of the build whose *manifest* is in *folder*."""
-    told, stages = manifest.told, manifest.told.stages
+    build, stages = manifest.build, manifest.build.stages
     done = [stage for stage in stages if stage.is_done]
     quality, no_quality = _quality(stages)
     placement, no_placement = _placement(stages)
     # Of each component the last: a second quantization describes the final model.
-    quantized = {told.component_of(stage): stage for stage in _done(stages, "quantize")}.values()
+    quantized = {build.component_of(stage): stage for stage in _done(stages, "quantize")}.values()
     size, no_size = _size(manifest, done)
     missing = {
         "size": no_size,
@@ -45,12 +45,12 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
     return Row(
         name=name,
         values={},
-        model=_model(told, done) or folder.name or folder.resolve().name,
-        precision=told.precision,
-        ep=_alias(told.execution_provider),
-        device=told.device,
+        model=_model(build, done) or folder.name or folder.resolve().name,
+        precision=build.precision,
+        ep=_alias(build.execution_provider),
+        device=build.device,
         status=CellStatus.BUILT,
-        task=told.task or None,
+        task=build.task or None,
         reached=next((run.id for run in reversed(runs) if run.status != "skipped"), None),
         folder=str(folder),
         stages=runs,
@@ -60,22 +60,22 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
         nodes_quantized=_sum(stage.nodes_quantized for stage in quantized),
         nodes_skipped=_sum(stage.nodes_skipped for stage in quantized),
         skipped_reasons=dict(reasons),
-        seconds=told.elapsed_seconds or 0.0,
+        seconds=build.elapsed_seconds or 0.0,
         made_in_seconds=sum(run.made_in_seconds or 0.0 for run in runs),
         saved_seconds=sum(run.made_in_seconds or 0.0 for run in runs if run.status == "reused"),
         peak_memory_bytes=max((run.peak_memory_bytes or 0 for run in runs), default=0) or None,
         versions=_versions(done),
         digest=next((found for stage in reversed(done) if (found := _digest(stage))), ""),
-        notices=tuple(told.notices),
-        components=tuple(told.components),
+        notices=tuple(build.notices),
+        components=tuple(build.components),
         missing={part: why for part, why in missing.items() if why},
     )
 
 
-def _model(told: BuildManifest, done: Sequence[Stage]) -> str:
+def _model(build: BuildManifest, done: Sequence[Stage]) -> str:
     """Return the model's name, with the module if only that was built: each module is a model of its own."""
     modules = (stage.settings.loader.module_path for stage in _done(done, "export"))
-    return " ".join(part for part in (told.model_id, next(modules, "")) if part)
+    return " ".join(part for part in (build.model_id, next(modules, "")) if part)
 
 
 def _run(stage: Stage) -> StageRun:
@@ -136,11 +136,11 @@ def _quality(stages: Sequence[Stage]) -> tuple[Quality | None, str]:
 
 
 def _quality_of(stage: Stage) -> Quality | None:
-    told, bound = stage.metrics.quality, stage.metrics.min_cosine
-    if told is None:
+    quality, bound = stage.metrics.quality, stage.metrics.min_cosine
+    if quality is None:
         return None
     # It has a record, so it passed all thresholds.
-    return Quality(**dict(told), bound=bound, passed=None if bound is None else True)
+    return Quality(**dict(quality), bound=bound, passed=None if bound is None else True)
 
 
 def _placement(stages: Sequence[Stage]) -> tuple[Placement | None, str]:
@@ -160,8 +160,8 @@ def _when_loaded(stages: Sequence[Stage]) -> str:
     for stage in _done(stages, "validate"):
         for provider, by_type in stage.metrics.assigned_nodes.items():
             assigned[_alias(provider)] += sum(by_type.values())
-    told = ", ".join(f"{counted(count, 'node')} on {ep}" for ep, count in sorted(assigned.items()))
-    return f"; when it was validated: {told}" if told else ""
+    counts = ", ".join(f"{counted(count, 'node')} on {ep}" for ep, count in sorted(assigned.items()))
+    return f"; when it was validated: {counts}" if counts else ""
 
 
 def _versions(done: Iterable[Stage]) -> dict[str, str]:
@@ -198,8 +198,8 @@ def latency_of(perf: Measured | None, *, is_through: bool = True) -> tuple[Laten
         return None, _not_measured("perf", is_through)
     if perf.error:
         return None, perf.error
-    told = PerfReport.model_validate(perf.report)
-    times = told.latency_ms
+    report = PerfReport.model_validate(perf.report)
+    times = report.latency_ms
     if times.p50 is None or times.p90 is None or times.p99 is None:
         return None, "the report of perf has no latencies"
     return Latency(
@@ -207,14 +207,14 @@ def latency_of(perf: Measured | None, *, is_through: bool = True) -> tuple[Laten
         p90=times.p90,
         p99=times.p99,
         inferences=times.inferences,
-        warmup=told.warmup,
+        warmup=report.warmup,
         measured=perf.measured,
         made_at=perf.made_at,
-        load_seconds=told.load.seconds,
-        peak_memory_bytes=told.memory_bytes.peak,
-        emulated=any(_EMULATED in notice for notice in told.notices),
-        host=told.host,
-        waited_share=told.waited_share,
+        load_seconds=report.load.seconds,
+        peak_memory_bytes=report.memory_bytes.peak,
+        emulated=any(_EMULATED in notice for notice in report.notices),
+        host=report.host,
+        waited_share=report.waited_share,
     ), ""
 
 
@@ -229,11 +229,11 @@ def accuracy_of(
         return None, _not_measured("eval", is_through)
     if found.error:
         return None, found.error
-    told = EvalReport.model_validate(found.report)
-    if not told.metrics:
-        return None, "eval compared outputs, without labels" if told.outputs else "the report has no metrics"
-    name = _most_telling(told)
-    metric = told.metrics[name]
+    report = EvalReport.model_validate(found.report)
+    if not report.metrics:
+        return None, "eval compared outputs, without labels" if report.outputs else "the report has no metrics"
+    name = _main_metric(report)
+    metric = report.metrics[name]
     value, reference = metric.candidate.value, metric.reference.value
     if value is None:
         return None, f"{name} is not defined on these samples"
@@ -244,7 +244,7 @@ def accuracy_of(
         metric=name,
         value=value,
         higher_is_better=True,
-        samples=told.samples,
+        samples=report.samples,
         measured=found.measured,
         made_at=found.made_at,
         reference=reference,
@@ -260,12 +260,12 @@ def quality_of(found: Measured | None) -> Quality | None:
     """Return the worst quality of all outputs, if eval compared them with those of the float model."""
     if found is None:
         return None
-    told = EvalReport.model_validate(found.report)
-    if not told.outputs:
+    report = EvalReport.model_validate(found.report)
+    if not report.outputs:
         return None
 
     def worst(name: str, pick: Callable[[Iterable[float]], float] = min) -> float | None:
-        known = [value for output in told.outputs.values() if (value := getattr(output, name)) is not None]
+        known = [value for output in report.outputs.values() if (value := getattr(output, name)) is not None]
         return pick(known) if known else None
 
     return Quality(
@@ -273,8 +273,8 @@ def quality_of(found: Measured | None) -> Quality | None:
         cosine_min=worst("cosine_min"),
         sqnr_db=worst("sqnr_db"),
         max_abs_error=worst("max_abs_error", max),
-        samples=told.samples,
-        data=told.data,
+        samples=report.samples,
+        data=report.data,
     )
 
 
@@ -291,8 +291,8 @@ def _not_measured(what: str, is_through: bool) -> str:
     return f"{not_yet}{what} was not asked for (measure: [{what}])"
 
 
-def _most_telling(told: EvalReport) -> str:
-    return next((name for name in METRICS.get(told.task, ()) if name in told.metrics), next(iter(told.metrics)))
+def _main_metric(report: EvalReport) -> str:
+    return next((name for name in METRICS.get(report.task, ()) if name in report.metrics), next(iter(report.metrics)))
 
 
 def _interval(metric: MetricReport) -> tuple[float, float] | None:

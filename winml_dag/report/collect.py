@@ -192,14 +192,14 @@ def _row_of_cell(
     *built* is the row of the manifest there, None without one. *model*, *target*: the model, and the provider and
     device, inferred for a cell without a manifest.
     """
-    told = built if cell.is_there else None
+    made = built if cell.is_there else None
     is_through = not sweep.interrupted
     own = [goal for goal in sweep.goals if any(candidate.cell == cell.name for candidate in goal.candidates)]
     latency, no_latency = latency_of(cell.perf, is_through=is_through)
     accuracy, no_accuracy = accuracy_of(cell.eval, own, is_through=is_through)
-    quality = (None if told is None else told.quality) or quality_of(cell.eval)
+    quality = (None if made is None else made.quality) or quality_of(cell.eval)
     why = _why(cell, built, folder)
-    missing = dict.fromkeys(_PARTS, why) if told is None else {**told.missing}
+    missing = dict.fromkeys(_PARTS, why) if made is None else {**made.missing}
     if cell.is_there:
         missing |= {"latency": no_latency, "accuracy": no_accuracy}
     found = {"latency": latency, "accuracy": accuracy, "quality": quality}
@@ -207,7 +207,7 @@ def _row_of_cell(
     own_model = _label(cell, _MODEL) or (model if built is None else built.model)
     own_precision = _label(cell, _PRECISION) or ("" if built is None else built.precision)
     return replace(
-        told or Row(cell.name, cell.values, own_model, own_precision, ep, device, cell.status),
+        made or Row(cell.name, cell.values, own_model, own_precision, ep, device, cell.status),
         name=cell.name,
         values=cell.values,
         model=own_model,
@@ -218,7 +218,7 @@ def _row_of_cell(
         why=cell.why or why,
         reached=cell.reached,
         folder=str(folder),
-        stages=cell.stages or (() if told is None else told.stages),
+        stages=cell.stages or (() if made is None else made.stages),
         failure=cell.failure,
         latency=latency,
         quality=None if quality is None else held_to(quality, own),

@@ -208,7 +208,7 @@ def write_files(files: dict[str, Path], report: Report, comparison: Comparison |
     for kind, path in files.items():
         if path.is_dir():
             raise UsageError(f"{path} is a folder.", advice="Choose a file.")
-        if path.is_file() and not (overwrite or _is_ours(path, f".{kind}")):
+        if path.is_file() and not (overwrite or _is_owned(path, f".{kind}")):
             raise UsageError(
                 f"{path} is in the way, and no report of ours.", advice="Move it away, or give --overwrite."
             )
@@ -221,11 +221,11 @@ def _text(kind: str, path: Path, report: Report, comparison: Comparison | None) 
         return html_of(report, comparison, path)
     if kind == "csv":
         return csv_of(report)
-    told = {} if comparison is None else {"comparison": comparison_json(comparison)}
-    return json_text({**report_json(report), **told})
+    extra = {} if comparison is None else {"comparison": comparison_json(comparison)}
+    return json_text({**report_json(report), **extra})
 
 
-def _is_ours(path: Path, suffix: str) -> bool:
+def _is_owned(path: Path, suffix: str) -> bool:
     try:
         if suffix == ".html":
             return REPORT_PAGE.made(path)

@@ -83,7 +83,7 @@ def _drawn(view: GraphView) -> JsonObject:
 
 def _box(box: Box, cells: Sequence[str]) -> JsonObject:
     """Return the JSON of a box, without empty fields."""
-    told: JsonObject = {
+    fields: JsonObject = {
         "step": box.stage or "sources" if box.step == SOURCE else box.step,
         "status": box.status,
         "label": _label(box, cells),
@@ -96,12 +96,12 @@ def _box(box: Box, cells: Sequence[str]) -> JsonObject:
         "last": box.last,
         "last_reason": box.last_reason,
     }
-    return {name: value for name, value in told.items() if value not in ("", None, [])}
+    return {name: value for name, value in fields.items() if value not in ("", None, [])}
 
 
 def _label(box: Box, cells: Sequence[str]) -> str:
     """Return the common part of the names of a box's builds; without one, the number of builds."""
-    names = [cells[place] for place in box.cells]
+    names = [cells[index] for index in box.cells]
     if len(box.members) > 1:
         return f"{len(box.members)} stages of {counted(len(names), 'build')}"
     if len(names) == 1:
@@ -174,11 +174,11 @@ def lay_out(
             here = lanes[maker, column]
         parts[here, reader] = None
     in_columns: list[list[int]] = [[] for _ in range(max(columns, default=-1) + 1)]
-    for place, column in enumerate([*columns, *(column for _, column in lanes)]):
-        in_columns[column].append(place)
+    for index, column in enumerate([*columns, *(column for _, column in lanes)]):
+        in_columns[column].append(index)
     rows = _rows(in_columns, _neighbours(len(heights), parts, pulling), order, heights)
     top = min(rows.values(), default=0.0)
-    settled = [round(rows[place] - top, 2) for place in range(len(heights))]
+    settled = [round(rows[index] - top, 2) for index in range(len(heights))]
     return Layout(tuple(columns), tuple(settled[: len(steps)]), {lane: settled[at] for lane, at in lanes.items()})
 
 
@@ -207,7 +207,7 @@ def _beside_readers(columns: list[int], edges: Sequence[tuple[int, int]], pulls:
         readers[maker] = min(readers.get(maker, columns[reader]), columns[reader])
     fixed = {reader for _, reader in edges} | {box for box, pull in enumerate(pulls) if pull}
     moved = [readers[box] - 1 if box in readers and box not in fixed else at for box, at in enumerate(columns)]
-    used = {column: place for place, column in enumerate(sorted(set(moved)))}
+    used = {column: index for index, column in enumerate(sorted(set(moved)))}
     return [used[column] for column in moved]
 
 
@@ -235,14 +235,14 @@ def _rows(
 
     Columns are visited from left to right and back, so that each follows the one before.
     """
-    rows = {box: float(place) for boxes in in_columns for place, box in enumerate(boxes)}
+    rows = {box: float(index) for boxes in in_columns for index, box in enumerate(boxes)}
     for turn in range(2 * _TURNS):
         for boxes in in_columns if turn % 2 == 0 else reversed(in_columns):
             near = neighbours[turn % 2]
             wanted = {box: fmean(rows[other] for other in near[box]) if near[box] else rows[box] for box in boxes}
             if turn < _TURNS - 1:
                 boxes.sort(key=lambda box, wanted=wanted: (ranks[box], wanted[box]))  # type: ignore[misc]
-                rows |= {box: float(place) for place, box in enumerate(boxes)}
+                rows |= {box: float(index) for index, box in enumerate(boxes)}
             else:
                 rows |= dict(
                     zip(boxes, _apart([wanted[box] for box in boxes], [heights[box] for box in boxes]), strict=True)

@@ -74,7 +74,7 @@ class GraphView:
 
 
 @dataclass(frozen=True)
-class ForeseenBuild:
+class PlannedBuild:
     """A build and the expected outcome of each of its stages.
 
     ``failed``: by id, why a stage failed in its last run. ``last``: by id, its outcome then, and the reason.
@@ -94,26 +94,26 @@ class ForeseenBuild:
         store: Store,
         failed: Mapping[str, str] | None = None,
         last: Mapping[str, tuple[str, str]] | None = None,
-    ) -> ForeseenBuild:
+    ) -> PlannedBuild:
         results = plan_graph(graph.graph, graph.sources, store, scope=graph.summary.scope)
         return cls(label, graph, results, failed or {}, last or {})
 
 
-def together(builds: Sequence[ForeseenBuild]) -> Merged:
+def together(builds: Sequence[PlannedBuild]) -> Merged:
     """Merge the graphs of *builds*, whose labels must differ."""
     return merge([Part(build.label, build.graph.graph, build.graph.sources) for build in builds])
 
 
-def statuses_of(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, Status]:
+def statuses_of(builds: Sequence[PlannedBuild], merged: Merged) -> dict[str, Status]:
     """Return the expected status of each stage, by id in the merged graph."""
-    return {node_id: told[0] for node_id, told in _told(builds, merged).items()}
+    return {node_id: result[0] for node_id, result in _results(builds, merged).items()}
 
 
-def view_of(builds: Sequence[ForeseenBuild], notices: Sequence[str] = ()) -> GraphView:
+def view_of(builds: Sequence[PlannedBuild], notices: Sequence[str] = ()) -> GraphView:
     """Return the drawing of *builds*, whose labels must differ."""
     merged = together(builds)
     like = _like(builds, merged)
-    told = _told(builds, merged)
+    results = _results(builds, merged)
     readers = merged.readers()
     cells = _cells(readers, like)
     nodes = [node for node in merged.graph.nodes if node.id not in like]
@@ -130,18 +130,18 @@ def view_of(builds: Sequence[ForeseenBuild], notices: Sequence[str] = ()) -> Gra
     boxes = []
     for node in nodes:
         status, reason = last.get(node.id, ("", ""))
-        box = _box(node, readers[node.id][0][1], cells[node.id], *told[node.id])
+        box = _box(node, readers[node.id][0][1], cells[node.id], *results[node.id])
         boxes.append(replace(box, last=status, last_reason=reason))
     return GraphView(tuple(build.label for build in builds), (*sources, *boxes), lines, tuple(notices))
 
 
-def _without_label(name: str, builds: Sequence[ForeseenBuild]) -> str:
+def _without_label(name: str, builds: Sequence[PlannedBuild]) -> str:
     """Return the name of a source within its build, without the label that made it unique in the merged graph."""
     label = next((build.label for build in builds if name.startswith(f"{build.label}/")), None)
     return name if label is None else name.removeprefix(f"{label}/")
 
 
-def _told(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, tuple[Status, StageResult, str]]:
+def _results(builds: Sequence[PlannedBuild], merged: Merged) -> dict[str, tuple[Status, StageResult, str]]:
     """Return, by id in the merged graph, status, expected result, and the reason of the last failure.
 
     For a shared stage, they come from the build with the most important status.
@@ -157,7 +157,7 @@ def _told(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, tuple[St
     return found
 
 
-def _last(builds: Sequence[ForeseenBuild], merged: Merged, like: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _last(builds: Sequence[PlannedBuild], merged: Merged, like: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return, by id in the merged graph, the last outcome of a stage, and the reason. It ran if it did in any build."""
     found: dict[str, tuple[str, str]] = {}
     for build, ids in zip(builds, merged.ids, strict=True):
@@ -174,7 +174,7 @@ def _rank(status: str) -> int:
     return _FIRST_TOLD.index(Status(status))
 
 
-def _like(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, str]:
+def _like(builds: Sequence[PlannedBuild], merged: Merged) -> dict[str, str]:
     """Return, by id of each stage that is not drawn, the stage drawn in its place; both in the merged graph.
 
     These are redundant rounds, and stages that have the same key and so do the same work.

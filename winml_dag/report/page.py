@@ -61,10 +61,10 @@ _THERE = (CellStatus.BUILT, CellStatus.UP_TO_DATE)
 def answers(report: Report, comparison: Comparison | None = None) -> tuple[str, ...]:
     """Return a few sentences, the most important first; at least one."""
     rows = {row.name: row for row in report.rows}
-    told = [_best_by(goal, rows) for goal in report.goals] or list(_best_without_goal(report.rows))
-    few = told[:_MOST]
-    if len(told) > _MOST:
-        few.append(f"{len(told) - _MOST} more are below.")
+    best = [_best_by(goal, rows) for goal in report.goals] or list(_best_without_goal(report.rows))
+    few = best[:_MOST]
+    if len(best) > _MOST:
+        few.append(f"{len(best) - _MOST} more are below.")
     return (*_change(comparison), *few) or (_count(report.rows),)
 
 
@@ -90,8 +90,8 @@ def _best_by(goal: GoalResult, rows: Mapping[str, Row]) -> str:
         return f"Best{group}: {goal.winner}."
     labels = [label for axis, label in row.values.items() if axis not in goal.group]
     chosen = next((one for one in goal.candidates if one.cell == goal.winner), None)
-    told = [" / ".join(labels) + _trial(row) or row.name, *_figures(row, goal.minimize, chosen)]
-    return f"Best{group}: {', '.join(told)}."
+    parts = [" / ".join(labels) + _trial(row) or row.name, *_figures(row, goal.minimize, chosen)]
+    return f"Best{group}: {', '.join(parts)}."
 
 
 def _trial(row: Row) -> str:
@@ -113,12 +113,12 @@ def _figures(row: Row, minimized: str, chosen: Candidate | None) -> Iterator[str
 
 def _worse(row: Row) -> Iterator[str]:
     """Yield the quality loss, in the most meaningful terms that the numbers allow."""
-    told = row.accuracy
-    if told is not None and told.drop is not None and told.reference:
-        share = 100 * told.drop / abs(told.reference)
+    accuracy = row.accuracy
+    if accuracy is not None and accuracy.drop is not None and accuracy.reference:
+        share = 100 * accuracy.drop / abs(accuracy.reference)
         percent = f"{abs(share):.2g}" if abs(share) < _WHOLE_PERCENT else f"{abs(share):.0f}"
         difference = f"{percent} % {'worse' if share > 0 else 'better'}" if abs(share) >= 0.005 else "no worse"
-        yield f"{difference} in {told.metric}"
+        yield f"{difference} in {accuracy.metric}"
     elif row.quality is not None and row.quality.cosine is not None:
         yield f"cosine {row.quality.cosine:.4f}"
 
@@ -194,12 +194,12 @@ def content_of(report: Report, comparison: Comparison | None) -> JsonObject:
     texts, versions = _Pool(), _Pool()
     rows: list[JsonValue] = []
     for row in report.rows:
-        told = tuple(sorted(row.versions.items()))
+        pairs = tuple(sorted(row.versions.items()))
         rows.append(
             {
                 **_compact(encode(replace(row, stages=(), versions={}))),
                 "stages": [_stage(stage, texts) for stage in row.stages],
-                "versions": versions.place(told, _compact(dict(told))),
+                "versions": versions.place(pairs, _compact(dict(pairs))),
             }
         )
     return {

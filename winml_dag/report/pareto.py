@@ -92,10 +92,10 @@ def _missed(goals: Iterable[GoalResult]) -> Mapping[str, frozenset[str]]:
     """Return, by row name, the goals that rule it out. Equal goals of several groups count as one."""
     missed: dict[str, frozenset[str]] = defaultdict(frozenset)
     for goal in goals:
-        asked = f"{goal.minimize} {dict(goal.subject_to)}"
+        described = f"{goal.minimize} {dict(goal.subject_to)}"
         for candidate in goal.candidates:
             if candidate.why:
-                missed[candidate.cell] |= {asked}
+                missed[candidate.cell] |= {described}
     return missed
 
 

@@ -87,7 +87,7 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
             if count > _MOST_ALIKE:
                 yield Line(_cut(f"- {counted(count, 'build')} not reached: {why}", width), Style.DOMINATED)
     yield Line("")
-    for text, style in (*_missing(report.rows, columns), *_told(report)):
+    for text, style in (*_missing(report.rows, columns), *_headline(report)):
         yield from (Line(part, style) for part in wrapped(text, width))
 
 
@@ -247,7 +247,7 @@ def _dominated(row: Row) -> str:
     return "" if row.dominated_by is None else f"{row.dominated_by}: {row.dominated_why}"
 
 
-def _told(report: Report) -> Iterator[tuple[str, Style]]:
+def _headline(report: Report) -> Iterator[tuple[str, Style]]:
     """Yield the overall result, the winners, and notes."""
     for goal in report.goals:
         group = f" for {', '.join(goal.group.values())}" if goal.group else ""
@@ -286,8 +286,8 @@ def _failures(rows: Sequence[Row]) -> Iterator[tuple[str, Style]]:
 
 def _counts(report: Report) -> str:
     found = Counter(str(row.status) for row in report.rows)
-    told = ", ".join(f"{found[status]} {status}" for status in map(str, CellStatus) if found[status])
-    return f"{counted(len(report.rows), 'build')}: {told}."
+    counts = ", ".join(f"{found[status]} {status}" for status in map(str, CellStatus) if found[status])
+    return f"{counted(len(report.rows), 'build')}: {counts}."
 
 
 def _times(report: Report) -> Iterator[str]:

@@ -63,7 +63,7 @@ def _count(graph: GraphProto, node: NodeProto, sizes: list[int], elem_type: int,
     # # A window that covers only padding has no average.
     factors = [math.prod(kernel) / max(1, math.prod(counts)) for counts in product(*inside)]
     output = node.output[0]
-    at = next(place for place, each in enumerate(graph.node) if output in each.output)
+    at = next(index for index, each in enumerate(graph.node) if output in each.output)
     node.output[0], factor = naming.new(f"{output}_with_padding"), naming.new(f"{output}_padding_factor")
     graph.initializer.append(helper.make_tensor(factor, elem_type, [1, 1, *map(len, inside)], factors))
     corrected = helper.make_node("Mul", [node.output[0], factor], [output], naming.new(f"{node.name}/mul"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.errors import StageError
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 COMPILED_NAME = "compiled.onnx"
 
@@ -30,10 +30,14 @@ class CompileConfig:
     compile: CompileFields
 
 
-SINGLE_MODEL = kinds.model_slot(
-    "compiled", kinds.FLOAT_MODEL, kinds.HALF_MODEL, kinds.QUANTIZED_MODEL, kinds.WEIGHT_ONLY_MODEL
+SINGLE_MODEL = artifact_types.model_slot(
+    "compiled",
+    artifact_types.FLOAT_MODEL,
+    artifact_types.HALF_MODEL,
+    artifact_types.QUANTIZED_MODEL,
+    artifact_types.WEIGHT_ONLY_MODEL,
 )
-OPTION_FILES = InputSlot(frozenset({kinds.OPTION_FILES}), required=False)
+OPTION_FILES = InputSlot(frozenset({artifact_types.OPTION_FILES}), required=False)
 
 COMPILE = Stage(
     name="compile",
@@ -41,7 +45,7 @@ COMPILE = Stage(
     work="winml_dag.stages.compile:run",
     config="winml_dag.stages.compile:CompileConfig",
     inputs={"model": SINGLE_MODEL, "option_files": OPTION_FILES},
-    outputs={"model": kinds.COMPILED_MODEL},
+    outputs={"model": artifact_types.COMPILED_MODEL},
     packages=("onnxruntime", "onnx"),
     memory=Memory(150 << 20, 7.0),
 )

@@ -117,10 +117,10 @@ def sdk_version(ep: ExecutionProvider) -> str:
     package = package_of(ep, None)
     if package is not None and package.plugin:
         try:
-            told = importlib.import_module(f"{package.plugin}.build_and_package_info")
+            info = importlib.import_module(f"{package.plugin}.build_and_package_info")
         except ImportError:
-            told = None
-        if version := getattr(told, "qnn_version", ""):
+            info = None
+        if version := getattr(info, "qnn_version", ""):
             return str(version)
     names = [path.name for path in libraries_of(ep, None).files]
     versions = [match[1] for match in map(_SDK_LIBRARY.fullmatch, names) if match]

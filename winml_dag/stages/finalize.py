@@ -10,7 +10,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD, ModelSummary, inspect_model
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 MODEL_FILE = "model.onnx"
 
@@ -36,10 +36,10 @@ FINALIZE = Stage(
     work="winml_dag.stages.finalize:run",
     config="winml_dag.stages.finalize:FinalizeConfig",
     inputs={
-        "model": InputSlot(kinds.ANY_MODEL),
-        "validation": InputSlot(frozenset({kinds.VALIDATION}), required=False),
+        "model": InputSlot(artifact_types.ANY_MODEL),
+        "validation": InputSlot(frozenset({artifact_types.VALIDATION}), required=False),
     },
-    outputs={"model": kinds.FLOAT_MODEL},
+    outputs={"model": artifact_types.FLOAT_MODEL},
     packages=("onnx",),
     memory=Memory(60 << 20),
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from winml_dag.engine.progress import Tell, tell_nobody
+from winml_dag.engine.progress import OnProgress, no_progress
 from winml_dag.errors import StageError
 from winml_dag.stages.figures import Measuring, OutputFigures
 from winml_dag.stages.running import run_model
@@ -109,7 +109,7 @@ class Pair:
         self.names = [name for name in self.names if name not in differing]
         return differing
 
-    def measure(self, feeds: Samples, scores: Collection[str], progress: Tell = tell_nobody) -> Measured:
+    def measure(self, feeds: Samples, scores: Collection[str], progress: OnProgress = no_progress) -> Measured:
         """Run both models. *scores*: outputs whose values are class scores.
 
         Raises:
@@ -131,7 +131,9 @@ class Pair:
         return Measured(measuring.figures(), reference, candidate)
 
 
-def run_alone(session: onnxruntime.InferenceSession, feeds: Samples, words: str, progress: Tell = tell_nobody) -> None:
+def run_alone(
+    session: onnxruntime.InferenceSession, feeds: Samples, words: str, progress: OnProgress = no_progress
+) -> None:
     """Run a model that has no reference on *feeds*, which *words* describe.
 
     Raises:

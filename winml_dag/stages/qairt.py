@@ -18,7 +18,7 @@ from winml_dag.engine.stage import Memory, Stage, Workspace
 from winml_dag.ep.qairt import CONVERTER, GENERATOR, library, program
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import COMPILED_NAME, SINGLE_MODEL, CompileConfig
 
 # The name of the graph in the binary, which the SDK derives from the file name.
@@ -32,7 +32,7 @@ COMPILE_QAIRT = Stage(
     work="winml_dag.stages.qairt:run",
     config="winml_dag.stages.compile:CompileConfig",
     inputs={"model": SINGLE_MODEL},
-    outputs={"model": kinds.COMPILED_MODEL},
+    outputs={"model": artifact_types.COMPILED_MODEL},
     packages=("onnx",),
     memory=Memory(150 << 20, 7.0),
 )
@@ -49,7 +49,7 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     from winml_dag.stages.compiled import read_compiled
     from winml_dag.stages.compiler import place_model
 
-    fields, here = config.compile, workspace.surroundings
+    fields, here = config.compile, workspace.machine_facts
     root, host = Path(here["root"]), here["host"]
     source = workspace.input_file("model", ".onnx")
     model = place_model(source, QNN)

@@ -15,7 +15,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.sidecar import SHARED
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import COMPILE, OPTION_FILES, SINGLE_MODEL, CompileConfig
 from winml_dag.stages.finalize import OffloadFields, final_names, require_full_offload, write_final
 
@@ -30,7 +30,7 @@ def shared_compile_stage(count: int) -> Stage:
         work="winml_dag.stages.shared:run",
         config="winml_dag.stages.compile:CompileConfig",
         inputs={**{f"model_{number}": SINGLE_MODEL for number in range(count)}, "option_files": OPTION_FILES},
-        outputs={"model": kinds.COMPILED_MODELS},
+        outputs={"model": artifact_types.COMPILED_MODELS},
         packages=("onnxruntime", "onnx"),
         memory=COMPILE.memory,
     )
@@ -103,8 +103,8 @@ FINALIZE_SHARED = Stage(
     version=1,
     work="winml_dag.stages.shared:finalize",
     config="winml_dag.stages.shared:FinalizeSharedConfig",
-    inputs={"model": InputSlot(frozenset({kinds.COMPILED_MODELS}))},
-    outputs={"model": kinds.COMPILED_MODELS},
+    inputs={"model": InputSlot(frozenset({artifact_types.COMPILED_MODELS}))},
+    outputs={"model": artifact_types.COMPILED_MODELS},
 )
 
 

@@ -13,7 +13,7 @@ from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import MeasuredError, StageError
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.quality import Bounds, scale_tolerance, too_large_or_small
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.target import RunTarget
@@ -84,16 +84,16 @@ VALIDATE = Stage(
     work="winml_dag.stages.validate:run",
     config="winml_dag.stages.validate:ValidateConfig",
     inputs={
-        "model": InputSlot(kinds.ANY_MODEL),
-        "reference": InputSlot(kinds.ANY_MODEL - {kinds.COMPILED_MODEL}, required=False),
+        "model": InputSlot(artifact_types.ANY_MODEL),
+        "reference": InputSlot(artifact_types.ANY_MODEL - {artifact_types.COMPILED_MODEL}, required=False),
         # What a compiled model was compiled from, which the CPU can also run.
-        "uncompiled": InputSlot(kinds.ANY_MODEL - {kinds.COMPILED_MODEL}, required=False),
-        "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
-        "input_data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
-        "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
-        "ranges": InputSlot(frozenset({kinds.RANGES}), required=False),
+        "uncompiled": InputSlot(artifact_types.ANY_MODEL - {artifact_types.COMPILED_MODEL}, required=False),
+        "data": InputSlot(frozenset({artifact_types.CALIBRATION_DATA}), required=False),
+        "input_data": InputSlot(frozenset({artifact_types.CALIBRATION_DATA}), required=False),
+        "processor": InputSlot(frozenset({artifact_types.PROCESSOR_FOLDER}), required=False),
+        "ranges": InputSlot(frozenset({artifact_types.RANGES}), required=False),
     },
-    outputs={"report": kinds.VALIDATION},
+    outputs={"report": artifact_types.VALIDATION},
     packages=("onnxruntime", "onnx", "numpy"),
     memory=Memory(250 << 20, 2.5),
 )

@@ -90,19 +90,19 @@ FILE = "statistics.txt"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
 
-def note_build(
+def log_build(
     cache: str | os.PathLike[str], *, reused: int, ran: int, seconds_saved: float, stored_bytes: int = 0
 ) -> None:
     """Log a finished build: numbers of stages, the original run time of reused ones, and newly stored bytes."""
     _append(cache, f"build {time.time():.0f} {reused} {ran} {seconds_saved * 1000:.0f} {stored_bytes}")
 
 
-def note_size(cache: str | os.PathLike[str], size: int) -> None:
+def log_size(cache: str | os.PathLike[str], size: int) -> None:
     """Log the current size of the cache's records and blobs, in bytes."""
     _append(cache, f"size {time.time():.0f} {size}")
 
 
-def note_traffic(cache: str | os.PathLike[str], traffic: Traffic) -> None:
+def log_traffic(cache: str | os.PathLike[str], traffic: Traffic) -> None:
     """Log the traffic between this machine and its remotes, if any."""
     from dataclasses import astuple
 

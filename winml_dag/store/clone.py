@@ -62,10 +62,10 @@ def copy_by_kernel(source: int, opened: int, target: str, hasher: Hash) -> bool:
     follower = _Follower(target, hasher)
     follower.start()
     try:
-        follower.tell(arrived)
+        follower.update(arrived)
         while count := os.copy_file_range(source, opened, _RANGE_BYTES):
             arrived += count
-            follower.tell(arrived)
+            follower.update(arrived)
     finally:
         follower.finish()
     if follower.error is not None:
@@ -85,7 +85,7 @@ class _Follower(threading.Thread):
         self._over = False
         self.error: BaseException | None = None
 
-    def tell(self, arrived: int) -> None:
+    def update(self, arrived: int) -> None:
         """Report how many bytes have been written."""
         with self._changed:
             self._arrived = arrived

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import change_time_ns
-from winml_dag.store.cache_folder import note_size
+from winml_dag.store.cache_folder import log_size
 from winml_dag.store.files import in_words, partial_beside, remove_file
-from winml_dag.store.garbage import STANDING, held_by_standing, leftovers
+from winml_dag.store.garbage import PLAN_CACHE, held_by_plans, leftovers
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
@@ -143,9 +143,9 @@ def collect(store: Store, limits: Limits, *, dry_run: bool = False, wait: bool =
             collected = Collected(left_bytes=survey.size)
         else:
             choice = _choose(survey, limits)
-            collected = _foreseen(store, survey, choice, limits) if dry_run else _remove(store, survey, choice, limits)
+            collected = _planned(store, survey, choice, limits) if dry_run else _remove(store, survey, choice, limits)
         if not dry_run:
-            note_size(store.folder, collected.left_bytes)
+            log_size(store.folder, collected.left_bytes)
         return collected
 
 
@@ -171,7 +171,7 @@ def _look(store: Store, now_ns: int, own: Path | None) -> _Survey:
                 touched_ns = max(changed_ns, status.st_atime_ns)
                 in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
                 blobs[blob.digest] = _Bytes(blob.path, status.st_size, changed_ns, status.st_atime_ns, in_use)
-    held = held_by_standing(store.folder / STANDING)
+    held = held_by_plans(store.folder / PLAN_CACHE)
     records = tuple(_kept(store, record, held.get(record.cache_key, 0), now_ns) for record in _records(store))
     return _Survey(now_ns, horizon_ns, records, blobs)
 
@@ -245,7 +245,7 @@ def _old_ns(survey: _Survey, limits: Limits) -> int:
     return survey.now_ns - int(seconds * 10**9)
 
 
-def _foreseen(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
+def _planned(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
     rest = list(leftovers(store, _old_ns(survey, limits), {record.key for record in choice.records}))
     return Collected(
         records=len(choice.records),

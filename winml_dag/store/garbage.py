@@ -20,7 +20,7 @@ from winml_dag.file_reading import change_time_ns, read_text
 from winml_dag.store.files import PARTIAL, bytes_below, files_below, remove_file, remove_tree
 from winml_dag.store.store import Store
 
-STANDING = "standing"
+PLAN_CACHE = "standing"
 SUFFIX = ".keys"
 
 # Enough for a build of 100 000 stages; a longer file is not a valid one.
@@ -48,7 +48,7 @@ def plan_keys(folder: Path) -> Iterator[PlanKeys]:
             continue
 
 
-def held_by_standing(folder: Path) -> Mapping[str, int]:
+def held_by_plans(folder: Path) -> Mapping[str, int]:
     """When a plan in *folder* last used each key, in ns."""
     held: dict[str, int] = {}
     for plan in plan_keys(folder):
@@ -89,7 +89,7 @@ def leftovers(store: Store, older_than_ns: int, lost_keys: Collection[str]) -> I
         for path in sorted(folder.glob("*")):
             if _changed_ns(path) < older_than_ns:
                 yield _leftover(path)
-    for plan in plan_keys(store.folder / STANDING):
+    for plan in plan_keys(store.folder / PLAN_CACHE):
         if plan.used_ns < older_than_ns or not plan.keys.isdisjoint(lost_keys):
             yield from map(_leftover, plan.files)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from winml_dag.errors import Interrupted, StoreError, UsageError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, Blob
-from winml_dag.store.cache_folder import note_size
+from winml_dag.store.cache_folder import log_size
 from winml_dag.store.digest import digest_bytes, split_digest
 from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
-from winml_dag.store.garbage import STANDING, abandoned, held_by_standing
+from winml_dag.store.garbage import PLAN_CACHE, abandoned, held_by_plans
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
@@ -107,7 +107,7 @@ def verify(store: Store) -> VerifyReport:
     with in_words("Cannot check the cache"):
         for leftover in abandoned(store):
             leftover.remove()
-        sound, damaged, foreign, restamped = 0, [], [], []
+        intact, damaged, foreign, restamped = 0, [], [], []
         for blob in store.blobs.all():
             if not blob.digest:
                 if blob.path.suffix != PARTIAL:
@@ -115,7 +115,7 @@ def verify(store: Store) -> VerifyReport:
                 continue
             had_stamp = _has_stamp(blob)
             if store.blobs.is_intact(blob.digest):
-                sound += 1
+                intact += 1
                 if not had_stamp and _has_stamp(blob):
                     restamped.append(blob.digest)
             else:
@@ -133,7 +133,7 @@ def verify(store: Store) -> VerifyReport:
         incomplete, only_behind = _lacking(store, lacking)
     return VerifyReport(
         records=readable,
-        blobs=sound,
+        blobs=intact,
         damaged=tuple(damaged),
         unreadable=tuple(unreadable),
         incomplete=tuple(incomplete),
@@ -197,7 +197,7 @@ def clear(store: Store) -> Cleared:
         store.index.clear()
         for folder in (store.blobs.folder, store.incoming, store.scratch.folder, store.quarantine, store.failures):
             remove_tree(folder)
-        note_size(store.folder, 0)
+        log_size(store.folder, 0)
         return Cleared(held.records, held.blobs, freed)
 
 
@@ -258,7 +258,7 @@ def entries(store: Store, stage: str | None = None) -> list[Entry]:
     """Every readable record, ordered by key; limited to *stage* if given."""
     with in_words("Cannot look through the cache"):
         records = store.records.all()
-    held = held_by_standing(store.folder / STANDING)
+    held = held_by_plans(store.folder / PLAN_CACHE)
     return [_entry(store, record, held) for record in records if stage in (None, record.key_inputs.stage)]
 
 
@@ -282,7 +282,7 @@ def find(store: Store, prefix: str) -> Entry:
         raise UsageError(
             f"{len(keys)} keys begin with {prefix!r}: {named}{more}.", advice="Give more of the one that you mean."
         )
-    return _entry(store, found[0], held_by_standing(store.folder / STANDING))
+    return _entry(store, found[0], held_by_plans(store.folder / PLAN_CACHE))
 
 
 def log_text(store: Store, record: Record) -> str | None:
@@ -294,8 +294,8 @@ def log_text(store: Store, record: Record) -> str | None:
         data = store.blobs.path(record.log.digest).read_bytes()
     except OSError:
         return None
-    is_sound = digest_bytes(data, split_digest(record.log.digest)[0]) == record.log.digest
-    return data.decode("utf-8", "replace") if is_sound else None
+    is_intact = digest_bytes(data, split_digest(record.log.digest)[0]) == record.log.digest
+    return data.decode("utf-8", "replace") if is_intact else None
 
 
 def _entry(store: Store, record: Record, held: Mapping[str, int]) -> Entry:

@@ -43,14 +43,14 @@ def test_a_collection_while_files_are_put_in_place_takes_nothing_away(monkeypatc
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "tiny.onnx")
-    materialise = module.materialise
+    publish = module.publish
     collections = []
 
     def collected_before(*arguments: Any, **options: Any) -> Any:
         collections.append(collect(Store(Path("cache")), Limits(max_bytes=0)))
-        return materialise(*arguments, **options)
+        return publish(*arguments, **options)
 
-    monkeypatch.setattr(module, "materialise", collected_before)
+    monkeypatch.setattr(module, "publish", collected_before)
     store = Store(Path("cache"))
     overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="fp32")
     planned = plan_request(Request(None, overrides, Path("out")), store, download=False)

@@ -13,7 +13,7 @@ import pytest
 
 from winml_dag.cli import run
 from winml_dag.cli.cache import command
-from winml_dag.store.cache_folder import note_build
+from winml_dag.store.cache_folder import log_build
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 
@@ -76,7 +76,7 @@ def tells(says: Callable[..., str]) -> Callable[..., dict[str, Any]]:
 
 def test_info_tells_what_is_there_and_what_was_saved(store, says, tells) -> None:
     assert "no builds yet" in says("info")
-    note_build(store.folder, reused=3, ran=1, seconds_saved=75, stored_bytes=1)
+    log_build(store.folder, reused=3, ran=1, seconds_saved=75, stored_bytes=1)
     text = says("info")
     assert "records        3\n" in text
     assert "hit ratio      75%  (3 of 4 stages in 1 build since 20" in text
@@ -159,8 +159,8 @@ def test_show_names_those_that_a_prefix_could_mean(store, says) -> None:
 
 
 def test_gc_says_what_it_freed(store, says, tells) -> None:
-    foreseen = tells("gc", "--max-size", "0", "--dry-run")
-    assert (foreseen["dry_run"], foreseen["records"], foreseen["left_bytes"]) == (True, 3, 0)
+    planned = tells("gc", "--max-size", "0", "--dry-run")
+    assert (planned["dry_run"], planned["records"], planned["left_bytes"]) == (True, 3, 0)
     assert says("gc", "--older-than", "1d", "--dry-run").startswith("Would remove 3 records, 6 blobs and 0 leftovers, ")
     assert len(store.records.keys()) == 3
     assert says("gc", "--max-size", "20KB").startswith("Removed 2 records, 4 blobs and 0 leftovers, ")

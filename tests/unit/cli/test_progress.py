@@ -60,18 +60,18 @@ def test_a_log_gets_a_line_of_a_long_stage_once_in_a_while(capsys: pytest.Captur
     lines.started(EXPORT, WHY, None, nothing)
     began = time.monotonic()
     assert lines_of(capsys) == [], "a short stage has one line, when it has ended"
-    lines.tell(began + 1000)
+    lines.write_progress(began + 1000)
     assert lines_of(capsys) == ["calibrate    running, took 12.3 s last time", "export       running"]
     told.append(HALF_WAY)
-    lines.tell(began + 1999)
+    lines.write_progress(began + 1999)
     assert lines_of(capsys) == [], "the next is not due yet"
-    lines.tell(began + 2000)
+    lines.write_progress(began + 2000)
     assert lines_of(capsys) == ["calibrate    running, 64/512 samples, 5.2/s, 1 min 26 s left"]
-    lines.tell(began + 3000)
+    lines.write_progress(began + 3000)
     assert lines_of(capsys) == [], "it has not got on"
     told.append(Progress(500, 512, "samples", 41.6))
     lines.finished(ended(CALIBRATE, progress=Progress(512, 512, "samples", 41.6)))
-    lines.tell(began + 4000)
+    lines.write_progress(began + 4000)
     assert lines_of(capsys) == ["calibrate    ran in 12.3 s (512 samples, 41.6/s): never built before"]
     lines.stop()
 

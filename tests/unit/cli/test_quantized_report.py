@@ -188,8 +188,8 @@ def test_json_has_what_winml_cli_has_and_the_rest(capsys: pytest.CaptureFixture[
 def test_a_plan_tells_of_no_quantization(capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(Path("cache"))
     request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16", analyze=False), Path("out"))
-    foreseen = plan(plan_request(request, store, download=False), store)
-    print_json([foreseen], 0.0, foreseen=True)
+    planned = plan(plan_request(request, store, download=False), store)
+    print_json([planned], 0.0, dry_run=True)
     assert "quantization" not in json.loads(capsys.readouterr().out)["builds"][0]
 
 

@@ -56,16 +56,16 @@ def test_a_log_gets_each_failure_once_and_now_and_then_how_far_it_is(capsys: pyt
     lines.cell(CELLS[0], CellStatus.UP_TO_DATE)
     lines.started(node(CELLS[1], "compile"), WHY, None, nothing)
     lines.on_eta(forecast_of(240.0))
-    lines.tell()
+    lines.write_progress()
     lines.finished(ended(node(CELLS[1], "compile"), Status.FAILED, "It broke."))
     for cell in CELLS[1:3]:
         lines.cell(cell, CellStatus.FAILED, "compile failed: It broke.")
     lines.started(node(CELLS[3], "compile"), WHY, None, nothing)
     lines.finished(ended(node(CELLS[3], "compile")))
     lines.cell(CELLS[3], CellStatus.BUILT)
-    lines.tell()
+    lines.write_progress()
     lines.phase("measuring", CELLS[:1])
-    lines.tell()
+    lines.write_progress()
     lines.stop(finished=True)
     assert lines_of(capsys) == [
         "failed: resnet/int4/npu: QNN has no int4.",
@@ -186,15 +186,15 @@ def test_the_time_left_counts_measuring_from_the_start(capsys: pytest.CaptureFix
     lines.expect([60.0, 120.0])
     lines.phase("building", CELLS)
     lines.on_eta(forecast_of(600.0))
-    lines.tell()
+    lines.write_progress()
     lines.cell(CELLS[0], CellStatus.UP_TO_DATE)  # and measured, most likely
     lines.on_eta(forecast_of(600.0))
-    lines.tell()
+    lines.write_progress()
     lines.phase("measuring", CELLS)
     lines.on_eta(forecast_of(300.0))
-    lines.tell()
+    lines.write_progress()
     lines.on_eta(forecast_of(240.0))
-    lines.tell()
+    lines.write_progress()
     lines.stop(finished=True)
     found = [line.partition("about ")[2].partition(" left")[0] for line in lines_of(capsys)]
     assert found == ["22 min", "19 min", "11 min", "4 min"]

@@ -24,7 +24,7 @@ class Lossy:
     def digests(self) -> list[str]:
         return sorted(blob.digest for blob in self.store.blobs.all())
 
-    def is_sound(self, digest: str) -> bool:
+    def is_intact(self, digest: str) -> bool:
         """Return whether the blob exists with the correct bytes, by reading them."""
         path = self.store.blobs.path(digest)
         return path.is_file() and digest_file(path, split_digest(digest)[0]) == digest

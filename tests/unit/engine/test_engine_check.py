@@ -50,8 +50,8 @@ def test_a_refused_result_is_refused_again_without_running_and_a_plan_says_so(be
     again = bench.run(JUDGED, [weights])
     assert again.calls == []
     assert again.results["analyze"].error == "It has 2 inputs."
-    foreseen = {result.node.id: result for result in bench.plan(JUDGED, [weights])}
-    assert (foreseen["analyze"].status, foreseen["analyze"].error) == (Status.FAILED, "It has 2 inputs.")
+    planned = {result.node.id: result for result in bench.plan(JUDGED, [weights])}
+    assert (planned["analyze"].status, planned["analyze"].error) == (Status.FAILED, "It has 2 inputs.")
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

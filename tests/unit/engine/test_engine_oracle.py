@@ -219,14 +219,14 @@ class Builds(RuleBasedStateMachine):
         return ran
 
     def look(self) -> Before:
-        sound = {digest: self.lossy.is_sound(digest) for digest in self.lossy.digests()}
+        intact = {digest: self.lossy.is_intact(digest) for digest in self.lossy.digests()}
         keys = self.lossy.keys()
         spared = {
             work
             for work, key in self.keys.items()
-            if key in keys and all(sound.get(digest) for digest in work.digests())
+            if key in keys and all(intact.get(digest) for digest in work.digests())
         }
-        return Before(frozenset(spared), not all(sound.values()))
+        return Before(frozenset(spared), not all(intact.values()))
 
     def works(self) -> dict[str, Work]:
         """Return the work of each step in a clean build: the oracle."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
-from winml_dag.engine.progress import PROGRESS_FILE, Progress, Teller, Watch, read_progress
+from winml_dag.engine.progress import PROGRESS_FILE, Progress, ProgressWriter, Watch, read_progress
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 
@@ -37,16 +37,16 @@ def test_no_more_is_written_than_anybody_reads_and_the_last_always(told: list[tu
     clock = Clock()
     began = clock.now
     with tempfile.TemporaryDirectory() as folder:
-        tell = Teller(Path(folder), clock)
+        writer = ProgressWriter(Path(folder), clock)
         seen: list[Progress | None] = [None]
         for seconds, done in told:
             clock.now += seconds
-            tell(done, 20, "samples")
+            writer(done, 20, "samples")
             if (now := read_progress(Path(folder))) != seen[-1]:
                 seen.append(now)
         ends = sum(done == 20 for _, done in told)
         assert 1 <= len(seen) - 1 <= 1 + (clock.now - began) / PERIOD + ends
-        tell.flush()
+        writer.flush()
         last = read_progress(Path(folder))
         assert last is not None
         assert last.done == told[-1][1]
@@ -54,62 +54,62 @@ def test_no_more_is_written_than_anybody_reads_and_the_last_always(told: list[tu
 
 def test_in_between_is_written_what_is_new_after_a_while(tmp_path: Path) -> None:
     clock = Clock()
-    tell = Teller(tmp_path, clock)
+    writer = ProgressWriter(tmp_path, clock)
     written = []
     for done in range(5):
-        tell(done, 512, "samples")
+        writer(done, 512, "samples")
         written.append(read_progress(tmp_path))
         clock.now += PERIOD * 0.6
     assert [told and told.done for told in written] == [0, 0, 2, 2, 4]
 
 
 def test_the_end_of_a_count_is_written_at_once_however_long_the_work_goes_on_after_it(tmp_path: Path) -> None:
-    tell = Teller(tmp_path, Clock())
+    writer = ProgressWriter(tmp_path, Clock())
     for done in range(9):
-        tell(done, 8, "samples")
+        writer(done, 8, "samples")
     assert read_progress(tmp_path) == Progress(8, 8, "samples")
 
 
 @pytest.mark.parametrize("second", [(2, 64, "samples"), (40, 128, "samples"), (40, 64, "tensors")])
 def test_a_new_count_has_a_rate_of_its_own(tmp_path: Path, second: tuple[int, int, str]) -> None:
     clock = Clock()
-    tell = Teller(tmp_path, clock)
+    writer = ProgressWriter(tmp_path, clock)
     done, total, unit = second
     for count in ((10, 64, "samples"), (30, 64, "samples"), second, (done + 6, total, unit)):
-        tell(*count)
+        writer(*count)
         clock.now += 2
-    tell.flush()
+    writer.flush()
     assert read_progress(tmp_path) == Progress(done + 6, total, unit, 3.0)
 
 
 def test_the_rate_is_that_of_the_count_and_not_of_what_came_before_it(tmp_path: Path) -> None:
     clock = Clock()
-    tell = Teller(tmp_path, clock)
+    writer = ProgressWriter(tmp_path, clock)
     clock.now += 100
-    tell(0, 512, "samples")
+    writer(0, 512, "samples")
     clock.now += 8
-    tell(64, 512, "samples")
+    writer(64, 512, "samples")
     assert read_progress(tmp_path) == Progress(64, 512, "samples", 8.0)
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
-    Teller(tmp_path)(np.int64(3), np.int32(8), "samples")  # type: ignore[arg-type]
+    ProgressWriter(tmp_path)(np.int64(3), np.int32(8), "samples")  # type: ignore[arg-type]
     assert read_progress(tmp_path) == Progress(3, 8, "samples")
 
 
 @pytest.mark.parametrize("done", [None, "many", float("nan"), float("inf")])
 def test_what_is_no_number_is_not_told_and_is_no_error(tmp_path: Path, done: object) -> None:
-    tell = Teller(tmp_path)
-    tell(done, None, "samples")  # type: ignore[arg-type]
-    tell.flush()
+    writer = ProgressWriter(tmp_path)
+    writer(done, None, "samples")  # type: ignore[arg-type]
+    writer.flush()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_where_nothing_can_be_written_telling_is_no_error(tmp_path: Path) -> None:
-    tell = Teller(tmp_path / "gone")
-    tell(1, 2, "samples")
-    tell.flush()
-    assert tell.last == Progress(1, 2, "samples")
+    writer = ProgressWriter(tmp_path / "gone")
+    writer(1, 2, "samples")
+    writer.flush()
+    assert writer.last == Progress(1, 2, "samples")
 
 
 def test_a_reader_in_the_way_delays_the_last_but_does_not_lose_it(
@@ -125,10 +125,10 @@ def test_a_reader_in_the_way_delays_the_last_but_does_not_lose_it(
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", refused_twice)
-    tell = Teller(tmp_path, Clock())
-    tell(2, 2, "samples")
+    writer = ProgressWriter(tmp_path, Clock())
+    writer(2, 2, "samples")
     assert read_progress(tmp_path) is None
-    tell.flush()
+    writer.flush()
     assert read_progress(tmp_path) == Progress(2, 2, "samples")
 
 
@@ -145,7 +145,7 @@ def test_what_has_no_folder_yet_has_told_nothing(tmp_path: Path) -> None:
     assert watch.read() is None
     watch.follow(tmp_path)
     assert watch.read() is None
-    Teller(tmp_path)(1, 2, "samples")
+    ProgressWriter(tmp_path)(1, 2, "samples")
     assert watch.read() == Progress(1, 2, "samples")
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.pipeline.build_info import CiRun, asked_for, ci_run, record_digest, told_of_source, wheel_records
+from winml_dag.pipeline.build_info import CiRun, asked_for, ci_run, record_digest, source_json, wheel_records
 from winml_dag.pipeline.request import Overrides
 from winml_dag.recipe.load import load_recipe
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -95,16 +95,16 @@ def test_only_what_is_installed_in_that_very_version_has_a_digest() -> None:
     assert wheel_records({"numpy": "0.0.1", "nothing-of-that-name": "1.0"}) == {}
 
 
-def _source(folder: Path, *names: str, kind: str = kinds.MODEL_FOLDER) -> Source:
+def _source(folder: Path, *names: str, kind: str = artifact_types.MODEL_FOLDER) -> Source:
     return Source("source", kind, tuple(SourceFile(name, folder / name) for name in names))
 
 
 def test_a_source_is_told_by_where_it_lay_as_seen_from_the_output(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    told = told_of_source(_source(tmp_path / "data", "a.npy", "sub/b.npy", kind="calibration data"), out)
-    assert told == {"kind": "calibration data", "folder": "../data"}
+    environ = source_json(_source(tmp_path / "data", "a.npy", "sub/b.npy", kind="calibration data"), out)
+    assert environ == {"kind": "calibration data", "folder": "../data"}
     renamed = Source("model", "onnx", (SourceFile("export.onnx", tmp_path / "net.onnx"),))
-    assert told_of_source(renamed, out) == {"kind": "onnx", "folder": "..", "names": {"export.onnx": "net.onnx"}}
+    assert source_json(renamed, out) == {"kind": "onnx", "folder": "..", "names": {"export.onnx": "net.onnx"}}
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_of_the_hub_the_commit_is_told_and_the_license_of_the_card(
     folder = tmp_path / "models--org--name" / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     (folder / "README.md").write_text(card)
-    told = told_of_source(_source(folder, "config.json"), tmp_path / "out")
-    assert told["hub"] == {"kind": "models", "name": "org/name", "revision": COMMIT}
-    assert "folder" not in told  # the location of the hub cache is specific to this machine
-    assert told.get("license") == license_
+    environ = source_json(_source(folder, "config.json"), tmp_path / "out")
+    assert environ["hub"] == {"kind": "models", "name": "org/name", "revision": COMMIT}
+    assert "folder" not in environ  # the location of the hub cache is specific to this machine
+    assert environ.get("license") == license_
 
 
 def test_what_was_asked_for_is_what_somebody_wrote(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_was_asked_for_is_what_somebody_wrote(tmp_path: Path) -> None:
     recipe.write_text("model: net.onnx\nquant: {samples: 4}\nstages: {own: {command: [cp, a, b]}}\n")
     asked = asked_for(load_recipe(recipe), Overrides(ep="cpu", onnx=Path("a/b.onnx"), quant=False))
     assert asked["options"] == {"ep": "cpu", "onnx": "a/b.onnx", "quant": False}
-    told = asked["recipe"]
-    assert isinstance(told, dict)
-    assert told["file"] == "recipe.yaml"
-    assert told["says"] == {"model": "net.onnx", "quant": {"samples": 4}}
+    environ = asked["recipe"]
+    assert isinstance(environ, dict)
+    assert environ["file"] == "recipe.yaml"
+    assert environ["says"] == {"model": "net.onnx", "quant": {"samples": 4}}

@@ -24,7 +24,7 @@ from winml_dag.pipeline.layout import published_files
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.digest import digest_file
@@ -36,7 +36,7 @@ MARIAN: dict[str, Any] = {
     "ep": "cpu",
 }
 BERT: dict[str, Any] = {"loader": {"model_type": "bert", "task": "fill-mask", "random_weights": True}, "ep": "cpu"}
-GIVEN = Source("given", kinds.FLOAT_MODEL, ())
+GIVEN = Source("given", artifact_types.FLOAT_MODEL, ())
 
 
 @pytest.fixture

@@ -42,9 +42,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_a_cache_that_cannot_take_what_comes_is_told_of_and_not_the_output_folder(tmp_path: Path, store: Store) -> None:
     out = OutputFolder(tmp_path / "out", [], store, store.fingerprints, store.changes)
     with pytest.raises(StoreError, match="Cannot fetch model") as told:
-        out.materialise([FAR], {})
+        out.publish([FAR], {})
     assert "choose another cache folder" in str(told.value)
     assert not (tmp_path / "out").exists()
     with pytest.raises(StoreError, match="Cannot fetch model"):
-        OutputFile(tmp_path, "model.onnx", [], store, overwrite=False).materialise([FAR])
+        OutputFile(tmp_path, "model.onnx", [], store, overwrite=False).publish([FAR])
     assert not (tmp_path / "model.onnx").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.engine.keys import cache_key, config_hash
-from winml_dag.pipeline.commit import Materialised
+from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.publish import OutputFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, BlobDamaged
@@ -20,7 +20,7 @@ from winml_dag.store.store import Store
 FILES = {"model.onnx": b"model", "model.onnx.data": b"weights"}
 TEXTS: Mapping[str, bytes] = {}
 
-Materialise = Callable[..., Materialised]
+PublishFolder = Callable[..., PublishedChange]
 
 
 @pytest.fixture
@@ -54,12 +54,12 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def materialise(store: Store, out: Path, wanted: tuple[FileEntry, ...]) -> Materialise:
-    def materialise(*, link: bool, owned: bool = True, folder: Path = out) -> Materialised:
+def publish_folder(store: Store, out: Path, wanted: tuple[FileEntry, ...]) -> PublishFolder:
+    def publish_folder(*, link: bool, owned: bool = True, folder: Path = out) -> PublishedChange:
         output = OutputFolder(folder, wanted if owned else (), store, store.fingerprints, store.changes)
-        return output.materialise(wanted, TEXTS, link=link)
+        return output.publish(wanted, TEXTS, link=link)
 
-    return materialise
+    return publish_folder
 
 
 def linked(folder: Path) -> set[str]:
@@ -72,8 +72,8 @@ def states(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: (at.st_ino, at.st_nlink, at.st_mode, at.st_size, at.st_mtime_ns) for name, at in found.items()}
 
 
-def test_all_files_are_links_when_links_are_asked_for(out: Path, materialise: Materialise) -> None:
-    done = materialise(link=True, owned=False)
+def test_all_files_are_links_when_links_are_asked_for(out: Path, publish_folder: PublishFolder) -> None:
+    done = publish_folder(link=True, owned=False)
     assert (set(done.written), done.not_linked) == (set(FILES), ())
     assert linked(out) == set(FILES)
     assert [path.name for path in sorted(out.iterdir())] == sorted(FILES)
@@ -81,18 +81,18 @@ def test_all_files_are_links_when_links_are_asked_for(out: Path, materialise: Ma
 
 @pytest.mark.parametrize("link", [True, False])
 def test_files_that_are_right_stay_what_they_are_copies_or_links(
-    out: Path, materialise: Materialise, link: bool
+    out: Path, publish_folder: PublishFolder, link: bool
 ) -> None:
-    materialise(link=link, owned=False)
+    publish_folder(link=link, owned=False)
     before = states(out)
-    assert not materialise(link=not link).changed
+    assert not publish_folder(link=not link).changed
     assert states(out) == before
 
 
-def test_a_link_that_was_deleted_is_put_back_as_it_is_asked_for(out: Path, materialise: Materialise) -> None:
-    materialise(link=True, owned=False)
+def test_a_link_that_was_deleted_is_put_back_as_it_is_asked_for(out: Path, publish_folder: PublishFolder) -> None:
+    publish_folder(link=True, owned=False)
     (out / "model.onnx").unlink()
-    assert materialise(link=False).restored == ("model.onnx",)
+    assert publish_folder(link=False).restored == ("model.onnx",)
     assert linked(out) == {"model.onnx.data"}
 
 
@@ -100,42 +100,42 @@ def test_a_link_that_was_deleted_is_put_back_as_it_is_asked_for(out: Path, mater
 @pytest.mark.parametrize("link", [True, False])
 def test_an_edit_through_a_link_is_noticed_whatever_its_time_and_never_put_there_again(
     out: Path,
-    materialise: Materialise,
+    publish_folder: PublishFolder,
     publish: Callable[[], tuple[FileEntry, ...]],
     put_time_back: bool,
     link: bool,
 ) -> None:
-    materialise(link=True, owned=False)
+    publish_folder(link=True, owned=False)
     (out / "model.onnx").chmod(0o644)
     (out / "model.onnx").write_bytes(b"MODEL")
     if put_time_back:
         os.utime(out / "model.onnx", ns=(STAMP_NS, STAMP_NS))
     with pytest.raises(BlobDamaged):
-        materialise(link=link)
+        publish_folder(link=link)
     assert (out / "model.onnx").read_bytes() == b"MODEL"
     # As the next build does: the stage runs again.
     publish()
-    assert materialise(link=link).restored == ("model.onnx",)
+    assert publish_folder(link=link).restored == ("model.onnx",)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == FILES
 
 
 def test_a_file_replaced_by_another_leaves_the_cache_alone(
-    out: Path, store: Store, materialise: Materialise, wanted: tuple[FileEntry, ...]
+    out: Path, store: Store, publish_folder: PublishFolder, wanted: tuple[FileEntry, ...]
 ) -> None:
-    materialise(link=True, owned=False)
+    publish_folder(link=True, owned=False)
     (out / "new").write_bytes(b"edited")
     (out / "new").replace(out / "model.onnx")
     assert store.missing(wanted) == []
-    assert materialise(link=True).restored == ("model.onnx",)
+    assert publish_folder(link=True).restored == ("model.onnx",)
     assert linked(out) == set(FILES)
 
 
-def test_copies_on_another_device_are_named(materialise: Materialise, tmp_path: Path) -> None:
+def test_copies_on_another_device_are_named(publish_folder: PublishFolder, tmp_path: Path) -> None:
     if not Path("/dev/shm").is_dir():
         pytest.skip("needs a second file system")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         if Path(folder).stat().st_dev == tmp_path.stat().st_dev:
             pytest.skip("one file system only")
-        done = materialise(link=True, owned=False, folder=Path(folder) / "out")
+        done = publish_folder(link=True, owned=False, folder=Path(folder) / "out")
         assert set(done.not_linked) == set(done.written) == set(FILES)
         assert linked(Path(folder) / "out") == set()

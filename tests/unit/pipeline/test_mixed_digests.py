@@ -50,7 +50,7 @@ def old(tmp_path: Path) -> FileEntry:
 
 
 def test_what_a_build_without_a_remote_has_put_is_ours_with_one(tmp_path: Path, store: Store, old: FileEntry) -> None:
-    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints, store.changes).materialise([], {})
+    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints, store.changes).publish([], {})
     assert done.removed == ("model.onnx",)
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -58,7 +58,7 @@ def test_what_a_build_without_a_remote_has_put_is_ours_with_one(tmp_path: Path, 
 def test_one_that_was_edited_since_stays(tmp_path: Path, store: Store, old: FileEntry) -> None:
     path = tmp_path / "out" / "model.onnx"
     path.write_bytes(DATA.upper())
-    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints, store.changes).materialise([], {})
+    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints, store.changes).publish([], {})
     assert done.removed == ()
     assert path.exists()
 

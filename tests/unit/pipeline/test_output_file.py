@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import StoreError, UsageError
-from winml_dag.pipeline.commit import Materialised
+from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.publish import OutputFile
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
@@ -54,11 +54,11 @@ class Puts:
     def output(self, *, read: Iterable[Path] = (), overwrite: bool = False) -> OutputFile:
         return OutputFile(self.folder, NAME, read, self.store, overwrite=overwrite)
 
-    def put(self, files: Mapping[str, bytes], *, overwrite: bool = False) -> Materialised:
+    def put(self, files: Mapping[str, bytes], *, overwrite: bool = False) -> PublishedChange:
         wanted = self.publish(files)
         output = self.output(overwrite=overwrite)
         output.refuse_foreign()
-        return output.materialise(wanted)
+        return output.publish(wanted)
 
     def contents(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.folder.iterdir() if path.is_file()}
@@ -86,7 +86,7 @@ def test_a_file_is_put_and_left_alone_while_it_is_right(puts: Puts) -> None:
     first = _model(external=True)
     assert set(puts.put(first).written) == first.keys()
     times = {path.name: path.stat().st_mtime_ns for path in puts.folder.iterdir()}
-    assert puts.put(first) == Materialised()
+    assert puts.put(first) == PublishedChange()
     assert times == {path.name: path.stat().st_mtime_ns for path in puts.folder.iterdir()}
     assert puts.contents() == {"notes.txt": b"mine", **first}
 
@@ -143,9 +143,9 @@ def test_a_report_that_is_outdated_goes_if_it_is_ours(puts: Puts) -> None:
     report = {"small_report.json": b"{}"}
     puts.put({**model, **report})
     wanted = puts.publish(model)
-    assert puts.output().materialise(wanted, ["small_report.json"]).removed == ("small_report.json",)
+    assert puts.output().publish(wanted, ["small_report.json"]).removed == ("small_report.json",)
     assert puts.contents() == {"notes.txt": b"mine", **model}
-    assert puts.output().materialise(wanted, ["notes.txt", "nothing.json"]) == Materialised()
+    assert puts.output().publish(wanted, ["notes.txt", "nothing.json"]) == PublishedChange()
     assert puts.contents() == {"notes.txt": b"mine", **model}
 
 
@@ -180,7 +180,7 @@ def test_the_model_that_is_read_is_never_replaced(puts: Puts, overwrite: bool) -
         puts.output(read=[puts.folder / NAME], overwrite=overwrite).refuse_foreign()
     weights = puts.folder / f"{NAME}.data"
     with pytest.raises(UsageError, match="is the model that is read"):
-        puts.output(read=[weights], overwrite=overwrite).materialise(puts.publish(_model(external=True)))
+        puts.output(read=[weights], overwrite=overwrite).publish(puts.publish(_model(external=True)))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

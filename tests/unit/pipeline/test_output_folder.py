@@ -11,7 +11,7 @@ from memory_store import NotedStore
 
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import StoreError, UsageError
-from winml_dag.pipeline.commit import Materialised, change_folder
+from winml_dag.pipeline.commit import PublishedChange, change_folder
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.publish import OutputFolder, prepare_folder, refuse_file
 from winml_dag.store.artifact import FileEntry
@@ -58,31 +58,33 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def materialise(store: NotedStore, out: Path, tmp_path: Path) -> Callable[..., Materialised]:
-    def materialise(wanted: Iterable[FileEntry], owned: Iterable[FileEntry] = ()) -> Materialised:
+def publish_folder(store: NotedStore, out: Path, tmp_path: Path) -> Callable[..., PublishedChange]:
+    def publish_folder(wanted: Iterable[FileEntry], owned: Iterable[FileEntry] = ()) -> PublishedChange:
         manifest = [FileEntry(MANIFEST, "", 0)] if owned else []
         output = OutputFolder(out, [*owned, *manifest], store, store.fingerprints, tmp_path / "changes")
-        return output.materialise(list(wanted), TEXTS)
+        return output.publish(list(wanted), TEXTS)
 
-    return materialise
+    return publish_folder
 
 
-Materialise = Callable[..., Materialised]
+PublishFolder = Callable[..., PublishedChange]
 
 
 def test_the_first_build_writes_everything_beside_what_is_there(
-    out: Path, publish: Publish, materialise: Materialise
+    out: Path, publish: Publish, publish_folder: PublishFolder
 ) -> None:
-    done = materialise(publish(FIRST))
+    done = publish_folder(publish(FIRST))
     assert contents(out) == {**FIRST, **TEXTS, "notes.txt": b"mine"}
-    assert done == Materialised(written=(*sorted(FIRST), MANIFEST))
+    assert done == PublishedChange(written=(*sorted(FIRST), MANIFEST))
 
 
-def test_a_folder_that_is_as_it_should_be_is_not_touched(out: Path, publish: Publish, materialise: Materialise) -> None:
+def test_a_folder_that_is_as_it_should_be_is_not_touched(
+    out: Path, publish: Publish, publish_folder: PublishFolder
+) -> None:
     files = publish(FIRST)
-    materialise(files)
+    publish_folder(files)
     before = {path: written(path) for path in out.rglob("*")}
-    assert not materialise(files, files).changed
+    assert not publish_folder(files, files).changed
     assert {path: written(path) for path in out.rglob("*")} == before
 
 
@@ -93,57 +95,61 @@ def written(path: Path) -> tuple[int, int, int, int]:
 
 
 def test_the_next_build_takes_away_what_is_ours_and_no_longer_wanted(
-    out: Path, publish: Publish, materialise: Materialise
+    out: Path, publish: Publish, publish_folder: PublishFolder
 ) -> None:
     first, second = publish(FIRST), publish(SECOND)
-    materialise(first)
-    done = materialise(second, first)
+    publish_folder(first)
+    done = publish_folder(second, first)
     assert contents(out) == {**SECOND, **TEXTS, "notes.txt": b"mine"}
     assert set(done.removed) == {"export.onnx", "model.onnx.data"}
     assert set(done.written) == set(SECOND)
 
 
 def test_a_file_of_ours_that_somebody_has_edited_is_not_taken_away(
-    out: Path, publish: Publish, materialise: Materialise
+    out: Path, publish: Publish, publish_folder: PublishFolder
 ) -> None:
     first, second = publish(FIRST), publish(SECOND)
-    materialise(first)
+    publish_folder(first)
     (out / "export.onnx").write_bytes(b"edited by hand")
-    assert materialise(second, first).removed == ("model.onnx.data",)
+    assert publish_folder(second, first).removed == ("model.onnx.data",)
     assert contents(out)["export.onnx"] == b"edited by hand"
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"broken")])
 def test_a_file_of_ours_that_was_damaged_or_deleted_is_put_back(
-    out: Path, publish: Publish, materialise: Materialise, damage: Callable[[Path], None]
+    out: Path, publish: Publish, publish_folder: PublishFolder, damage: Callable[[Path], None]
 ) -> None:
     files = publish(FIRST)
-    materialise(files)
+    publish_folder(files)
     damage(out / "model.onnx")
-    assert materialise(files, files) == Materialised(restored=("model.onnx",))
+    assert publish_folder(files, files) == PublishedChange(restored=("model.onnx",))
     assert contents(out) == {**FIRST, **TEXTS, "notes.txt": b"mine"}
 
 
-def test_a_file_that_is_not_ours_is_never_overwritten(out: Path, publish: Publish, materialise: Materialise) -> None:
+def test_a_file_that_is_not_ours_is_never_overwritten(
+    out: Path, publish: Publish, publish_folder: PublishFolder
+) -> None:
     (out / "model.onnx").write_bytes(b"mine")
     with pytest.raises(UsageError, match=r"model\.onnx is in the way"):
-        materialise(publish(FIRST))
+        publish_folder(publish(FIRST))
     assert contents(out) == {"model.onnx": b"mine", "notes.txt": b"mine"}
 
 
 def test_a_manifest_that_has_come_meanwhile_and_is_not_ours_is_never_overwritten(
-    out: Path, publish: Publish, materialise: Materialise
+    out: Path, publish: Publish, publish_folder: PublishFolder
 ) -> None:
     (out / MANIFEST).write_bytes(b"mine")
     with pytest.raises(UsageError, match="is in the way"):
-        materialise(publish(FIRST))
+        publish_folder(publish(FIRST))
     assert contents(out) == {MANIFEST: b"mine", "notes.txt": b"mine"}
 
 
-def test_a_link_that_leads_nowhere_is_in_the_way_too(out: Path, publish: Publish, materialise: Materialise) -> None:
+def test_a_link_that_leads_nowhere_is_in_the_way_too(
+    out: Path, publish: Publish, publish_folder: PublishFolder
+) -> None:
     (out / "model.onnx").symlink_to(out / "nowhere")
     with pytest.raises(UsageError, match=r"model\.onnx is in the way"):
-        materialise(publish(FIRST))
+        publish_folder(publish(FIRST))
     assert (out / "model.onnx").is_symlink()
 
 
@@ -160,28 +166,28 @@ def test_overwriting_replaces_files_only_and_none_that_is_read(out: Path, store:
 
 
 def test_a_file_that_is_not_ours_but_just_what_is_wanted_is_in_nobodys_way(
-    out: Path, publish: Publish, materialise: Materialise
+    out: Path, publish: Publish, publish_folder: PublishFolder
 ) -> None:
     (out / "model.onnx").write_bytes(FIRST["model.onnx"])
-    assert "model.onnx" not in materialise(publish(FIRST)).written
+    assert "model.onnx" not in publish_folder(publish(FIRST)).written
     assert contents(out) == {**FIRST, **TEXTS, "notes.txt": b"mine"}
 
 
 def test_a_damaged_blob_is_reported_and_the_folder_is_as_it_was(
-    out: Path, store: NotedStore, publish: Publish, materialise: Materialise
+    out: Path, store: NotedStore, publish: Publish, publish_folder: PublishFolder
 ) -> None:
     first, second = publish(FIRST), publish(SECOND)
-    materialise(first)
+    publish_folder(first)
     store.rot(second[-1])
     with pytest.raises(BlobDamaged):
-        materialise(second, first)
+        publish_folder(second, first)
     assert contents(out) == {**FIRST, **TEXTS, "notes.txt": b"mine"}
 
 
 def test_files_in_the_folder_are_no_links_into_the_cache_and_may_be_written_to(
-    out: Path, publish: Publish, materialise: Materialise
+    out: Path, publish: Publish, publish_folder: PublishFolder
 ) -> None:
-    materialise(publish(FIRST))
+    publish_folder(publish(FIRST))
     for name in FIRST:
         status = (out / name).lstat()
         assert status.st_nlink == 1

@@ -172,7 +172,7 @@ def test_one_hosts_measurement_is_never_told_of_another(tmp_path: Path, store: S
 
     first, again, elsewhere = measured(HOST), measured(HOST), measured(replace(HOST, processor="Another"))
 
-    assert [first.told, again.told, elsewhere.told] == ["live", "cached", "live"]
+    assert [first.freshness, again.freshness, elsewhere.freshness] == ["live", "cached", "live"]
     assert again.metrics == first.metrics
     assert "processor" in str(elsewhere.results[0].reason)
     assert elsewhere.metrics["host"]["processor"] == "Another"  # type: ignore[index,call-overload]

@@ -18,8 +18,7 @@ from winml_dag.pipeline import uptodate
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.plan_cache import plan_request
-from winml_dag.pipeline.plan_text import plan_text, text_of
-from winml_dag.pipeline.plan_text import recall as recalled
+from winml_dag.pipeline.plan_text import load_plan, plan_text, text_of
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.pipeline.uptodate import check, file_of
@@ -72,9 +71,9 @@ def fresh(request: Request, store: Store) -> BuildGraph:
     return plan_build(build_of(request, store.folder, download=False), store.fingerprints)
 
 
-def recall(request: Request, store: Store) -> BuildGraph | None:
+def load(request: Request, store: Store) -> BuildGraph | None:
     stands = check(str(store.folder), str(request.words))
-    return None if stands is None else recalled(stands, store)
+    return None if stands is None else load_plan(stands, store)
 
 
 def text(planned: BuildGraph) -> bytes:
@@ -88,18 +87,18 @@ def same(one: BuildGraph, other: BuildGraph) -> bool:
 
 
 def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: Store) -> None:
-    assert recall(REQUEST, store) is None
+    assert load(REQUEST, store) is None
     plan_request(REQUEST, store, download=False)
-    recalled = recall(REQUEST, store)
-    assert recalled is not None
-    assert same(recalled, fresh(REQUEST, store))
+    loaded = load(REQUEST, store)
+    assert loaded is not None
+    assert same(loaded, fresh(REQUEST, store))
 
 
 def test_what_a_plan_needs_of_the_machine_is_remembered_with_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     request = Request(Path("recipe.yaml"), Overrides(ep="qnn"), Path("out"))
     planned = plan_request(request, store, download=False)
-    remembered = recall(request, store)
+    remembered = load(request, store)
     assert remembered is not None
     needs = {node.id: (node.pools, node.stage.memory, node.stage.alone) for node in remembered.graph.nodes}
     assert needs == {node.id: (node.pools, node.stage.memory, node.stage.alone) for node in planned.graph.nodes}
@@ -146,7 +145,7 @@ def add_data_below(folder: Path) -> None:
 def test_an_edit_of_what_it_was_made_from_ends_it(store: Store, tmp_path: Path, edit: Callable[[Path], None]) -> None:
     before = plan_request(REQUEST, store, download=False)
     edit(tmp_path)
-    assert recall(REQUEST, store) is None
+    assert load(REQUEST, store) is None
     after = plan_request(REQUEST, store, download=False)
     assert not same(before, after)
     assert same(after, fresh(REQUEST, store))
@@ -154,8 +153,8 @@ def test_an_edit_of_what_it_was_made_from_ends_it(store: Store, tmp_path: Path, 
 
 def test_another_request_has_a_plan_of_its_own(store: Store) -> None:
     plan_request(REQUEST, store, download=False)
-    assert recall(Request(Path("recipe.yaml"), Overrides(precision="fp16"), Path("out")), store) is None
-    assert recall(Request(Path("recipe.yaml"), Overrides(), Path("elsewhere")), store) is None
+    assert load(Request(Path("recipe.yaml"), Overrides(precision="fp16"), Path("out")), store) is None
+    assert load(Request(Path("recipe.yaml"), Overrides(), Path("elsewhere")), store) is None
 
 
 def test_a_package_that_is_installed_or_changed_ends_it(
@@ -165,10 +164,10 @@ def test_a_package_that_is_installed_or_changed_ends_it(
     packages.mkdir()
     monkeypatch.syspath_prepend(packages)
     plan_request(REQUEST, store, download=False)
-    assert recall(REQUEST, store) is not None
+    assert load(REQUEST, store) is not None
     (packages / "onnxruntime-99.0.dist-info").mkdir()
     keys._listed_here.cache_clear()
-    assert recall(REQUEST, store) is None
+    assert load(REQUEST, store) is None
     quantize = next(node for node in plan_request(REQUEST, store, download=False).graph.nodes if node.id == "quantize")
     assert quantize.toolchain["onnxruntime"] == "99.0"
     keys._listed_here.cache_clear()
@@ -177,7 +176,7 @@ def test_a_package_that_is_installed_or_changed_ends_it(
 def test_this_programs_own_code_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_request(REQUEST, store, download=False)
     monkeypatch.setattr(uptodate, "_code_state", lambda: "edited")
-    assert recall(REQUEST, store) is None
+    assert load(REQUEST, store) is None
 
 
 def test_the_hub_cache_moving_to_another_commit_ends_it(
@@ -194,9 +193,9 @@ def test_the_hub_cache_moving_to_another_commit_ends_it(
     (repository / "refs" / "main").write_text("aaa")
     request = Request(None, Overrides(model="org/name"), Path("out"))
     plan_request(request, store, download=False)
-    assert recall(request, store) is not None
+    assert load(request, store) is not None
     (repository / "refs" / "main").write_text("bbb")
-    assert recall(request, store) is None
+    assert load(request, store) is None
 
 
 def test_a_local_folder_that_takes_the_place_of_a_hub_id_ends_it(
@@ -209,9 +208,9 @@ def test_a_local_folder_that_takes_the_place_of_a_hub_id_ends_it(
     (snapshot / "model.safetensors").write_bytes(b"x")
     request = Request(None, Overrides(model="name"), Path("out"))
     plan_request(request, store, download=False)
-    assert recall(request, store) is not None
+    assert load(request, store) is not None
     (tmp_path / "name").mkdir()
-    assert recall(request, store) is None
+    assert load(request, store) is None
 
 
 def test_an_onnx_model_that_gets_other_external_data_ends_it(store: Store, tmp_path: Path) -> None:
@@ -227,13 +226,13 @@ def test_an_onnx_model_that_gets_other_external_data_ends_it(store: Store, tmp_p
     onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     request = Request(None, Overrides(onnx=Path("m.onnx")), Path("out"))
     plan_request(request, store, download=False)
-    assert recall(request, store) is not None
+    assert load(request, store) is not None
     data = bytearray((tmp_path / "m.data").read_bytes())
     data[0] ^= 1
     (tmp_path / "m.data").write_bytes(data)
-    assert recall(request, store) is None
+    assert load(request, store) is None
     (tmp_path / "m.data").unlink()
-    assert recall(request, store) is None
+    assert load(request, store) is None
 
 
 def test_an_edit_behind_a_link_and_back_up_ends_it(store: Store, tmp_path: Path, link: LinkFolder) -> None:
@@ -248,9 +247,9 @@ def test_an_edit_behind_a_link_and_back_up_ends_it(store: Store, tmp_path: Path,
     link(tmp_path / "link", project / "recipes")
     request = Request(Path("link/recipe.yaml"), Overrides(), Path("out"))
     plan_request(request, store, download=False)
-    assert recall(request, store) is not None
+    assert load(request, store) is not None
     edit_weights(project)
-    assert recall(request, store) is None
+    assert load(request, store) is None
 
 
 def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
@@ -261,7 +260,7 @@ def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
     (tmp_path / "far" / "away").mkdir(parents=True)
     link(tmp_path / "out", tmp_path / "near")
     plan_request(REQUEST, store, download=False)
-    assert recall(REQUEST, store) is not None
+    assert load(REQUEST, store) is not None
     (tmp_path / "out").unlink()
     link(tmp_path / "out", tmp_path / "far" / "away")
     assert plan_request(REQUEST, store, download=False).summary.settings["model"] == "../../model"
@@ -272,7 +271,7 @@ def test_what_has_not_come_to_rest_is_not_kept(store: Store, monkeypatch: pytest
     monkeypatch.setattr(file_reading, "SETTLED_NS", 2 * 10**9)
     monkeypatch.setattr(file_reading, "settled_ns", lambda _: 2 * 10**9)
     plan_request(REQUEST, store, download=False)
-    assert recall(REQUEST, store) is None
+    assert load(REQUEST, store) is None
 
 
 def test_a_damaged_note_counts_as_none(store: Store) -> None:
@@ -281,11 +280,11 @@ def test_a_damaged_note_counts_as_none(store: Store) -> None:
     sound = file.read_bytes()
     for place in range(0, len(sound), 211):
         file.write_bytes(sound[:place])
-        assert recall(REQUEST, store) is None
+        assert load(REQUEST, store) is None
         file.write_bytes(sound[:place] + bytes([sound[place] ^ 4]) + sound[place + 1 :])
-        assert recall(REQUEST, store) is None
+        assert load(REQUEST, store) is None
     file.write_bytes(sound)
-    assert recall(REQUEST, store) is not None
+    assert load(REQUEST, store) is not None
 
 
 def test_a_note_with_a_right_checksum_and_nonsense_in_it_counts_as_none(store: Store) -> None:

@@ -106,7 +106,7 @@ CASES = [
 # When the change happens: before this planning step.
 MOMENTS = [
     pytest.param(pipeline_plan, "plan_build", id="while it is planned"),
-    pytest.param(plan_cache, "note", id="when it was planned"),
+    pytest.param(plan_cache, "save_plan", id="when it was planned"),
     pytest.param(pipeline_build, "keep_finished", id="at its end"),
 ]
 

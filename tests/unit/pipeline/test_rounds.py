@@ -29,8 +29,8 @@ def line(*keys: tuple[str | None, str | None], prefix: str = "") -> list[StageRe
     ]
 
 
-def told(results: list[StageResult]) -> list[str]:
-    return [one.node.id for one in folded(results).told]
+def reported(results: list[StageResult]) -> list[str]:
+    return [one.node.id for one in folded(results).reported]
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=5), st.integers(1, 4))
@@ -39,15 +39,15 @@ def test_a_round_is_told_of_when_no_round_before_has_its_result(found: list[str]
     parted = folded([result("export", "e"), *line(*((f"o{key}", f"a{key}") for key in keys)), result("finalize", "f")])
     first = [number for number, key in enumerate(keys) if key not in keys[:number]]
     expected = [f"{name}.{number}" for number in first for name in ("optimize", "analyze")]
-    assert [one.node.id for one in parted.told] == ["export", *expected, "finalize"]
+    assert [one.node.id for one in parted.reported] == ["export", *expected, "finalize"]
     assert {one.node.id for one in parted.like_before} == parted.like.keys()
     for node_id, other in parted.like.items():
         assert keys[int(node_id[-1])] == keys[int(other[-1])]
 
 
 def test_rounds_that_nothing_is_known_of_are_not_told_of_unless_they_are_sure_to_come() -> None:
-    assert told(line(("o", None), (None, None))) == ["optimize.0", "analyze.0"]
-    assert told(line(("o", "a"), ("other", None), (None, None))) == [
+    assert reported(line(("o", None), (None, None))) == ["optimize.0", "analyze.0"]
+    assert reported(line(("o", "a"), ("other", None), (None, None))) == [
         "optimize.0",
         "analyze.0",
         "optimize.1",
@@ -57,7 +57,7 @@ def test_rounds_that_nothing_is_known_of_are_not_told_of_unless_they_are_sure_to
 
 def test_each_component_has_rounds_of_its_own() -> None:
     mixed = [*line(("o", "a"), ("o", "a")), *line(("o", "a"), ("p", "b"), prefix="encoder.")]
-    assert told(mixed) == [
+    assert reported(mixed) == [
         *("optimize.0", "analyze.0"),
         *("encoder.optimize.0", "encoder.analyze.0", "encoder.optimize.1", "encoder.analyze.1"),
     ]
@@ -65,13 +65,13 @@ def test_each_component_has_rounds_of_its_own() -> None:
 
 def test_a_failure_is_told_of_whatever_it_is_like() -> None:
     refused = replace(result("analyze.1", "a"), status=Status.FAILED)
-    assert told([*line(("o", "a")), result("optimize.1", "o"), refused]) == ["optimize.0", "analyze.0", "analyze.1"]
+    assert reported([*line(("o", "a")), result("optimize.1", "o"), refused]) == ["optimize.0", "analyze.0", "analyze.1"]
 
 
 def test_reasons_name_stages_that_are_told_of() -> None:
     waiting = result("quantize", None, Status.RAN, events.waits(["optimize.1", "calibrate"]))
     stopped = result("compile", None, Status.SKIPPED, events.blocked(["optimize.1", "optimize.0"]))
-    *_, first, second = folded([*line(("o", None), (None, None)), waiting, stopped]).told
+    *_, first, second = folded([*line(("o", None), (None, None)), waiting, stopped]).reported
     assert str(first.reason) == "depends on what optimize.0, calibrate will give"
     assert str(second.reason) == "needs optimize.0, which did not finish"
 
@@ -89,4 +89,4 @@ def test_an_observer_hears_of_the_same_stages() -> None:
     observer = WithoutRounds(heard := _Noted())
     for one in results:
         observer.finished(one)
-    assert heard.ids == told(results)
+    assert heard.ids == reported(results)

@@ -18,8 +18,8 @@ from winml_dag.report.provenance.facts import (
     Dependency,
     ReadFile,
     Tool,
+    encodable,
     last_part,
-    tellable,
     without_places,
 )
 
@@ -33,7 +33,7 @@ _JSON = st.recursive(
 
 @given(value=_JSON)
 def test_what_is_told_survives_utf_8_and_readers_that_know_only_floats(value: Any) -> None:
-    told = tellable(value)
+    told = encodable(value)
     text = json.dumps(told, ensure_ascii=False)
     assert json.loads(text.encode("utf-8"), parse_int=lambda digits: int(float(digits))) == told
 

@@ -12,7 +12,7 @@ from store_samples import contents
 
 from winml_dag.store import collect as module
 from winml_dag.store.blobs import STAMP_NS
-from winml_dag.store.cache_folder import note_build
+from winml_dag.store.cache_folder import log_build
 from winml_dag.store.collect import Collected, Limits
 from winml_dag.store.records import KeyInputs, Record, Records
 from winml_dag.store.store import Store
@@ -89,10 +89,10 @@ def test_a_dry_run_says_what_would_go_and_touches_nothing(store, put) -> None:
     for number in range(4):
         put(number, b"%d" % number * 1000, days=number)
     before = contents(store.records.folder) | contents(store.blobs.folder)
-    foreseen = collected(store, Limits(max_bytes=3000), dry_run=True)
-    assert foreseen.records > 0
+    planned = collected(store, Limits(max_bytes=3000), dry_run=True)
+    assert planned.records > 0
     assert contents(store.records.folder) | contents(store.blobs.folder) == before
-    assert collected(store, Limits(max_bytes=3000)) == foreseen
+    assert collected(store, Limits(max_bytes=3000)) == planned
 
 
 def test_names_of_what_has_gone_are_forgotten_and_others_are_not(store, put) -> None:
@@ -200,7 +200,7 @@ def test_the_size_that_was_found_is_noted(store, put) -> None:
     put(1, b"one" * 1000)
     collected(store, Limits())
     assert read_statistics(store.folder, store.locks).estimated_bytes == size(store)
-    note_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=5)
+    log_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=5)
     assert read_statistics(store.folder, store.locks).estimated_bytes == size(store) + 5
 
 

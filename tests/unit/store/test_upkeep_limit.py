@@ -9,7 +9,7 @@ from store_samples import contents
 
 from winml_dag.errors import UsageError
 from winml_dag.store import collect as module
-from winml_dag.store.cache_folder import FILE, note_build, note_size
+from winml_dag.store.cache_folder import FILE, log_build, log_size
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.usage import VARIABLE, configured_limit, keep_to_limit, limit_text, set_limit
 
@@ -29,7 +29,7 @@ def put(store, fill):
             {"out": fill({"model": b"%04d" % number * 2500})},
         )
         os.utime(store.records.path(record.cache_key), (10**9 + number, 10**9 + number))
-        note_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=10_000)
+        log_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=10_000)
 
     return put
 
@@ -102,7 +102,7 @@ def test_lost_statistics_mean_measuring_again(store, put) -> None:
     set_limit(store.folder, "100KB")
     for number in range(12):
         put(number)
-    note_size(store.folder, 0)
+    log_size(store.folder, 0)
     (store.folder / FILE).unlink()
     assert keep_to_limit(store) is not None
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.store import usage as module
-from winml_dag.store.cache_folder import FILE, note_build, note_size, note_traffic
+from winml_dag.store.cache_folder import FILE, log_build, log_size, log_traffic
 from winml_dag.store.remote.protocol import Traffic
 from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
@@ -27,8 +27,8 @@ def test_a_cache_without_builds_has_no_statistics(store) -> None:
 
 
 def test_builds_are_counted_up(store) -> None:
-    note_build(store.folder, reused=0, ran=4, seconds_saved=0, stored_bytes=1000)
-    note_build(store.folder, reused=3, ran=1, seconds_saved=12.34, stored_bytes=200)
+    log_build(store.folder, reused=0, ran=4, seconds_saved=0, stored_bytes=1000)
+    log_build(store.folder, reused=3, ran=1, seconds_saved=12.34, stored_bytes=200)
     counted = found(store)
     assert (counted.builds, counted.reused, counted.ran, counted.seconds_saved) == (2, 3, 5, 12.34)
     assert counted.hit_ratio == 3 / 8
@@ -36,21 +36,21 @@ def test_builds_are_counted_up(store) -> None:
 
 
 def test_the_size_is_what_was_measured_last_and_what_was_stored_since(store) -> None:
-    note_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=1000)
+    log_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=1000)
     assert found(store).estimated_bytes is None
-    note_size(store.folder, 700)
-    note_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=50)
+    log_size(store.folder, 700)
+    log_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=50)
     assert found(store).estimated_bytes == 750
 
 
 def test_what_went_to_remotes_is_added_up_and_stays_when_lines_are_put_together(store) -> None:
-    note_traffic(store.folder, Traffic())
+    log_traffic(store.folder, Traffic())
     assert not (store.folder / FILE).exists(), "nothing went, so there is nothing to note"
-    note_traffic(store.folder, Traffic(requests=5, records_found=3, bytes_fetched=1000))
-    note_traffic(store.folder, Traffic(requests=2, left_alone=1, record_bytes=70))
+    log_traffic(store.folder, Traffic(requests=5, records_found=3, bytes_fetched=1000))
+    log_traffic(store.folder, Traffic(requests=2, left_alone=1, record_bytes=70))
     added = Traffic(requests=7, records_found=3, bytes_fetched=1000, left_alone=1, record_bytes=70)
     assert found(store).traffic == added
-    note_build(store.folder, reused=1, ran=2, seconds_saved=3)
+    log_build(store.folder, reused=1, ran=2, seconds_saved=3)
     with open(store.folder / FILE, "ab") as file:
         file.write(b"\n" * module._LONG_BYTES)
     compacted = found(store)
@@ -77,10 +77,10 @@ def test_a_line_about_remotes_of_an_older_version_counts(store) -> None:
     ],
 )
 def test_a_torn_or_damaged_line_is_left_out_and_spoils_no_other(store, damage) -> None:
-    note_build(store.folder, reused=1, ran=1, seconds_saved=1)
+    log_build(store.folder, reused=1, ran=1, seconds_saved=1)
     with open(store.folder / FILE, "ab") as file:
         file.write(damage)  # cut off: without a newline at the end
-    note_build(store.folder, reused=1, ran=1, seconds_saved=1)
+    log_build(store.folder, reused=1, ran=1, seconds_saved=1)
     assert found(store).builds == 2
     assert found(store).seconds_saved == 2
 
@@ -94,14 +94,14 @@ def test_no_file_whatever_is_in_it_is_an_error(tmp_path_factory, data) -> None:
 
 def test_a_long_file_is_replaced_by_its_sum(store) -> None:
     for number in range(1000):
-        note_build(store.folder, reused=1, ran=2, seconds_saved=0.5, stored_bytes=3)
+        log_build(store.folder, reused=1, ran=2, seconds_saved=0.5, stored_bytes=3)
         if number == 700:
-            note_size(store.folder, 10**6)
+            log_size(store.folder, 10**6)
     before = found(store)
     assert (before.builds, before.estimated_bytes) == (1000, 10**6 + 299 * 3)
     assert (store.folder / FILE).stat().st_size < 200
     assert found(store) == before
-    note_build(store.folder, reused=1, ran=0, seconds_saved=0.5)
+    log_build(store.folder, reused=1, ran=0, seconds_saved=0.5)
     assert found(store).builds == 1001
 
 
@@ -110,10 +110,10 @@ def test_a_file_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
     counted = module._counted
 
     def counted_late(lines):
-        note_build(store.folder, reused=7, ran=0, seconds_saved=0)
+        log_build(store.folder, reused=7, ran=0, seconds_saved=0)
         return counted(lines)
 
-    note_build(store.folder, reused=1, ran=0, seconds_saved=0)
+    log_build(store.folder, reused=1, ran=0, seconds_saved=0)
     with monkeypatch.context() as patched:
         patched.setattr(module, "_counted", counted_late)
         found(store)
@@ -122,8 +122,8 @@ def test_a_file_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
 
 def test_many_processes_may_note_at_once(store) -> None:
     script = (
-        "import sys; from winml_dag.store.cache_folder import note_build\n"
-        "for _ in range(300): note_build(sys.argv[1], reused=1, ran=0, seconds_saved=0.1)"
+        "import sys; from winml_dag.store.cache_folder import log_build\n"
+        "for _ in range(300): log_build(sys.argv[1], reused=1, ran=0, seconds_saved=0.1)"
     )
     crowd = [subprocess.Popen([sys.executable, "-c", script, str(store.folder)]) for _ in range(4)]
     assert [process.wait() for process in crowd] == [0] * 4
@@ -132,9 +132,9 @@ def test_many_processes_may_note_at_once(store) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path) -> None:
-    note_build(tmp_path / "absent", reused=1, ran=0, seconds_saved=1)
+    log_build(tmp_path / "absent", reused=1, ran=0, seconds_saved=1)
     (tmp_path / FILE).mkdir()
-    note_build(tmp_path, reused=1, ran=0, seconds_saved=1)
+    log_build(tmp_path, reused=1, ran=0, seconds_saved=1)
     assert list(tmp_path.iterdir()) == [tmp_path / FILE]
 
 

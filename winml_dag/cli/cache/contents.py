@@ -117,9 +117,9 @@ def _moved(traffic: Traffic) -> list[str]:
     def text(records: int, blobs: int, size: int) -> str:
         return f"{counted(records, 'record')}, {counted(blobs, 'blob')} ({size_text(size)})"
 
-    asked = traffic.records_found + traffic.records_missed
+    total = traffic.records_found + traffic.records_missed
     lines = [
-        f"remote         {counted(traffic.requests, 'request')}; {traffic.records_found} of {asked} records were there",
+        f"remote         {counted(traffic.requests, 'request')}; {traffic.records_found} of {total} records were there",
         f"  fetched      {text(traffic.records_found, traffic.blobs_fetched, traffic.bytes_fetched)}",
         f"  put          {text(traffic.records_put, traffic.blobs_put, traffic.bytes_put)}",
     ]

@@ -58,7 +58,7 @@ def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], for
         if format_ == "json":
             print_object({"records": len(records), "lacking_blobs": lacking, **traffic_json(traffic)})
         else:
-            _tell_of_push(len(whole), lacking, traffic)
+            _print_push(len(whole), lacking, traffic)
         return _code(traffic)
 
 
@@ -86,7 +86,7 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
             counts = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
             print_object({**counts, **traffic_json(traffic)})
         else:
-            _tell_of_pull(len(records), to_run, traffic)
+            _print_pull(len(records), to_run, traffic)
         return _code(traffic)
 
 
@@ -100,10 +100,10 @@ def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> Store:
 
 
 def _refuse_unwritable(remote: RemoteOptions) -> None:
-    from winml_dag.pipeline.opened import settled_remotes
+    from winml_dag.pipeline.opened import allowed_remotes
     from winml_dag.store.remote.settings import Mode
 
-    settings, why = settled_remotes(remote)
+    settings, why = allowed_remotes(remote)
     if settings is not None and not any(tier.mode is Mode.READ_WRITE for tier in settings.tiers):
         raise UsageError(
             f"No remote may be written. {why}".rstrip(), advice="" if why else "Give --remote-mode read-write."
@@ -134,16 +134,16 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
 
     planned = plan_each(_requests(recipes, remote), store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
-    foreseen = dry_run(planned, store, Capacity(1), rebuild=False)
-    for label, error in foreseen.errors.items():
+    dry_run_result = dry_run(planned, store, Capacity(1), rebuild=False)
+    for label, error in dry_run_result.errors.items():
         echo(f"note: {label} cannot be planned: {error}", err=True)
     records = {
         view.result.record.cache_key: view.result.record
-        for result in foreseen.results.values()
+        for result in dry_run_result.results.values()
         for view in (*result.stages, *result.like_before)
         if view.result is not None and view.result.record is not None and view.status is Status.REUSED
     }
-    return records, foreseen.to_run
+    return records, dry_run_result.to_run
 
 
 def _with_log_that_is_here(store: Store, record: Record) -> Record:
@@ -168,7 +168,7 @@ def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[st
     return [(recipes[0].name, request)]
 
 
-def _tell_of_push(offered: int, lacking: int, traffic: Traffic) -> None:
+def _print_push(offered: int, lacking: int, traffic: Traffic) -> None:
     from winml_dag.store.quantities import counted
 
     for line in traffic_lines(traffic):
@@ -180,7 +180,7 @@ def _tell_of_push(offered: int, lacking: int, traffic: Traffic) -> None:
         echo(f"{counted(lacking, 'record')} left out, whose blobs are not on this machine.")
 
 
-def _tell_of_pull(known: int, to_run: int, traffic: Traffic) -> None:
+def _print_pull(known: int, to_run: int, traffic: Traffic) -> None:
     from winml_dag.store.quantities import counted
 
     for line in traffic_lines(traffic):
@@ -207,12 +207,12 @@ def check(format_: str, **options: Any) -> int:
     """Ask each remote that is configured whether it can be reached, read and, if it may be, written, and with which
     keys. A probe of a few bytes is left where that is tried. Ends with 1 if anything is not well.
     """
-    from winml_dag.pipeline.opened import settled_remotes
+    from winml_dag.pipeline.opened import allowed_remotes
     from winml_dag.pipeline.remoteconfig import named_by
 
     named = remote_options(options, options["recipe"])
     with errors_as_object(format_):
-        settings, restricted = settled_remotes(named)
+        settings, restricted = allowed_remotes(named)
         if settings is None:
             raise UsageError(
                 "There is no remote to check.",

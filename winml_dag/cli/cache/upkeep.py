@@ -128,9 +128,9 @@ def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
         for line in _findings(report, store):
             echo(line)
         lacking = len(report.incomplete) - len(report.removed)
-        sound = f"{counted(report.records, 'record')} and {counted(report.blobs, 'blob')}"
+        intact = f"{counted(report.records, 'record')} and {counted(report.blobs, 'blob')}"
         lack = "lacks" if lacking == 1 else "lack"
-        echo(f"Sound: {sound}. {counted(lacking, 'record')} {lack} a blob.")
+        echo(f"Sound: {intact}. {counted(lacking, 'record')} {lack} a blob.")
         if report.only_behind:
             are = "is not here and comes" if report.only_behind == 1 else "are not here and come"
             echo(f"{counted(report.only_behind, 'blob')} {are} from a remote when needed.")

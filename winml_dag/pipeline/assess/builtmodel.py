@@ -34,7 +34,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.load import load_recipe
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.store import Store
 
@@ -76,21 +76,21 @@ class BuiltModel:
     @property
     def component(self) -> str:
         """The component that the model belongs to, in a folder with one model per component."""
-        return "" if self.manifest is None else self.manifest.told.component_of_file(self.model.path.name)
+        return "" if self.manifest is None else self.manifest.build.component_of_file(self.model.path.name)
 
     @property
     def precision(self) -> str | None:
         """The precision of the build; None for its float models and for a file without a build."""
         is_float = self.model.path.name in [prefixed(name, self.component) for name in _FLOAT.values()]
-        return None if is_float or self._told is None else self._told.precision or None
+        return None if is_float or self._own_entry is None else self._own_entry.precision or None
 
     @property
     def task(self) -> str | None:
-        return None if self._told is None else self._told.task
+        return None if self._own_entry is None else self._own_entry.task
 
     @property
-    def _told(self) -> OneModel | None:
-        return None if self.manifest is None else self.manifest.told.of(self.model.path.name)
+    def _own_entry(self) -> OneModel | None:
+        return None if self.manifest is None else self.manifest.build.of(self.model.path.name)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class StoredModel:
     artifact: Artifact
 
     def source(self) -> Source:
-        return Source(str(self.path), kinds.FLOAT_MODEL, (), stored=self.artifact)
+        return Source(str(self.path), artifact_types.FLOAT_MODEL, (), stored=self.artifact)
 
 
 def find_built_model(path: Path, component: str | None = None) -> BuiltModel:
@@ -191,16 +191,16 @@ def float_model(built: BuiltModel, store: Store) -> OnnxFile | StoredModel | Non
     for stage, name in _FLOAT.items():
         if found := _first(_left(built.folder, built.manifest, {}, (name,), built.component)):
             return found
-        made = _made_by(stage, built.manifest.told, built.component)
+        made = _made_by(stage, built.manifest.build, built.component)
         if made is not None and not store.missing(made.files):
             return StoredModel(built.folder / prefixed(name, built.component), made)
     return _first(_left(built.folder, built.manifest, built.settings, (), built.component))
 
 
-def _made_by(stage: str, told: BuildManifest, component: str) -> Artifact | None:
+def _made_by(stage: str, build: BuildManifest, component: str) -> Artifact | None:
     """Return the last model that *stage* made of *component*; all components share one export."""
-    for each in reversed(told.stages):
-        slot = "model" if component == told.component_of(each) else prefixed("model", component)
+    for each in reversed(build.stages):
+        slot = "model" if component == build.component_of(each) else prefixed("model", component)
         if each.name == stage and each.is_done and slot in each.outputs and each.outputs[slot].files:
             return Artifact(each.outputs[slot].files)
     return None
@@ -214,7 +214,7 @@ def reference_at(path: Path) -> OnnxFile:
         InputError: when it is missing or damaged.
     """
     found = OnnxFile.at(path)
-    if found.kind == kinds.COMPILED_MODEL:
+    if found.kind == artifact_types.COMPILED_MODEL:
         raise UsageError(
             f"{found.path} is compiled, and the reference runs on the CPU.",
             advice="Give the model that it was made from.",
@@ -247,9 +247,9 @@ def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> Built
     if manifest is None:
         return BuiltModel(name, model, model.target)
     folder = model.path.parent
-    component = manifest.told.component_of_file(model.path.name)
+    component = manifest.build.component_of_file(model.path.name)
     settings = _settings(folder, component)
-    compiled = model.kind == kinds.COMPILED_MODEL
+    compiled = model.kind == artifact_types.COMPILED_MODEL
     target = _target_of_build(manifest)
     # The binary takes precedence: its content is true of any file. The manifest decides only where the binary does not.
     says_whose = any(context.source for context in model.summary.ep_context)
@@ -280,8 +280,10 @@ def _settings(folder: Path, component: str) -> JsonObject:
 
 
 def _target_of_build(manifest: Manifest) -> Target | None:
-    told = manifest.told
-    return Target(find_ep(told.execution_provider), told.device) if told.execution_provider and told.device else None
+    build = manifest.build
+    return (
+        Target(find_ep(build.execution_provider), build.device) if build.execution_provider and build.device else None
+    )
 
 
 def _provider_options(settings: JsonObject, ep: ExecutionProvider) -> dict[str, str]:
@@ -310,7 +312,7 @@ def _first(paths: Iterator[Path]) -> OnnxFile | None:
     for path in paths:
         with suppress(InputError):
             model = OnnxFile.at(path)
-            if model.kind != kinds.COMPILED_MODEL:
+            if model.kind != artifact_types.COMPILED_MODEL:
                 return model
     return None
 
@@ -377,4 +379,4 @@ def component_file(folder: Path, component: str) -> Path:
 def _components(folder: Path) -> tuple[str, ...]:
     """Return the models to ship in *folder*, if a build wrote several."""
     manifest = read_manifest(folder)
-    return () if manifest is None else manifest.told.final_artifacts
+    return () if manifest is None else manifest.build.final_artifacts

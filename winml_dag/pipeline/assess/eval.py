@@ -25,7 +25,7 @@ from winml_dag.pipeline.assess.builtmodel import (
 )
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.calibration import packages_of, require_packages
-from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
+from winml_dag.pipeline.datasets import Asker, find_dataset, has_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.recipe.schema import Dataset, Eval
@@ -323,7 +323,7 @@ def _data(request: EvaluationRequest) -> Source | None:
     if path.is_file() and asks_for_split:
         field = _ASKER.split if dataset.name is None else _ASKER.subset
         raise UsageError(f"{field}: a file has no splits or subsets, and {path} is one.", advice="Leave it out.")
-    if path.is_file() or (path.is_dir() and not asks_for_split and not tells_splits(path)):
+    if path.is_file() or (path.is_dir() and not asks_for_split and not has_splits(path)):
         source = calibration_source(path, _ASKER.name)
     elif not path.exists() and (is_path_like(dataset.path) or kind_of(dataset.path)):
         raise InputError(f"{_ASKER.name}: {path} does not exist.", advice="Check the path, or give a hub id.")
@@ -392,7 +392,7 @@ def evaluated_json(
         "model": str(plan.built.model.path),
         "precision": plan.built.precision,
         "reference": None if plan.reference is None else str(plan.reference.path),
-        "measured": done.told,
+        "measured": done.freshness,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
         **report_of(done),
@@ -411,11 +411,11 @@ def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
     from winml_dag.onnxmodel.compare import Agreement
     from winml_dag.stages.evaluate.metrics import Difference, Estimate
 
-    def estimate(told: Any) -> Estimate:
-        return Estimate(told["value"], told["low"], told["high"], told["interval"])
+    def estimate(value: Any) -> Estimate:
+        return Estimate(value["value"], value["low"], value["high"], value["interval"])
 
-    def difference(told: Any) -> Difference:
-        return Difference(told["value"], told["low"], told["high"], told["significant"], told["p_value"])
+    def difference(value: Any) -> Difference:
+        return Difference(value["value"], value["low"], value["high"], value["significant"], value["p_value"])
 
     found: Any = report_of(done)
     metrics = {

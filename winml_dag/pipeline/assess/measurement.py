@@ -19,7 +19,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.ep.registry import Target
 from winml_dag.pipeline.buildresult import record_stats
-from winml_dag.pipeline.commit import Materialised
+from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.epplace import ep_place
 from winml_dag.pipeline.publish import OutputFile, prepare_folder, refuse_file
 from winml_dag.pipeline.run import BuildOptions, Driver, GraphJob
@@ -63,7 +63,7 @@ class Measurement:
     elapsed_seconds: float
     files: tuple[FileEntry, ...] = ()
     note: str = ""
-    put: Materialised = field(default_factory=Materialised)
+    put: PublishedChange = field(default_factory=PublishedChange)
 
     @property
     def failed(self) -> StageResult | None:
@@ -80,7 +80,7 @@ class Measurement:
         return self._measured.status is Status.RAN
 
     @property
-    def told(self) -> str:
+    def freshness(self) -> str:
         """``live`` or ``cached``, as in every report."""
         return "live" if self.is_live else "cached"
 
@@ -184,12 +184,12 @@ class MeasurementJob(GraphJob[Measurement]):
         if any(result.record is None for result in results):
             return Measurement(results, time.monotonic() - began)
         files = tuple(sorted(file for result in results for file in _files(result)))
-        put = Materialised() if self._folder is None else self._put(files, self._folder)
+        put = PublishedChange() if self._folder is None else self._put(files, self._folder)
         return Measurement(results, time.monotonic() - began, files, put=put)
 
-    def _put(self, files: Sequence[FileEntry], folder: Path) -> Materialised:
+    def _put(self, files: Sequence[FileEntry], folder: Path) -> PublishedChange:
         read = (file.path for source in self.graph.sources.values() for file in source.files)
-        return OutputFile(folder, files[0].name, read, self._store, overwrite=self._overwrite).materialise(files)
+        return OutputFile(folder, files[0].name, read, self._store, overwrite=self._overwrite).publish(files)
 
     def settle(self, done: Measurement, results: tuple[StageResult, ...]) -> Measurement:
         return replace(done, note=record_stats(None, results, self._store))

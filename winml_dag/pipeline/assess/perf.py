@@ -21,7 +21,7 @@ from winml_dag.pipeline.assess.host import Host
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.recipe.schema import Perf
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.perf import (
     HISTOGRAM,
     PERF,
@@ -150,7 +150,7 @@ def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObj
         "success": True,
         "model": str(plan.built.model.path),
         "precision": plan.precision or None,
-        "measured": done.told,
+        "measured": done.freshness,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
         **done.report,
@@ -244,7 +244,7 @@ def _baseline(built: BuiltModel, request: PerfRequest, target: Target) -> OnnxFi
         return built.uncompiled
     baseline = OnnxFile.at(request.baseline)
     made_for = {context.source for context in baseline.summary.ep_context} - {"", target.ep.name}
-    if baseline.kind == kinds.COMPILED_MODEL and made_for:
+    if baseline.kind == artifact_types.COMPILED_MODEL and made_for:
         raise UsageError(f"{request.baseline} is compiled for {', '.join(sorted(made_for))}, not for {target.ep.name}.")
     return baseline
 
@@ -255,7 +255,7 @@ def _data(path: Path | None) -> Source | None:
     if path.suffix.casefold() != ".npz" or not path.is_file():
         what = "does not exist" if not path.exists() else "is no .npz file"
         raise InputError(f"perf.input_data: {path} {what}.", advice="Save inputs by their names with numpy.savez.")
-    return Source("input data", kinds.CALIBRATION_DATA, (SourceFile("data.npz", path),))
+    return Source("input data", artifact_types.CALIBRATION_DATA, (SourceFile("data.npz", path),))
 
 
 def _drawing(measures: Node, title: str) -> Node:

@@ -50,18 +50,18 @@ def first_difference(recorded: Path, found: Path, name: str) -> str:
     before, now = recorded / name, found / name
     if not before.is_file() or not now.is_file():
         return "present -> absent" if before.is_file() else "absent -> present"
-    told = None
+    difference = None
     if name.endswith(".onnx"):
-        told = _model_difference(before, now)
+        difference = _model_difference(before, now)
     elif owner := _owner(found, now):
         # The model maps an offset to a tensor; the contents of a provider's binary are opaque.
         model, is_binary = owner
         if is_binary:
             return f"the binary of {model} {_byte_difference(before, now)}"
-        told = _model_difference(recorded / model, found / model)
+        difference = _model_difference(recorded / model, found / model)
     elif name.endswith(".json"):
-        told = _json_difference(before, now)
-    return told or _byte_difference(before, now)
+        difference = _json_difference(before, now)
+    return difference or _byte_difference(before, now)
 
 
 def _owner(folder: Path, file: Path) -> tuple[str, bool] | None:
@@ -230,13 +230,13 @@ def reproduce(
         KeyboardInterrupt: after child processes have been stopped.
     """
     started = time.monotonic()
-    foreseen = plan_graph(planned.graph, planned.sources, store, scope=planned.summary.scope)
-    nodes = _chosen(planned, foreseen, names)
-    looked_up = _look_up(planned, foreseen, store)
+    planned_results = plan_graph(planned.graph, planned.sources, store, scope=planned.summary.scope)
+    nodes = _chosen(planned, planned_results, names)
+    looked_up = _look_up(planned, planned_results, store)
     able = [found for node in nodes if isinstance(found := looked_up[node.id], Recorded)]
     with store.scratch.open() as scratch:
         # The reruns read cached inputs, so mark these as used to keep them from being removed.
-        store.used(result.cache_key for result in foreseen if result.record is not None and result.cache_key)
+        store.used(result.cache_key for result in planned_results if result.record is not None and result.cache_key)
         witness = Witness(store, (one.record for one in able), scratch / "kept")
         runner = Runner(
             planned.graph,
@@ -262,9 +262,9 @@ def reproduce(
     return Reproduction(stages, time.monotonic() - started)
 
 
-def _chosen(planned: BuildGraph, foreseen: tuple[StageResult, ...], names: Sequence[str]) -> list[Node]:
+def _chosen(planned: BuildGraph, planned_results: tuple[StageResult, ...], names: Sequence[str]) -> list[Node]:
     """Return the nodes that *names* select, in the order of the graph."""
-    line = result_of(planned, foreseen, 0.0)
+    line = result_of(planned, planned_results, 0.0)
     chosen = [view for name in names for view in views_named(line, name)]
     if left_out := next((view for view in chosen if view.result is None), None):
         raise UsageError(f"{left_out.id} is left out of this build: {left_out.reason}.")
@@ -272,11 +272,11 @@ def _chosen(planned: BuildGraph, foreseen: tuple[StageResult, ...], names: Seque
     return [node for node in planned.graph.nodes if node.id in ids]
 
 
-def _look_up(planned: BuildGraph, foreseen: tuple[StageResult, ...], store: Store) -> dict[str, Recorded | str]:
+def _look_up(planned: BuildGraph, planned_results: tuple[StageResult, ...], store: Store) -> dict[str, Recorded | str]:
     """Return each node's record and inputs by its id, or a text with the reason why it has none or cannot run."""
     known = BuildState(planned.graph, planned.sources)
     found: dict[str, Recorded | str] = {}
-    for result in foreseen:
+    for result in planned_results:
         node = result.node
         key_inputs, inputs = known.key_inputs(node), known.inputs(node)
         record = None if key_inputs is None else store.record(cache_key(key_inputs))

@@ -85,11 +85,11 @@ def _alone(model: ModelProto, node: NodeProto, types: dict[str, ValueInfoProto],
     constants = constant_tensors(model.graph)
     names = dict.fromkeys(name for name in node.input if name)
 
-    def told(name: str) -> ValueInfoProto:
+    def value_info(name: str) -> ValueInfoProto:
         return types.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
 
-    inputs = [told(name) for name in names if name not in constants]
-    graph = helper.make_graph([node], "one_node", inputs, [told(name) for name in node.output if name])
+    inputs = [value_info(name) for name in names if name not in constants]
+    graph = helper.make_graph([node], "one_node", inputs, [value_info(name) for name in node.output if name])
     for name in names:
         if name in constants:
             tensor = graph.initializer.add()

@@ -31,7 +31,7 @@ from winml_dag.pipeline.sources import OnnxFile, calibration_source
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.schema import Quant, Validate
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.quality import AS_IT_IS, Bounds, rounding
 from winml_dag.stages.samples import TABLES, Columns, kind_of
 from winml_dag.stages.target import RunTarget
@@ -130,7 +130,7 @@ def _reference(
     made = float_model(built, store)
     if made is not None and made.path.resolve() != itself.path.resolve():
         return made
-    return None if target.ep == CPU or itself.kind == kinds.COMPILED_MODEL else itself
+    return None if target.ep == CPU or itself.kind == artifact_types.COMPILED_MODEL else itself
 
 
 def _precision(built: BuiltModel, request: ValidationRequest, reference: OnnxFile | StoredModel | None) -> str:
@@ -184,7 +184,7 @@ def _is_calibrated(built: BuiltModel) -> bool:
     """Whether the model may have activation ranges: all except float models and builds that quantize without ranges."""
     quant = built.settings.get("quant")
     mode = quant.get("mode") if isinstance(quant, Mapping) else None
-    return built.model.kind != kinds.FLOAT_MODEL and mode not in _WITHOUT_RANGES
+    return built.model.kind != artifact_types.FLOAT_MODEL and mode not in _WITHOUT_RANGES
 
 
 def _ranges(built: BuiltModel) -> Source | None:
@@ -194,4 +194,4 @@ def _ranges(built: BuiltModel) -> Source | None:
     name = prefixed(RANGES, built.component)
     if name not in {entry.name for entry in built.manifest.files}:
         return None
-    return Source("activation ranges", kinds.RANGES, (SourceFile(RANGES, built.folder / name),))
+    return Source("activation ranges", artifact_types.RANGES, (SourceFile(RANGES, built.folder / name),))

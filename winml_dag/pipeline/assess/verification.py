@@ -35,7 +35,7 @@ HIDDEN = ".winml-dag"
 class Found(StrEnum):
     """The state of a file."""
 
-    SOUND = "sound"
+    INTACT = "sound"
     CHANGED = "changed"
     MISSING = "missing"
     UNREADABLE = "unreadable"
@@ -56,7 +56,7 @@ class FileCheck:
 
     @property
     def is_fault(self) -> bool:
-        return self.found is not Found.SOUND and not self.is_intermediate
+        return self.found is not Found.INTACT and not self.is_intermediate
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Verification:
     unfinished: bool = False
 
     @property
-    def is_sound(self) -> bool:
+    def is_intact(self) -> bool:
         return not self.contradictions and not self.unfinished and not any(file.is_fault for file in self.files)
 
 
@@ -102,10 +102,10 @@ def verify(path: Path) -> list[Verification]:
     return [_verify_folder(found) for found in folders]
 
 
-def intermediates(told: BuildManifest) -> frozenset[str]:
+def intermediates(build: BuildManifest) -> frozenset[str]:
     """Return the file names of a build's intermediate models, and of the files that belong to them."""
     passed, shipped = set[str](), set[str]()
-    for stage in told.stages:
+    for stage in build.stages:
         for slot, output in stage.outputs.items():
             if not slot.endswith("model") or stage.placed is not None:
                 continue
@@ -114,7 +114,7 @@ def intermediates(told: BuildManifest) -> frozenset[str]:
                 shipped.update(files)
             else:
                 # All components share one export, which has a slot for each.
-                own = told.component_of(stage) or slot.removesuffix("model").rstrip("_")
+                own = build.component_of(stage) or slot.removesuffix("model").rstrip("_")
                 passed.update(prefixed(name, own) for name in files)
     return frozenset(passed - shipped)
 
@@ -165,7 +165,7 @@ def _fault(path: Path) -> str:
 
 def _verify_folder(folder: Path) -> Verification:
     manifest = load_manifest(folder)
-    unshipped = intermediates(manifest.told)
+    unshipped = intermediates(manifest.build)
     checks = [
         replace(check_file(folder / entry.name, entry), is_intermediate=entry.name in unshipped)
         for entry in manifest.files
@@ -173,7 +173,7 @@ def _verify_folder(folder: Path) -> Verification:
     if (placed_in := recipe_folder(folder, manifest)) is not None:
         for entries in manifest.placed.values():
             checks += [check_file(placed_in / entry.name, entry) for entry in entries]
-    if manifest.told.final_artifacts:
+    if manifest.build.final_artifacts:
         checks.append(_check_settings(folder / BUILD_CONFIG, manifest))
     return Verification(
         folder / MANIFEST,
@@ -202,7 +202,7 @@ def _verify_file(path: Path) -> Verification:
 
 
 def _together(manifest: Manifest, entry: FileEntry) -> Iterator[str]:
-    for stage in manifest.told.stages:
+    for stage in manifest.build.stages:
         for output in stage.outputs.values():
             if entry in output.files:
                 yield from (file.name for file in output.files)
@@ -229,7 +229,7 @@ def check_file(path: Path, entry: FileEntry) -> FileCheck:
         return FileCheck(path, Found.UNREADABLE, entry.size, error.strerror or str(error))
     if digest != entry.digest:
         return FileCheck(path, Found.CHANGED, entry.size, f"{digest} instead of {entry.digest}")
-    return FileCheck(path, Found.SOUND, entry.size)
+    return FileCheck(path, Found.INTACT, entry.size)
 
 
 def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
@@ -243,9 +243,9 @@ def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
         return FileCheck(path, Found.UNREADABLE, 0, error.strerror or str(error))
     except ValueError:
         return FileCheck(path, Found.CHANGED, 0, "it is no JSON")
-    if found != manifest.told.config_hash:
+    if found != manifest.build.config_hash:
         return FileCheck(path, Found.CHANGED, len(data), "other settings than those of the build")
-    return FileCheck(path, Found.SOUND, len(data))
+    return FileCheck(path, Found.INTACT, len(data))
 
 
 def _extra(folder: Path, manifest: Manifest) -> Iterator[str]:
@@ -261,12 +261,12 @@ def _extra(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 def contradictions(manifest: Manifest) -> Iterator[str]:
     """Yield the inconsistencies within the manifest, as sentences: it has been edited."""
-    told = manifest.told
-    made = {(stage.id, slot): output for stage in told.stages for slot, output in stage.outputs.items()}
+    build = manifest.build
+    made = {(stage.id, slot): output for stage in build.stages for slot, output in stage.outputs.items()}
     for (maker, slot), output in made.items():
         if Artifact.of(output.files).digest != output.digest:
             yield f"{slot} of {maker} has another digest than its files make."
-    for stage in told.stages:
+    for stage in build.stages:
         if not stage.is_done:
             continue
         if _config_hash(stage) != stage.config_hash:
@@ -274,18 +274,18 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
         elif _key(stage) not in (stage.cache_key, None):
             yield f"{stage.id} has another cache_key than its version, config, inputs and toolchain make."
         for slot, given in stage.inputs.items():
-            if _digest_of_input(given, told.sources, made) not in (given.digest, None):
+            if _digest_of_input(given, build.sources, made) not in (given.digest, None):
                 yield f"{stage.id} reads other bytes as {slot} than {given.maker} put out."
     yield from _models(manifest)
 
 
 def _models(manifest: Manifest) -> Iterator[str]:
     """Yield those of the models to ship, which the last stage outputs, or the last one of each component."""
-    finals = manifest.told.final_artifacts
+    finals = manifest.build.final_artifacts
     for name in finals:
         if all(entry.name != name for entry in manifest.files):
             yield f"{name} is the model of the build and not among its files."
-    done = [stage for stage in manifest.told.stages if stage.is_done]
+    done = [stage for stage in manifest.build.stages if stage.is_done]
     last = [stage for stage in done if stage.filename in finals] if len(finals) > 1 else done[-1:]
     listed = set(manifest.files)
     for stage in last if finals else ():
@@ -360,15 +360,15 @@ def provenance_of(model: Path) -> Provenance | None:
     if not (folder / MANIFEST).exists():
         return None
     manifest = load_manifest(folder)
-    told = manifest.told
-    own, component = told.of(model.name), told.component_of_file(model.name)
+    build = manifest.build
+    own, component = build.of(model.name), build.component_of_file(model.name)
     entry = next((entry for entry in manifest.files if entry.name == model.name), None)
     return Provenance(
         folder / MANIFEST,
-        {**{name: getattr(own, name) or None for name in _OF_THE_MODEL}, "timestamp": told.timestamp or None},
+        {**{name: getattr(own, name) or None for name in _OF_THE_MODEL}, "timestamp": build.timestamp or None},
         own.quality,
-        tuple(told.notices),
-        tuple(stage for stage in told.stages if told.component_of(stage) in ("", component)),
-        next((stage.id for stage in told.stages if model.name in (stage.filename, *stage.filenames)), ""),
+        tuple(build.notices),
+        tuple(stage for stage in build.stages if build.component_of(stage) in ("", component)),
+        next((stage.id for stage in build.stages if model.name in (stage.filename, *stage.filenames)), ""),
         None if entry is None else check_file(model, entry),
     )

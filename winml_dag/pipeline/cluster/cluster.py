@@ -32,7 +32,7 @@ from winml_dag.pipeline.cluster.inputs import Inputs
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environments_of, folder_identity
 from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns, Workers, connect
 from winml_dag.pipeline.cluster.worker import silence
-from winml_dag.pipeline.opened import settled_remotes
+from winml_dag.pipeline.opened import allowed_remotes
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote.settings import Mode, RemoteSettings
 from winml_dag.store.store import Store
@@ -113,16 +113,16 @@ def open_cluster(
     options: ClusterOptions,
     store: Path,
     remote: RemoteOptions,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Iterator[Cluster]:
     """The cluster for *options*, for builds with the cache folder *store* and the remotes of *remote*.
 
-    While it is open, planning includes the environments of its workers. *tell* is called with a sentence about it.
+    While it is open, planning includes the environments of its workers. *report* is called with a sentence about it.
 
     Raises:
         UsageError: when there is no scheduler, or workers could not access inputs.
     """
-    settings = settled_remotes(remote)[0] if remote.is_configured or remote.mode is not None else None
+    settings = allowed_remotes(remote)[0] if remote.is_configured or remote.mode is not None else None
     # Create it if necessary: it identifies workers that use the same store.
     Store(store, function=None if settings is None else "sha256")
     with ExitStack() as closing:
@@ -135,7 +135,7 @@ def open_cluster(
         used = [worker for worker in cluster.workers if not worker.refusal]
         if not used:
             _refuse(options.scheduler or "this machine", list(cluster.workers), settings)
-        tell(_sentence(used))
+        report(_sentence(used))
         elsewhere = {
             name: environment
             for name, environment in environments_of(used).items()
@@ -161,8 +161,8 @@ def _refuse(where: str, workers: Sequence[Worker], settings: RemoteSettings | No
         )
     if settings is None and any("no remote" in worker.refusal for worker in workers):
         require_shared(settings)
-    told = "; ".join(f"{worker.address} {worker.refusal}" for worker in workers)
-    raise UsageError(f"No worker at {where} can be used: {told}.")
+    refusals = "; ".join(f"{worker.address} {worker.refusal}" for worker in workers)
+    raise UsageError(f"No worker at {where} can be used: {refusals}.")
 
 
 def require_shared(settings: RemoteSettings | None) -> None:

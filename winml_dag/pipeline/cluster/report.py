@@ -206,9 +206,11 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if not names:
         return ""
-    told = [f"{name} {_version(there.get(name))}, not {_version(here.get(name))}" for name in names[:_MOST_DIFFERENCES]]
+    differences = [
+        f"{name} {_version(there.get(name))}, not {_version(here.get(name))}" for name in names[:_MOST_DIFFERENCES]
+    ]
     more = f" and {len(names) - _MOST_DIFFERENCES} more" if len(names) > _MOST_DIFFERENCES else ""
-    return f"has {'; '.join(told)}{more}"
+    return f"has {'; '.join(differences)}{more}"
 
 
 def _version(value: str | None) -> str:

@@ -66,7 +66,7 @@ def runs_anywhere(node: Node) -> bool:
         all(reference.startswith(_BUILTIN) for reference in (stage.work, stage.config))
         and node.command is None
         and node.folder is None
-        and not (node.surroundings or stage.works_in_place or stage.alone)
+        and not (node.machine_facts or stage.works_in_place or stage.alone)
     )
 
 
@@ -206,7 +206,7 @@ class Workers:
 
     def _on_progress(self, event: tuple[float, Any]) -> None:
         with suppress(KeyError, TypeError), self._lock:
-            self._calls[event[1]["key"]].watch.tell(Progress(**event[1]["progress"]))
+            self._calls[event[1]["key"]].watch.update(Progress(**event[1]["progress"]))
 
 
 def connect(address: str, security: Any = None) -> Any:
@@ -268,9 +268,9 @@ class ClusterAdmission(Admission):
         # Requests for memory are rounded to a share of the smallest worker's.
         self._smallest_bytes = min(memory)
         # Almost nothing runs on this machine, so its slots say little about the total time.
-        places = sum(report.places for report in found) or here.places
+        slots = sum(report.places for report in found) or here.slots
         total = UNLIMITED if UNLIMITED in memory else sum(memory)
-        self.capacity = _ClusterCapacity(places=places, memory_bytes=total, here=here)
+        self.capacity = _ClusterCapacity(slots=slots, memory_bytes=total, here=here)
         self._slots = {}
 
     def placed(self, request: ResourceRequest, node: Node) -> ResourceRequest:
@@ -281,7 +281,7 @@ class ClusterAdmission(Admission):
 
     @property
     def is_full(self) -> bool:
-        return self._here.is_full and self._handed.total() >= self.capacity.places
+        return self._here.is_full and self._handed.total() >= self.capacity.slots
 
     @property
     def memory_bytes(self) -> int:
@@ -290,9 +290,7 @@ class ClusterAdmission(Admission):
     def fits(self, request: ResourceRequest) -> bool:
         if not isinstance(request, ClusterNeed):
             return self._here.fits(request)
-        return self._handed.total() < self.capacity.places and self._handed[_counted(request)] < self._slots_for(
-            request
-        )
+        return self._handed.total() < self.capacity.slots and self._handed[_counted(request)] < self._slots_for(request)
 
     def fits_reserved(self) -> bool:
         need = self._reserved_need
@@ -321,7 +319,7 @@ class ClusterAdmission(Admission):
             able = [worker.report for worker, why in self._workers.fitness(need.requirement).items() if not why]
             # A device is shared by all workers of a machine.
             found = len({report.host for report in able}) if need.pools else sum(report.places for report in able)
-            self._slots[what] = found or self.capacity.places  # a run that no worker can do fails when it starts
+            self._slots[what] = found or self.capacity.slots  # a run that no worker can do fails when it starts
         return self._slots[what]
 
 

@@ -98,9 +98,9 @@ def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
     """
     recipes = [cell.recipe for cell in sweep.cells if cell.recipe is not None and sweep.axes]
     for field, option in _OPTIONS.items():
-        asked = getattr(overrides, field) or (field == "model" and overrides.onnx)
+        overridden = getattr(overrides, field) or (field == "model" and overrides.onnx)
         said = {_said(recipe, field) for recipe in recipes}
-        if asked and len(said) > 1:
+        if overridden and len(said) > 1:
             raise UsageError(
                 f"{option} would be one {field} for all cells, and the matrix has several: {', '.join(sorted(said))}.",
                 advice=f"Leave {option} out; --filter chooses cells.",
@@ -146,22 +146,22 @@ class Made:
 
     def result(self, cell: Cell, outcome: Outcome) -> CellResult:
         """Return the result of *cell*."""
-        told = CellResult(
+        result = CellResult(
             cell.name, cell.values, cell.folder, CellStatus.BUILT, command=self.commands.get(cell.name, "")
         )
         if outcome.error is not None:
             refused = isinstance(outcome.error, UsageError | InputError)
             if refused:
-                return replace(told, status=CellStatus.REFUSED, why=str(outcome.error))
+                return replace(result, status=CellStatus.REFUSED, why=str(outcome.error))
             failure = Failure(None, outcome.error.message, outcome.error.advice)
-            return replace(told, status=CellStatus.FAILED, why=str(outcome.error), failure=failure)
+            return replace(result, status=CellStatus.FAILED, why=str(outcome.error), failure=failure)
         if outcome.result is None:
-            return replace(told, status=CellStatus.NOT_REACHED, why=_STOPPED)
+            return replace(result, status=CellStatus.NOT_REACHED, why=_STOPPED)
         stages = tuple(self._stage(view) for view in outcome.result.stages)
         there = [view.id for view in outcome.result.stages if view.status in _THERE]
         status, why, failure_ = _became(outcome)
         return replace(
-            told,
+            result,
             status=status,
             why=why,
             failure=failure_,

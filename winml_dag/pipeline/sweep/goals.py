@@ -300,7 +300,7 @@ class _Pursuit:
     def _result(self, choice: _Choice) -> GoalResult:
         evaluations = self._evaluations(choice)
         goal = choice.goal
-        told = GoalResult(
+        result = GoalResult(
             choice.group,
             goal.minimize,
             dict(goal.subject_to),
@@ -312,19 +312,19 @@ class _Pursuit:
         if is_pending(results):
             waiting = sum(result.status is CellStatus.NOT_REACHED for result in results)
             have = "has" if waiting == 1 else "have"
-            return replace(told, pending=True, why=f"{waiting} of {len(results)} cells {have} no result yet")
+            return replace(result, pending=True, why=f"{waiting} of {len(results)} cells {have} no result yet")
         folder = winner_folder(goal, choice.group)
         best = winner(goal, evaluations)
         if best is None:
-            return replace(told, why=f"{_no_winner(goal, evaluations)}{_left_behind(self.means.folder / folder)}")
+            return replace(result, why=f"{_no_winner(goal, evaluations)}{_left_behind(self.means.folder / folder)}")
         why = _of_an_emulator(goal, best)
-        told = replace(told, winner=best.result.name, why=why)
+        result = replace(result, winner=best.result.name, why=why)
         try:
             self.means.put(self._cell(best.result.name), self.means.folder / folder)
-            _write_note(self.means.folder / folder, self.sweep.name, told)
+            _write_note(self.means.folder / folder, self.sweep.name, result)
         except WinmlDagError as error:
-            return replace(told, why=f"it could not be put into {folder}: {error}")
-        return replace(told, folder=folder)
+            return replace(result, why=f"it could not be put into {folder}: {error}")
+        return replace(result, folder=folder)
 
     def _searched(self, choice: _Choice) -> SearchResult | None:
         if self.sweep.search is None:
@@ -377,19 +377,19 @@ def _left_behind(folder: Path) -> str:
     return "" if note is None else f"; {folder} still has {note.get('cell')}, which won an earlier run"
 
 
-def _write_note(folder: Path, sweep: str, told: GoalResult) -> None:
+def _write_note(folder: Path, sweep: str, result: GoalResult) -> None:
     """Write to *folder* which cell it is, unless that is already there."""
     from winml_dag.store.files import in_words, write_whole
 
     path = folder / NOTE
-    won = next(one for one in told.candidates if one.cell == told.winner)
+    won = next(one for one in result.candidates if one.cell == result.winner)
     value = {
         "format": _NOTE_FORMAT,
         "sweep": sweep,
-        "cell": told.winner,
-        "group": dict(told.group),
-        "minimize": told.minimize,
-        "subject_to": dict(told.subject_to),
+        "cell": result.winner,
+        "group": dict(result.group),
+        "minimize": result.minimize,
+        "subject_to": dict(result.subject_to),
         "values": dict(won.values),
     }
     before = _read_note(folder)

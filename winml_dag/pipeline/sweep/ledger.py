@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from winml_dag.store.store import Store
 
 
-_NOT_ASKED = "it was not asked for yet: runs were for other cells"
+_NOT_REQUESTED = "it was not asked for yet: runs were for other cells"
 _ENDED = "the run ended before its turn came"
 # The interval between writes while cells finish: lose as little as possible, unless writing takes too long.
 _SECONDS_BETWEEN = 1.0
@@ -50,18 +50,18 @@ _TIMES_ITS_COST = 20
 
 
 class Ledger:
-    """The cells of one run of *sweep* into *folder*; *asked* are those of this run, *head* has all other fields.
+    """The cells of one run of *sweep* into *folder*; *requested* are those of this run, *head* has all other fields.
 
     Raises:
         UsageError: when a file that is not owned is in the way.
         StoreError: when a file is in the folder's path.
     """
 
-    def __init__(self, sweep: Sweep, folder: Path, asked: Collection[str], store: Store, head: SweepResult) -> None:
+    def __init__(self, sweep: Sweep, folder: Path, requested: Collection[str], store: Store, head: SweepResult) -> None:
         self._cells: Mapping[str, Cell] = {cell.name: cell for cell in sweep.cells}
         self._has_goals = bool(sweep.goals)
         self._folder = folder
-        self._asked = frozenset(asked)
+        self._requested = frozenset(requested)
         self._store = store
         self._head = head
         self._began = time.monotonic()
@@ -122,12 +122,12 @@ class Ledger:
         """
         began = time.monotonic()
         with self._store.claim(folder_key(self._folder / SWEEP)):
-            told = self.result(read_sweep(self._folder), interrupted=interrupted)
-            write_sweep(self._folder, told)
+            result = self.result(read_sweep(self._folder), interrupted=interrupted)
+            write_sweep(self._folder, result)
         self._has_written = True
         ended = time.monotonic()
         self._next_write = ended + max(_SECONDS_BETWEEN, _TIMES_ITS_COST * (ended - began))
-        return told
+        return result
 
     def result(self, written: SweepResult | None, *, interrupted: bool = False) -> SweepResult:
         """Return the current state: of this run, and otherwise what is *written* in the file."""
@@ -163,7 +163,7 @@ class Ledger:
         """Whether the file already has this state: a run with nothing to do does not rewrite it."""
         before = self.before
         # An intermediate write marks the run as interrupted.
-        if before is None or before.interrupted or self._has_written or not self._asked <= self._results.keys():
+        if before is None or before.interrupted or self._has_written or not self._requested <= self._results.keys():
             return False
         # The file cannot have measurements of this run, even if their times, in whole seconds, are equal.
         if any(
@@ -185,15 +185,15 @@ class Ledger:
     def _of(self, cell: Cell, now: Mapping[tuple[str, str], CellResult]) -> CellResult:
         if cell.name in self._results:
             return self._results[cell.name]
-        told = CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
+        result = CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
         if cell.left_out:
-            return told
+            return result
         written = now.get((cell.name, cell.folder))
         if written is not None:
             written = replace(written, values=cell.values)
         # The folder still has that build, even if the recipe has changed.
         return written or replace(
-            told, status=CellStatus.NOT_REACHED, why=_ENDED if cell.name in self._asked else _NOT_ASKED
+            result, status=CellStatus.NOT_REACHED, why=_ENDED if cell.name in self._requested else _NOT_REQUESTED
         )
 
 
@@ -283,7 +283,7 @@ def _manifest(folder: Path) -> BuildManifest | None:
     from winml_dag.pipeline.manifest import read_manifest
 
     manifest = read_manifest(folder)
-    return None if manifest is None else manifest.told
+    return None if manifest is None else manifest.build
 
 
 def _is_summary(path: Path) -> bool:

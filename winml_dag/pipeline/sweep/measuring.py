@@ -92,19 +92,21 @@ def _measured(
     plans: Mapping[str, _Plan | WinmlDagError], driver: Driver, done: Callable[[str], None]
 ) -> Mapping[str, Measured]:
     """Return the results of *plans*, by cell name; *done* is called for each that has ended."""
-    told = {name: Measured(error=str(plan)) for name, plan in plans.items() if isinstance(plan, WinmlDagError)}
-    for name in told:
+    measured = {name: Measured(error=str(plan)) for name, plan in plans.items() if isinstance(plan, WinmlDagError)}
+    for name in measured:
         done(name)
     planned = {name: plan for name, plan in plans.items() if not isinstance(plan, WinmlDagError)}
     jobs = [MeasurementJob(plan.measurement, driver.store, name) for name, plan in planned.items()]
     ended = driver.run(jobs, lambda name, _: done(name))
     for (name, plan), became in zip(planned.items(), ended, strict=True):
         assert became is not None
-        told[name] = Measured(error=str(became)) if isinstance(became, WinmlDagError) else _told(plan, became)
-    return told
+        measured[name] = (
+            Measured(error=str(became)) if isinstance(became, WinmlDagError) else _measurement_of(plan, became)
+        )
+    return measured
 
 
-def _told(plan: _Plan, done: Measurement) -> Measured:
+def _measurement_of(plan: _Plan, done: Measurement) -> Measured:
     from winml_dag.pipeline.assess.eval import EvaluationPlan, evaluated_json
     from winml_dag.pipeline.assess.perf import perf_json
 
@@ -112,8 +114,8 @@ def _told(plan: _Plan, done: Measurement) -> Measured:
         failed = done.failed
         return Measured(error=f"{failed.node.id} failed: {failed.error} {failed.advice}".rstrip())
     if isinstance(plan, EvaluationPlan):
-        return Measured(done.told, done.made_at, evaluated_json(plan, done, None, {}))
-    return Measured(done.told, done.made_at, perf_json(plan, done, None))
+        return Measured(done.freshness, done.made_at, evaluated_json(plan, done, None, {}))
+    return Measured(done.freshness, done.made_at, perf_json(plan, done, None))
 
 
 def _planned_perf(cell: Finished, host: Host, store: Store) -> PerfPlan | WinmlDagError:
@@ -160,7 +162,7 @@ class Facts:
 def facts_of(cell: CellResult, folder: Path) -> Facts:
     """Return the metrics of *cell*, which has a build, in a sweep with outputs in *folder*."""
     manifest = read_manifest(folder / cell.folder)
-    done = [] if manifest is None else [stage for stage in manifest.told.stages if stage.is_done]
+    done = [] if manifest is None else [stage for stage in manifest.build.stages if stage.is_done]
     perf = PerfReport.model_validate({} if cell.perf is None else cell.perf.report)
     values: dict[str, float] = {}
     missing: dict[str, str] = {}

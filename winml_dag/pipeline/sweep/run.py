@@ -36,7 +36,7 @@ from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, modules_of, new_head, write_summary
 from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
-from winml_dag.pipeline.uptodate import CurrentPlan, Environment, check, note_use
+from winml_dag.pipeline.uptodate import CurrentPlan, Environment, check, log_use
 from winml_dag.pipeline.uptodate import keys_of as keys_of_note
 from winml_dag.recipe.sweep import sweep_of_files
 
@@ -177,13 +177,13 @@ class SweepDone:
 
 
 def run_sweep(
-    asked: SweepRun,
+    sweep_run: SweepRun,
     store: Store,
     options: BuildOptions,
     watcher: Watcher,
     executor: Executor | None = None,
 ) -> SweepDone:
-    """Bring the cells of *asked* up to date, measure them, and pursue the goals of the sweep.
+    """Bring the cells of *sweep_run* up to date, measure them, and pursue the goals of the sweep.
 
     A failed cell does not keep others from being built, unless *options* say otherwise.
 
@@ -193,7 +193,7 @@ def run_sweep(
         KeyboardInterrupt: after child processes have been stopped; finished results are published and in
             ``sweep.json``.
     """
-    return _Run(asked, store, options, watcher, executor).run()
+    return _Run(sweep_run, store, options, watcher, executor).run()
 
 
 class _Run:
@@ -201,18 +201,18 @@ class _Run:
 
     def __init__(
         self,
-        asked: SweepRun,
+        sweep_run: SweepRun,
         store: Store,
         options: BuildOptions,
         watcher: Watcher,
         executor: Executor | None,
     ) -> None:
-        self._asked = asked
+        self._sweep_run = sweep_run
         self._store = store
         self._watcher = watcher
         self._timed = _Timed(watcher)
-        head = new_head(asked.sweep, asked.recipe, options.jobs)
-        self._ledger = Ledger(asked.sweep, asked.folder, [cell.name for cell in asked.cells], store, head)
+        head = new_head(sweep_run.sweep, sweep_run.recipe, options.jobs)
+        self._ledger = Ledger(sweep_run.sweep, sweep_run.folder, [cell.name for cell in sweep_run.cells], store, head)
         self._driver = Driver(store, options, WithoutRounds(self._timed), executor, watcher.on_eta)
         # The request and the result of each cell, by name.
         self._requests: dict[str, Request] = {}
@@ -225,9 +225,9 @@ class _Run:
     def run(self) -> SweepDone:
         gone = tuple(self._ledger.gone())
         try:
-            self._build(self._asked.cells, self._ledger.take, self._driver)
-            self._measure(self._asked.cells, self._ledger.take)
-            outcome = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
+            self._build(self._sweep_run.cells, self._ledger.take, self._driver)
+            self._measure(self._sweep_run.cells, self._ledger.take)
+            outcome = self._pursue() if self._sweep_run.sweep.goals and self._sweep_run.whole else None
         except BaseException:
             # After any error: try to write the results so far.
             with suppress(WinmlDagError):
@@ -236,10 +236,10 @@ class _Run:
         if outcome is not None:
             self._ledger.conclude(outcome.goals, outcome.trials)
         result = self._ledger.result(self._ledger.before) if self._ledger.is_as_before() else self._ledger.write()
-        if self._asked.modules:
-            model = self._asked.request.overrides.model
-            write_summary(self._asked.folder, self._asked.modules, result.cells, model)
-        names = {cell.name for cell in self._asked.cells} | {
+        if self._sweep_run.modules:
+            model = self._sweep_run.request.overrides.model
+            write_summary(self._sweep_run.folder, self._sweep_run.modules, result.cells, model)
+        names = {cell.name for cell in self._sweep_run.cells} | {
             trial.name for trial in (outcome or GoalOutcome(())).trials
         }
         cells = tuple(cell for cell in result.cells if cell.name in names)
@@ -250,7 +250,9 @@ class _Run:
     def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], driver: Driver) -> None:
         """Bring the folders of *cells* up to date; *take* is called with each result as soon as it is available."""
         by_name = {cell.name: cell for cell in cells}
-        self._requests |= {cell.name: request_of(cell, self._asked.request, self._asked.folder) for cell in cells}
+        self._requests |= {
+            cell.name: request_of(cell, self._sweep_run.request, self._sweep_run.folder) for cell in cells
+        }
         known = {} if driver.options.rebuild else dict(self._known(cells))
 
         def finish(result: CellResult) -> None:
@@ -259,13 +261,13 @@ class _Run:
             take(result)
 
         for current_plan, last in known.values():
-            note_use(str(self._store.folder), current_plan)
+            log_use(str(self._store.folder), current_plan)
             finish(as_found(last))
         rest = [cell for cell in cells if cell.name not in known]
         if not rest:
             return
         planned = plan_each([(cell.name, self._requests[cell.name]) for cell in rest], self._store)
-        made = Made(self._asked.commands, self._timed.started_at)
+        made = Made(self._sweep_run.commands, self._timed.started_at)
 
         def done(outcome: Outcome) -> None:
             if outcome.error is not None:
@@ -307,12 +309,12 @@ class _Run:
 
     def _measure(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
         """Measure those of *cells* that have a build, as the sweep requests."""
-        measure = self._asked.sweep.measure
+        measure = self._sweep_run.sweep.measure
         there = [cell for cell in cells if self._results[cell.name].is_there]
         if not measure or not there:
             return
         self._watcher.phase("measuring", [cell.name for cell in there])
-        finished = [Finished(cell.name, self._asked.folder / cell.folder, recipe_of(cell)) for cell in there]
+        finished = [Finished(cell.name, self._sweep_run.folder / cell.folder, recipe_of(cell)) for cell in there]
         self._has_data |= any(cell.has_data for cell in finished)
 
         def done(name: str) -> None:
@@ -328,19 +330,19 @@ class _Run:
         known = {cell.name: cell for cell in self._ledger.result(self._ledger.before).cells} | self._results
         known |= {cell.name: cell for cell in self._outdated(known)}
         means = Means(
-            folder=self._asked.folder,
-            request=lambda cell: request_of(cell, self._asked.request, self._asked.folder),
+            folder=self._sweep_run.folder,
+            request=lambda cell: request_of(cell, self._sweep_run.request, self._sweep_run.folder),
             carry_out=self._carry_out,
             put=self._put,
             driver=self._measuring,
         )
-        return pursue_goals(self._asked.sweep, [known[cell.name] for cell in self._asked.sweep.cells], means)
+        return pursue_goals(self._sweep_run.sweep, [known[cell.name] for cell in self._sweep_run.sweep.cells], means)
 
     def _outdated(self, known: Mapping[str, CellResult]) -> Iterator[CellResult]:
         """Yield other runs' cells whose build is outdated: its metrics are not those of what would be published now."""
-        cells = self._asked.sweep.cells
+        cells = self._sweep_run.sweep.cells
         others = [cell for cell in cells if cell.name not in self._results and known[cell.name].is_there]
-        requests = [(cell.name, request_of(cell, self._asked.request, self._asked.folder)) for cell in others]
+        requests = [(cell.name, request_of(cell, self._sweep_run.request, self._sweep_run.folder)) for cell in others]
         for planned in plan_each(requests, self._store):
             now = frozenset[str | None]()
             if not isinstance(planned.graph, WinmlDagError):
@@ -363,7 +365,7 @@ class _Run:
         Raises:
             StageError: when a stage failed; and any error of planning.
         """
-        request = replace(request_of(cell, self._asked.request, self._asked.folder), output_dir=folder)
+        request = replace(request_of(cell, self._sweep_run.request, self._sweep_run.folder), output_dir=folder)
         planned = plan_request(request, self._store, download=True)
         result = build(planned, self._reusing)
         if result.failed:

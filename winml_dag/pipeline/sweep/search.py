@@ -239,15 +239,15 @@ def search_together(
     """
     made: dict[str, tuple[Cell, CellResult]] = {}
     while True:
-        asked = [(one, count, one.trial(count)) for one in searches for count in one.wanted(search)]
-        if not asked:
+        trials = [(one, count, one.trial(count)) for one in searches for count in one.wanted(search)]
+        if not trials:
             return made
         # Several goals may search the same cell.
-        new = {cell.name: (one, cell) for one, _, cell in asked if cell.name not in made}
+        new = {cell.name: (one, cell) for one, _, cell in trials if cell.name not in made}
         results = carry_out([cell for _, cell in new.values()])
         for (one, cell), result in zip(new.values(), results, strict=True):
             made[cell.name] = (cell, replace(result, trial_of=one.cell.name))
-        for one, count, cell in asked:
+        for one, count, cell in trials:
             one.tried[-1][count] = one.holds(made[cell.name][1])
 
 

@@ -26,7 +26,7 @@ from winml_dag.pipeline.uptodate import (
     check,
     content_of,
     keys_of,
-    note_use,
+    log_use,
     places_of,
 )
 
@@ -80,7 +80,7 @@ def load_sweep_stamp(cache_dir: Path, words: str) -> SweepStamp | None:
             return None
         stand.append(one)
     for one in stand:
-        note_use(folder, one)
+        log_use(folder, one)
     return found
 
 

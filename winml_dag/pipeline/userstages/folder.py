@@ -17,7 +17,7 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.inplace import InPlace, placed_files
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.commit import Materialised
+from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.store.artifact import FileEntry
@@ -90,9 +90,9 @@ class UserFolder:
             if str(folder / entry.name) not in self._read
         }
 
-    def refuse_foreign(self, foreseen: Iterable[StageResult]) -> None:
+    def refuse_foreign(self, planned_results: Iterable[StageResult]) -> None:
         """Raise UsageError when a file that is not owned is in the path of an output, before anything runs."""
-        records = {result.node.id: result.record for result in foreseen}
+        records = {result.node.id: result.record for result in planned_results}
         for node in self._nodes:
             record = records.get(node.id)
             known = () if record is None else placed_files(node, record.outputs)
@@ -115,7 +115,7 @@ class UserFolder:
             return False
         return (owned is not None and self.in_place.is_right(str(path), owned)) or self._known.has(path)
 
-    def materialise(self, results: Iterable[StageResult]) -> Materialised:
+    def publish(self, results: Iterable[StageResult]) -> PublishedChange:
         """Make the folder contain the outputs of the stages, and no other owned files.
 
         Most are already there: a run writes its outputs. An owned file that is no longer an output is removed, unless
@@ -139,7 +139,7 @@ class UserFolder:
         removed = (*gone, *self._removed(left))
         written = {path.relative_to(self.folder).as_posix(): file for path, file in self.in_place.put_files.items()}
         restored = tuple(name for name, file in written.items() if self._was(name, file))
-        return Materialised(tuple(name for name in written if name not in restored), restored, removed)
+        return PublishedChange(tuple(name for name in written if name not in restored), restored, removed)
 
     def _was(self, name: str, file: FileEntry) -> bool:
         """Whether the last build had written the same file there."""

@@ -19,7 +19,7 @@ from winml_dag.names import is_safe_part, parents
 from winml_dag.pipeline.variant import NAME, BuiltIn, Declared, rewires_builtin
 from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 
 def inside(folder: Path, text: str) -> str | None:
@@ -341,8 +341,8 @@ class Links:
         if match and match[1] in self._outputs.paths:
             name = self._user_output(location, text, match[1], match[2])
             if name is not None:
-                accepts = stage.inputs[slot].accepts or frozenset({kinds.FLOAT_MODEL})
-                kind = kinds.FLOAT_MODEL if kinds.FLOAT_MODEL in accepts else min(accepts)
+                accepts = stage.inputs[slot].accepts or frozenset({artifact_types.FLOAT_MODEL})
+                kind = artifact_types.FLOAT_MODEL if artifact_types.FLOAT_MODEL in accepts else min(accepts)
                 self.kinds[match[1], match[2]] = kind
             return name
         if match and match[1] in self._builtin:

@@ -293,7 +293,7 @@ class _Planner:
             command=draft.command,
             folder=self._declared.folder,
             paths=self._outputs.paths[name],
-            surroundings=_modules(draft.tools, self._declared.folder),
+            machine_facts=_modules(draft.tools, self._declared.folder),
         )
 
 

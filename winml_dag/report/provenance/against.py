@@ -55,8 +55,8 @@ class Against:
     extra: tuple[str, ...] = ()
 
     @property
-    def is_sound(self) -> bool:
-        return all(file.found is Found.SOUND for file in self.files)
+    def is_intact(self) -> bool:
+        return all(file.found is Found.INTACT for file in self.files)
 
 
 def check_against(path: Path, document: Path) -> Against:

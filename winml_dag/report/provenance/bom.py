@@ -22,8 +22,8 @@ from packageurl import PackageURL
 from winml_dag import __version__
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import InputError
-from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, tellable
-from winml_dag.stages import kinds
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, encodable
+from winml_dag.stages import artifact_types
 
 # Prefix of winml_dag's own properties; see docs/buildtypes/build-v1.md.
 _OURS = "winml_dag:"
@@ -36,7 +36,7 @@ _ORDER = (
     *("metadata", "components", "dependencies"),
 )
 _NAMESPACE = uuid.UUID("6f5a1e5c-8d0b-5a5e-9a55-0c9a4a0f1d10")
-_MODELS = kinds.ANY_MODEL | {kinds.MODEL_FOLDER}
+_MODELS = artifact_types.ANY_MODEL | {artifact_types.MODEL_FOLDER}
 
 
 def bom_of(name: str, builds: Sequence[BuildFacts]) -> str:
@@ -45,7 +45,7 @@ def bom_of(name: str, builds: Sequence[BuildFacts]) -> str:
     Raises:
         InputError: when the result would be invalid.
     """
-    value = tellable(_written(name, builds))
+    value = encodable(_written(name, builds))
     assert isinstance(value, dict)
     content = {part: inner for part, inner in value.items() if part != "serialNumber"}
     value["serialNumber"] = f"urn:uuid:{uuid.uuid5(_NAMESPACE, canonical_json(content))}"
@@ -110,20 +110,20 @@ def _short(text: str) -> str:
 def _models(build: BuildFacts) -> Iterator[Component]:
     """Yield a component for each shipped model, with its files; none for a build without a model."""
     for main in _main_files(build):
-        told = build.manifest.of(main.path.rpartition("/")[2])
+        model = build.manifest.of(main.path.rpartition("/")[2])
         sources = list({each.digest: each for each in build.dependencies if each.kind in _MODELS}.values())
-        precision, target = told.precision, told.execution_provider
+        precision, target = model.precision, model.execution_provider
         yield Component(
             type=ComponentType.MACHINE_LEARNING_MODEL,
             name=f"{build.model} {main.component}".strip(),
-            version=told.cache_key[:16] or None,
+            version=model.cache_key[:16] or None,
             bom_ref=_model_ref(main),
-            description=f"{precision} for {target} ({told.device})",
+            description=f"{precision} for {target} ({model.device})",
             hashes=_hashes("sha256", main.sha256),
             licenses=_licenses(sources),
             properties=[
-                *_properties(precision=precision, execution_provider=target, device=told.device),
-                *_properties(cache_key=told.cache_key, build=build.name),
+                *_properties(precision=precision, execution_provider=target, device=model.device),
+                *_properties(cache_key=model.cache_key, build=build.name),
             ],
             pedigree=Pedigree(
                 ancestors=[_ancestor(each, build.model, _model_ref(main)) for each in sources],
@@ -158,7 +158,7 @@ def _ancestor(source: Dependency, called: str, model: str) -> Component:
     hub = None if source.hub is None else source.hub[1].rpartition("/")
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
-        name=source.hub[1] if source.hub else called if source.kind == kinds.MODEL_FOLDER else source.called,
+        name=source.hub[1] if source.hub else called if source.kind == artifact_types.MODEL_FOLDER else source.called,
         version=source.revision or None,
         bom_ref=f"{model}:{_source_ref(source)}",
         purl=None if hub is None else PackageURL("huggingface", hub[0] or None, hub[2], source.revision),
@@ -185,7 +185,7 @@ def _read_files(source: Dependency, ref: str) -> list[Component]:
 
 def _data_components(build: BuildFacts) -> Iterator[Component]:
     for each in build.dependencies:
-        if each.kind not in _MODELS and not each.is_ours:
+        if each.kind not in _MODELS and not each.is_builtin:
             yield _data_component(each)
 
 
@@ -213,7 +213,7 @@ def _loose_files(build: BuildFacts) -> Iterator[Component]:
 
 
 def _file(file: HashedFile) -> Component:
-    told = {"stage": file.stage, "component": file.component}
+    origin = {"stage": file.stage, "component": file.component}
     return Component(
         type=ComponentType.FILE,
         name=file.path,
@@ -224,7 +224,7 @@ def _file(file: HashedFile) -> Component:
             role="output" if file.is_output else "byproduct",
             size=str(file.size),
             placed=file.placed,
-            **told,
+            **origin,
         ),
     )
 
@@ -252,7 +252,12 @@ def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
     while waiting:
         component = waiting.pop()
         waiting += component.get("components", ())
-        told = {each["name"]: each.get("value", "") for each in component.get("properties", ()) if "name" in each}
-        if PATH in told:
+        properties = {each["name"]: each.get("value", "") for each in component.get("properties", ()) if "name" in each}
+        if PATH in properties:
             hashes = {each["alg"]: each["content"] for each in component.get("hashes", ())}
-            yield told[PATH], hashes.get("SHA-256", ""), told.get(_ROLE) == "output", told.get(_PLACED, "")
+            yield (
+                properties[PATH],
+                hashes.get("SHA-256", ""),
+                properties.get(_ROLE) == "output",
+                properties.get(_PLACED, ""),
+            )

@@ -149,14 +149,14 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
             f"{folder} is not as its build left it: {'; '.join(faults[:_MOST_NAMED])}.",
             advice=f"`winml-dag verify {folder}` tells all; build again.",
         )
-    dependencies = tuple(_dependencies(folder, manifest.told))
+    dependencies = tuple(_dependencies(folder, manifest.build))
     return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies)
 
 
 def _faults(checked: Verification) -> Iterator[str]:
     for file in checked.files:
         # A deleted intermediate is omitted. A changed one would be listed as an output of the build.
-        if file.is_fault or file.found not in (Found.SOUND, Found.MISSING):
+        if file.is_fault or file.found not in (Found.INTACT, Found.MISSING):
             yield f"{file.path.name} is {file.found}"
     yield from (text.rstrip(".") for text in checked.contradictions)
     if checked.unfinished:
@@ -164,7 +164,7 @@ def _faults(checked: Verification) -> Iterator[str]:
 
 
 def _settings(folder: Path, manifest: Manifest) -> JsonObject:
-    if not manifest.told.final_artifacts:
+    if not manifest.build.final_artifacts:
         return {}
     with suppress(OSError, ValueError):
         value = read_json(folder / BUILD_CONFIG)
@@ -175,7 +175,7 @@ def _settings(folder: Path, manifest: Manifest) -> JsonObject:
 
 def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[HashedFile]:
     """Yield the files of a build. *name*: *folder* relative to *top*."""
-    read = manifest.told
+    read = manifest.build
     finals, makers = read.final_artifacts, _makers(read)
     # Models to ship, with their weights and binaries.
     shipped = {*finals, *(file.name for stage in read.stages if stage.name == "finalize" for file in stage.files)}
@@ -251,7 +251,7 @@ def _dependencies(folder: Path, read: BuildManifest) -> Iterator[Dependency]:
             None if hub is None else (hub.kind, hub.name),
             "" if hub is None else hub.revision,
             origin.license,
-            is_ours=bool(origin.package),
+            is_builtin=bool(origin.package),
         )
 
 

@@ -68,7 +68,7 @@ class Dependency:
     """A source of a build.
 
     ``digest``: over names and contents of its files, as in the manifest. ``hub``: ``models`` or ``datasets``, and the
-    name there, at the commit ``revision``; both empty for other sources. ``is_ours``: bundled with this program.
+    name there, at the commit ``revision``; both empty for other sources. ``is_builtin``: bundled with this program.
     ``license``: as in the model card.
     """
 
@@ -79,7 +79,7 @@ class Dependency:
     hub: tuple[str, str] | None = None
     revision: str = ""
     license: str = ""
-    is_ours: bool = False
+    is_builtin: bool = False
 
     @property
     def folder_digest(self) -> tuple[str, str] | None:
@@ -223,14 +223,14 @@ def time_text(moment: datetime.datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def tellable(value: JsonValue) -> JsonValue:
+def encodable(value: JsonValue) -> JsonValue:
     """Return *value* so that every JSON reader preserves it: valid UTF-8 texts, and no number that would be rounded."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):
-        return {str(tellable(name)): tellable(inner) for name, inner in value.items()}
+        return {str(encodable(name)): encodable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [tellable(inner) for inner in value]
+        return [encodable(inner) for inner in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT:
         return str(value)
     return value

@@ -25,7 +25,7 @@ from winml_dag.report.provenance.facts import (
     Dependency,
     HashedFile,
     Tool,
-    tellable,
+    encodable,
     time_text,
     without_places,
 )
@@ -44,7 +44,7 @@ def statement_of(build: BuildFacts) -> str:
     Raises:
         InputError: when the result would be invalid, for example for a build without outputs.
     """
-    predicate = MessageToDict(ParseDict(tellable(_predicate(build)), Provenance()))
+    predicate = MessageToDict(ParseDict(encodable(_predicate(build)), Provenance()))
     subjects = [
         ResourceDescriptor(file.path, digest={"sha256": file.sha256}, annotations=_annotations(file)).pb
         for file in build.outputs
@@ -148,8 +148,8 @@ def _stage(stage: Stage) -> JsonObject:
 
 def _version(build: BuildFacts) -> str:
     """Return the version that wrote the manifest; for older manifests, the version that ran its last stage."""
-    told = build.manifest.run.made_by or next((stage.made_by for stage in reversed(build.stages)), "")
-    return told.removeprefix("winml_dag ")
+    tool = build.manifest.run.made_by or next((stage.made_by for stage in reversed(build.stages)), "")
+    return tool.removeprefix("winml_dag ")
 
 
 def _metadata(build: BuildFacts) -> JsonObject:

@@ -15,7 +15,7 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import Target
 from winml_dag.ep.support.case import Case, Level, Verdict
 from winml_dag.onnxmodel.graph import Node
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 RESULT_FILE = "analyze_result.json"
 
@@ -113,11 +113,11 @@ ANALYZE = Stage(
     work="winml_dag.stages.analyze.analysis:run",
     config="winml_dag.stages.analyze:AnalyzeConfig",
     inputs={
-        "model": InputSlot(kinds.ANY_MODEL),
-        "support": InputSlot(frozenset({kinds.SUPPORT}), required=False),
-        "flags": InputSlot(frozenset({kinds.OPTIMIZATIONS}), required=False),
+        "model": InputSlot(artifact_types.ANY_MODEL),
+        "support": InputSlot(frozenset({artifact_types.SUPPORT}), required=False),
+        "flags": InputSlot(frozenset({artifact_types.OPTIMIZATIONS}), required=False),
     },
-    outputs={"result": kinds.ANALYSIS, "flags": kinds.OPTIMIZATIONS},
+    outputs={"result": artifact_types.ANALYSIS, "flags": artifact_types.OPTIMIZATIONS},
     packages=("onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy"),  # those of optimize, whose effect is tried
     likely_unchanged=("flags",),
     timeout_seconds=1800.0,  # compiling a large model once, as some providers do to answer

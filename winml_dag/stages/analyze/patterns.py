@@ -167,7 +167,7 @@ def find_all(flow: Dataflow) -> list[Match]:
     Matches inside a match of an earlier pattern are dropped: a layer normalization contains a root mean square
     normalization of the centered values.
     """
-    order = {id(node): place for place, node in enumerate(flow.nodes)}
+    order = {id(node): index for index, node in enumerate(flow.nodes)}
     found: list[Match] = []
     whole: dict[int, set[int]] = {}  # by node, all nodes of the first pattern that contains it
     for pattern in PATTERNS:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 # The ranges also have this name in an output folder.
 RANGES_FILE = "calibration_ranges.json"
@@ -56,11 +56,11 @@ CALIBRATE = Stage(
     work="winml_dag.stages.calibrate.observe:run",
     config="winml_dag.stages.calibrate:CalibrateConfig",
     inputs={
-        "model": kinds.model_slot("calibrated", kinds.FLOAT_MODEL),
-        "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
-        "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
+        "model": artifact_types.model_slot("calibrated", artifact_types.FLOAT_MODEL),
+        "data": InputSlot(frozenset({artifact_types.CALIBRATION_DATA}), required=False),
+        "processor": InputSlot(frozenset({artifact_types.PROCESSOR_FOLDER}), required=False),
     },
-    outputs={"ranges": kinds.RANGES},
+    outputs={"ranges": artifact_types.RANGES},
     packages=("onnxruntime", "onnx", "numpy"),
     memory=Memory(300 << 20, 3.0),
 )

@@ -17,7 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 from onnxruntime.quantization.calibrate import CalibrationMethod, HistogramCollector, TensorsData, create_calibrator
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.progress import Tell, tell_nobody
+from winml_dag.engine.progress import OnProgress, no_progress
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
@@ -226,7 +226,7 @@ _OPTIONS: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def observe(model: Path, samples: Samples, method: str, progress: Tell = tell_nobody) -> Measured:
+def observe(model: Path, samples: Samples, method: str, progress: OnProgress = no_progress) -> Measured:
     """Measure the float activations of *model*, whose tensors must have types, with bounds by *method*.
 
     entropy and percentile run over the samples twice, because histograms need the largest magnitude first. Growing them

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.target import RunTarget
 
 REPORT_FILE = "evaluation.json"
@@ -82,12 +82,12 @@ EVALUATE = Stage(
     work="winml_dag.stages.evaluate.evaluation:run",
     config="winml_dag.stages.evaluate:EvaluateConfig",
     inputs={
-        "model": InputSlot(kinds.ANY_MODEL),
-        "reference": InputSlot(kinds.ANY_MODEL - {kinds.COMPILED_MODEL}, required=False),
-        "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
-        "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
+        "model": InputSlot(artifact_types.ANY_MODEL),
+        "reference": InputSlot(artifact_types.ANY_MODEL - {artifact_types.COMPILED_MODEL}, required=False),
+        "data": InputSlot(frozenset({artifact_types.CALIBRATION_DATA}), required=False),
+        "processor": InputSlot(frozenset({artifact_types.PROCESSOR_FOLDER}), required=False),
     },
-    outputs={"report": kinds.EVALUATION},
+    outputs={"report": artifact_types.EVALUATION},
     packages=("onnxruntime", "onnx", "numpy"),
     memory=Memory(250 << 20, 2.5),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 # Capture: which modules of a class a model has, and the arguments of each. It is not a stage of a build: `config
 # --module` runs it in a separate process and discards the result.
@@ -142,10 +142,10 @@ EXPORT = Stage(
     work="winml_dag.stages.export.conversion:run",
     config="winml_dag.stages.export:ExportConfig",
     inputs={
-        "model": InputSlot(frozenset({kinds.MODEL_FOLDER}), required=False),
-        "script": InputSlot(frozenset({kinds.USER_SCRIPT}), required=False),
+        "model": InputSlot(frozenset({artifact_types.MODEL_FOLDER}), required=False),
+        "script": InputSlot(frozenset({artifact_types.USER_SCRIPT}), required=False),
     },
-    outputs={"model": kinds.FLOAT_MODEL, "hierarchy": kinds.HIERARCHY},
+    outputs={"model": artifact_types.FLOAT_MODEL, "hierarchy": artifact_types.HIERARCHY},
     packages=("torch", "transformers", "onnx", "onnxscript", "onnx-ir"),
     memory=Memory(450 << 20, 2.6),
 )

@@ -61,7 +61,7 @@ def run(config: CaptureConfig, workspace: Workspace) -> JsonObject:
         StageError: no module has the class, or none can be called alone.
     """
     folder, script = (
-        Path(named) if (named := workspace.surroundings.get(name)) else None for name in (MODEL_SOURCE, SCRIPT_SOURCE)
+        Path(named) if (named := workspace.machine_facts.get(name)) else None for name in (MODEL_SOURCE, SCRIPT_SOURCE)
     )
     loaded = load_pytorch_model(config.loader, folder, script, config.export.input_tensors)
     modules = _of_class(loaded.model, config.module_class)

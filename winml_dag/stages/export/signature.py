@@ -49,7 +49,7 @@ def run(config: SignatureConfig, workspace: Workspace) -> JsonObject:
     Raises:
         StageError: no such architecture exists, or nothing is known about its inputs.
     """
-    folder = Path(named) if (named := workspace.surroundings.get(MODEL)) else None
+    folder = Path(named) if (named := workspace.machine_facts.get(MODEL)) else None
     loaded = model_without_weights(config.loader, folder, config.export.input_tensors)
     subject = chosen_subject(loaded, config.loader, folder)
     fields = config.export if config.component is None else own_fields(config.component, subject.takes)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 # The first opset in which QuantizeLinear has an axis, which quantizing per channel needs.
 FIRST_OPSET = 13
@@ -50,12 +50,14 @@ NORMALIZE = Stage(
     config="winml_dag.stages.normalize:NormalizeConfig",
     inputs={
         "model": InputSlot(
-            kinds.ANY_MODEL - {kinds.COMPILED_MODEL},
-            refusals={kinds.COMPILED_MODEL: "its shapes are part of its binary; use the model that it was made from"},
+            artifact_types.ANY_MODEL - {artifact_types.COMPILED_MODEL},
+            refusals={
+                artifact_types.COMPILED_MODEL: "its shapes are part of its binary; use the model that it was made from"
+            },
         )
     },
     # The output has the same type as the input; the node sets it.
-    outputs={"model": kinds.FLOAT_MODEL},
+    outputs={"model": artifact_types.FLOAT_MODEL},
     packages=("onnx", "onnxruntime", "numpy"),
     memory=Memory(200 << 20, 3.0),
 )

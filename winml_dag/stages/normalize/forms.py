@@ -124,8 +124,8 @@ class _Graph:
         after = {name for node in self.proto.node for name in node.input}
         after |= {value.name for value in self.proto.output} | read_inside(self.proto.node)
         gone = (before - after) & self.constants.keys()
-        for place in reversed([i for i, tensor in enumerate(self.proto.initializer) if tensor.name in gone]):
-            del self.proto.initializer[place]
+        for index in reversed([i for i, tensor in enumerate(self.proto.initializer) if tensor.name in gone]):
+            del self.proto.initializer[index]
 
     def values(self, name: str) -> NDArray[np.float32] | None:
         """The numbers of the constant *name* in float32; None for anything else."""

@@ -21,7 +21,7 @@ from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.errors import RecipeError, StageError
 from winml_dag.recipe.capabilities import CATALOG
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ OPTIMIZE = Stage(
     work="winml_dag.stages.optimize.apply:run",
     config="winml_dag.stages.optimize:OptimizeConfig",
     inputs={
-        "model": kinds.model_slot("optimized", kinds.FLOAT_MODEL),
+        "model": artifact_types.model_slot("optimized", artifact_types.FLOAT_MODEL),
         # What an analysis of the model recommends. The recipe's own settings win.
-        "flags": InputSlot(frozenset({kinds.OPTIMIZATIONS}), required=False),
+        "flags": InputSlot(frozenset({artifact_types.OPTIMIZATIONS}), required=False),
     },
-    outputs={"model": kinds.FLOAT_MODEL},
+    outputs={"model": artifact_types.FLOAT_MODEL},
     packages=("onnxruntime", "onnx", "onnxscript", "onnx-ir", "numpy"),
     memory=Memory(150 << 20, 3.5),
 )

@@ -253,9 +253,9 @@ def omit_empty_resize_inputs(model: ir.Model, _: OptimizeTarget) -> Outcome:
         why = f"they may leave inputs out since opset {_EMPTY_MAY_BE_LEFT_OUT_SINCE}, the model has {opset}"
         return Outcome(0, if_any(len(nodes), f"Resize stay: {why}"))
     for node in nodes:
-        empty = [place for place in (1, 2) if len(node.inputs) > place and known_shape(node.inputs[place]) == (0,)]
-        for place in empty:
-            node.replace_input_with(place, None)
+        empty = [index for index in (1, 2) if len(node.inputs) > index and known_shape(node.inputs[index]) == (0,)]
+        for index in empty:
+            node.replace_input_with(index, None)
         changes += bool(empty)
     return Outcome(changes)
 

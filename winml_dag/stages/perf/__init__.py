@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Stage
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.target import RunTarget
 
 REPORT_FILE = "perf.json"
@@ -58,11 +58,11 @@ PERF = Stage(
     work="winml_dag.stages.perf.measurement:run",
     config="winml_dag.stages.perf:PerfConfig",
     inputs={
-        "model": InputSlot(kinds.ANY_MODEL),
-        "baseline": InputSlot(kinds.ANY_MODEL, required=False),
-        "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
+        "model": InputSlot(artifact_types.ANY_MODEL),
+        "baseline": InputSlot(artifact_types.ANY_MODEL, required=False),
+        "data": InputSlot(frozenset({artifact_types.CALIBRATION_DATA}), required=False),
     },
-    outputs={"report": kinds.PERFORMANCE},
+    outputs={"report": artifact_types.PERFORMANCE},
     packages=("onnxruntime", "numpy"),
     alone=True,  # a concurrent process would be measured too
 )
@@ -81,7 +81,7 @@ HISTOGRAM = Stage(
     version=1,
     work="winml_dag.stages.perf.histogram:run",
     config="winml_dag.stages.perf:HistogramConfig",
-    inputs={"report": InputSlot(frozenset({kinds.PERFORMANCE}))},
-    outputs={"picture": kinds.PICTURE},
+    inputs={"report": InputSlot(frozenset({artifact_types.PERFORMANCE}))},
+    outputs={"picture": artifact_types.PICTURE},
     packages=("matplotlib",),
 )

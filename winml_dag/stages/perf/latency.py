@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.progress import Tell, tell_nobody
+from winml_dag.engine.progress import OnProgress, no_progress
 from winml_dag.stages.perf import PerfFields
 from winml_dag.stages.perf.load import waited_ns, waited_share
 
@@ -37,7 +37,7 @@ class Latencies:
     waited_share: float | None = None
 
 
-def measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell = tell_nobody) -> Latencies:
+def measure(infer: Callable[[int], object], fields: PerfFields, progress: OnProgress = no_progress) -> Latencies:
     """Call *infer* with 0, 1, 2 ... to warm up, then measure it as often or as long as *fields* require."""
     for index in range(fields.warmup):
         progress(index, fields.warmup, "warm-up inferences")
@@ -45,7 +45,7 @@ def measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell =
     return _measure(infer, fields, progress)
 
 
-def _measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell) -> Latencies:
+def _measure(infer: Callable[[int], object], fields: PerfFields, progress: OnProgress) -> Latencies:
     clock = time.perf_counter_ns
     limit = math.inf if fields.duration is None else fields.duration * _NS
     most = math.inf if fields.iterations is None else fields.iterations

@@ -17,7 +17,7 @@ import numpy as np
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.memory import resident
-from winml_dag.engine.progress import Tell
+from winml_dag.engine.progress import OnProgress
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target, is_emulated
 from winml_dag.errors import StageError
@@ -167,7 +167,9 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     return report
 
 
-def _measure(model: Model, baseline: Model | None, feeds: Sequence[Feed], fields: PerfFields, progress: Tell) -> _Found:
+def _measure(
+    model: Model, baseline: Model | None, feeds: Sequence[Feed], fields: PerfFields, progress: OnProgress
+) -> _Found:
     loads, baseline_loads = _load_in_turn(model, baseline, fields.loads, progress)
     session, own = load(model)
     with failures_explained("npz" if fields.seed is None else RANDOM, "perf.input_data"):
@@ -200,7 +202,7 @@ def _model(workspace: Workspace, slot: str, target: Target, config: PerfConfig) 
 
 
 def _load_in_turn(
-    model: Model, baseline: Model | None, times: int, progress: Tell
+    model: Model, baseline: Model | None, times: int, progress: OnProgress
 ) -> tuple[Sequence[Load], Sequence[Load]]:
     """Load both models alternately, so that neither has the quieter period for itself."""
     models = [model] if baseline is None else [model, baseline]

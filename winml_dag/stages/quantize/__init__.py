@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,26 @@ QUANTIZE = Stage(
     work="winml_dag.stages.quantize.modes:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={
-        "model": kinds.model_slot("quantized", kinds.FLOAT_MODEL),
-        "ranges": InputSlot(frozenset({kinds.RANGES}), required=False),
+        "model": artifact_types.model_slot("quantized", artifact_types.FLOAT_MODEL),
+        "ranges": InputSlot(frozenset({artifact_types.RANGES}), required=False),
     },
-    outputs={"model": kinds.QUANTIZED_MODEL},
+    outputs={"model": artifact_types.QUANTIZED_MODEL},
     packages=("onnxruntime", "onnx", "numpy", "onnx-ir"),
     memory=Memory(250 << 20, 5.0),
 )
 
 # The same stage by mode, if it accepts or outputs models of other types. float16 also accepts what rtn left in float32.
 _BY_MODE = {
-    "rtn": replace(QUANTIZE, outputs={"model": kinds.WEIGHT_ONLY_MODEL}),
+    "rtn": replace(QUANTIZE, outputs={"model": artifact_types.WEIGHT_ONLY_MODEL}),
     "fp16": replace(
         QUANTIZE,
-        inputs={**QUANTIZE.inputs, "model": kinds.model_slot("quantized", kinds.FLOAT_MODEL, kinds.WEIGHT_ONLY_MODEL)},
-        outputs={"model": kinds.HALF_MODEL},
+        inputs={
+            **QUANTIZE.inputs,
+            "model": artifact_types.model_slot(
+                "quantized", artifact_types.FLOAT_MODEL, artifact_types.WEIGHT_ONLY_MODEL
+            ),
+        },
+        outputs={"model": artifact_types.HALF_MODEL},
     ),
 }
 

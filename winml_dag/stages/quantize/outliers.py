@@ -109,8 +109,8 @@ def _rewire(graph: GraphProto, replaced: Mapping[str, str], turned: set[str], co
     del graph.node[:]
     graph.node.extend(nodes)
     # By index: deleting by value would compare all tensors before it, possibly gigabytes.
-    for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in unread]):
-        del graph.initializer[place]
+    for index in reversed([index for index, tensor in enumerate(graph.initializer) if tensor.name in unread]):
+        del graph.initializer[index]
 
 
 # Selects nodes that compute with 16-bit activations although the others have 8 bits: those that 8 bits would ruin.

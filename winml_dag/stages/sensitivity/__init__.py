@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.stages import kinds
+from winml_dag.stages import artifact_types
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
 
 REPORT_FILE = "sensitivity.json"
@@ -60,13 +60,13 @@ SENSITIVITY = Stage(
     work="winml_dag.stages.sensitivity.nodes:run",
     config="winml_dag.stages.sensitivity:SensitivityConfig",
     inputs={
-        "model": kinds.model_slot("ranked by sensitivity", kinds.FLOAT_MODEL),
-        "ranges": InputSlot(frozenset({kinds.RANGES}), required=False),
-        "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
-        "input_data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
-        "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
+        "model": artifact_types.model_slot("ranked by sensitivity", artifact_types.FLOAT_MODEL),
+        "ranges": InputSlot(frozenset({artifact_types.RANGES}), required=False),
+        "data": InputSlot(frozenset({artifact_types.CALIBRATION_DATA}), required=False),
+        "input_data": InputSlot(frozenset({artifact_types.CALIBRATION_DATA}), required=False),
+        "processor": InputSlot(frozenset({artifact_types.PROCESSOR_FOLDER}), required=False),
     },
-    outputs={"report": kinds.SENSITIVITY},
+    outputs={"report": artifact_types.SENSITIVITY},
     packages=("onnxruntime", "onnx", "numpy", "onnx-ir", "matplotlib"),
     memory=Memory(250 << 20, 8.0),
 )

@@ -12,7 +12,7 @@ from threading import Lock
 import xxhash
 from onnx import GraphProto
 
-from winml_dag.engine.progress import Tell
+from winml_dag.engine.progress import OnProgress
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.compare import OutputComparison
@@ -54,7 +54,7 @@ def relieve(
     config: QuantizeConfig,
     ranked: Sequence[str],
     reference: Reference,
-    on_progress: Tell,
+    on_progress: OnProgress,
 ) -> list[Relief]:
     """Measure the whole *model* with none, two, four ... of the worst of the nodes *ranked* treated."""
     # The samples are in float32.
@@ -162,7 +162,7 @@ def rank(
     replacements: Sequence[Replacement],
     pieces: Pieces,
     reference: Reference,
-    progress: Tell,
+    progress: OnProgress,
 ) -> list[NodeCost]:
     """Return the cost of each of *replacements*, highest first. *names*: the nodes in the user's own model."""
     costs: list[NodeCost] = []

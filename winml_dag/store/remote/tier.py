@@ -204,11 +204,11 @@ class Remotes:
         parallel. Their blobs are not fetched.
         """
         found: dict[str, Record] = {}
-        left, asked = list(dict.fromkeys(keys)), False
+        left, requested = list(dict.fromkeys(keys)), False
         for number, tier in enumerate(self._tiers):
             if not left or tier.reading.is_open:
                 continue
-            asked = True
+            requested = True
             answers = ask_all(tier.record, left, _REQUESTS_AT_ONCE, tier.reading)
             for record in filter(None, answers):
                 found[record.cache_key] = record
@@ -216,7 +216,7 @@ class Remotes:
                 for nearer in self._filled_from(number):
                     self._uploader.record(nearer, record, with_blobs=False)
             left = [key for key in left if key not in found]
-        if asked:
+        if requested:
             self._count.add(Traffic(records_found=len(found), records_missed=len(left)))
         return found
 
