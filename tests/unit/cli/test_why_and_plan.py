@@ -194,10 +194,15 @@ def test_data_that_is_new_or_gone_is_said_to_be(built: Project) -> None:
     assert "input data is new" in built.why("calibrate")
 
 
-def test_a_package_is_named_with_both_versions(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = dict(keys.installed_distributions())
-    monkeypatch.setattr(keys, "_listed_here", lambda _path: {**real, "onnxruntime": "99.1"})
-    assert f"onnxruntime {real['onnxruntime']} -> 99.1" in built.why("optimize.0")
+def test_a_package_is_named_with_both_versions(
+    built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = keys.installed_distributions()["onnxruntime"]
+    installed = tmp_path / "packages" / "onnxruntime-99.1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime\nVersion: 99.1\n")
+    monkeypatch.syspath_prepend(installed.parent)
+    assert f"onnxruntime {real} -> 99.1" in built.why("optimize.0")
 
 
 def test_an_output_of_a_stage_is_named_by_its_file_and_when_it_was_given(built: Project) -> None:
