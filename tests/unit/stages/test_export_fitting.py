@@ -11,7 +11,7 @@ from export_models import Bench, random_model
 
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.export.architectures import configuration, transformers_name
-from winml_dag.stages.export.following import follow_tensors
+from winml_dag.stages.export.fitting import follow_tensors
 
 
 def followed(model_type: str, tensors: tuple[InputTensor, ...], **overrides: Any) -> Any:

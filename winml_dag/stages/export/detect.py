@@ -249,11 +249,12 @@ _TEXT = (BATCH, "sequence_length")
 _CHOICES = (BATCH, "num_choices", "sequence_length")
 _POINTS = (BATCH, "point_batch_size", "nb_points_per_image")
 
+# One number for each token of a text: the tokenizer makes them together, in one shape.
+TOKEN_TENSORS = ("input_ids", "attention_mask", "token_type_ids")
+
 # Axis names by tensor, for every rank that it may have; "" is an axis whose size the tensor itself determines.
 _AXES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "input_ids": (_TEXT, _CHOICES),
-    "attention_mask": (_TEXT, _CHOICES),
-    "token_type_ids": (_TEXT, _CHOICES),
+    **dict.fromkeys(TOKEN_TENSORS, (_TEXT, _CHOICES)),
     "position_ids": (_TEXT,),
     "encoder_hidden_states": ((*_TEXT, ""),),
     "bbox": ((*_TEXT, ""),),

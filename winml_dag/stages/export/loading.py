@@ -28,7 +28,7 @@ from winml_dag.stages.export.architectures import (
     is_known,
 )
 from winml_dag.stages.export.components import same_spelling
-from winml_dag.stages.export.following import follow_tensors
+from winml_dag.stages.export.fitting import follow_tensors
 from winml_dag.stages.export.modelclass import is_model_class, model_class_of
 from winml_dag.stages.export.modelfolder import check_files, read_json
 
