@@ -18,7 +18,7 @@ from winml_dag.stages.evaluate.cases import Case, Given
 from winml_dag.stages.evaluate.metrics import Metric, pearson, spearman
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.samples.samples import Array, Feed
-from winml_dag.stages.samples.tables import Table, chosen_rows, encoded, read_tables
+from winml_dag.stages.samples.tables import Table, chosen_rows, read_tables
 
 # Similarity of two texts: the cosine of their embeddings, compared with human scores.
 
@@ -42,10 +42,8 @@ class FeatureSimilarity:
 
     def cases(self) -> Iterator[Case[float]]:
         for number, row in self._rows(self.chosen):
-            feeds = tuple(
-                encoded(self._given.processor, self._given.inputs, str(row[role]))
-                for role in ("sentence1", "sentence2")
-            )
+            texts = (row["sentence1"], row["sentence2"])
+            feeds = tuple(self._given.processor.feed({"text": text}, f"row {number}") for text in texts)
             yield Case(feeds, _score(row["score"], number))
 
     def outcome(self, case: Case[float], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
