@@ -10,7 +10,7 @@ from export_architectures import IDS, picture
 from export_models import Bench, random_model
 
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, RandomWeights
-from winml_dag.stages.export.architectures import configuration, transformers_name
+from winml_dag.stages.export.configuration import configuration, transformers_name
 from winml_dag.stages.export.fitting import follow_tensors
 
 

@@ -29,12 +29,11 @@ from winml_dag.onnxmodel.hierarchy import set_tags
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.onnxmodel.metadata import canonicalise
 from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields
-from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
+from winml_dag.stages.export.architectures import chosen_components
 from winml_dag.stages.export.axes import RUNS, Sizes, check_tensors, output_shape, set_shape, shape_at, sizes_by_run
 from winml_dag.stages.export.component_modules import DecoderModule
-from winml_dag.stages.export.components import chosen_components
 from winml_dag.stages.export.detect import task_named
-from winml_dag.stages.export.exporter import ExportOptions, check_export, export_onnx
+from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, ExportOptions, check_export, export_onnx, exporter_for
 from winml_dag.stages.export.fitting import fitted
 from winml_dag.stages.export.hierarchy import (
     METADATA_FILE,

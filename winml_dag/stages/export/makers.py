@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor
-from winml_dag.stages.export.architectures import did_you_mean
 from winml_dag.stages.export.component_modules import STATES, DecoderModule, cache_shape
+from winml_dag.stages.export.configuration import did_you_mean
 from winml_dag.stages.export.detect import TOKEN_TENSORS, sized
 from winml_dag.stages.export.modelfolder import read_json
 from winml_dag.stages.export.subject import Subject

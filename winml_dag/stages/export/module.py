@@ -20,10 +20,9 @@ from torch.nn import Module
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
-from winml_dag.stages.export.architectures import did_you_mean
+from winml_dag.stages.export.configuration import did_you_mean, is_model_class
 from winml_dag.stages.export.loading import LoadedModel
 from winml_dag.stages.export.makers import UNKNOWN_SIZE, ModelInput, named_axes
-from winml_dag.stages.export.modelclass import is_model_class
 from winml_dag.stages.export.outputs import named_tensors
 from winml_dag.stages.export.subject import Subject
 

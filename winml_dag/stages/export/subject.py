@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from winml_dag.stages.export.architectures import Component
 from winml_dag.stages.export.component_modules import component_module
-from winml_dag.stages.export.components import Component
 from winml_dag.stages.export.detect import task_named
 
 if TYPE_CHECKING:
