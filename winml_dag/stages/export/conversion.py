@@ -1,4 +1,4 @@
-"""The work of the export stage: load, trace, export, check against PyTorch, write."""
+"""The work of the export stage: load, trace, export, compare with PyTorch on seeded random inputs, write."""
 
 from __future__ import annotations
 
@@ -50,9 +50,6 @@ from winml_dag.stages.export.makers import ModelInput, model_inputs
 from winml_dag.stages.export.module import module_subject, parent_loader
 from winml_dag.stages.export.outputs import OutputChoice, call_model, choose_outputs
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
-
-# Compares the exported model with the PyTorch model on seeded random inputs.
-
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
