@@ -36,7 +36,7 @@ from winml_dag.pipeline.precisions import precision_for, with_precision, with_ty
 from winml_dag.recipe import precision
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.schema import Quant
-from winml_dag.stages.export.components import COMPOSITES
+from winml_dag.stages.export.architectures import ARCHITECTURES
 from winml_dag.stages.export.detect import TASKS
 from winml_dag.stages.quality import MINIMUM_COSINE, USUAL_COSINE
 
@@ -63,7 +63,8 @@ def components() -> str:
             _names(part.name for part in each.components),
             _names(part.class_name for part in each.components),
         )
-        for name, each in sorted(COMPOSITES.items())
+        for name, row in sorted(ARCHITECTURES.items())
+        if (each := row.composite) is not None
     ]
     return table(("architecture", "all components for", "components", "`loader.model_class` of one alone"), rows)
 

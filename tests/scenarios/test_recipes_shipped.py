@@ -11,7 +11,7 @@ from winml_dag.cli import run
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import Shipped, shipped_path, shipped_recipes
-from winml_dag.stages.export.components import composite_of
+from winml_dag.stages.export.architectures import composite_of
 from winml_dag.store.store import Store
 
 # The common uses of winml-cli's configurations.

@@ -20,7 +20,7 @@ from winml_dag.recipe.fields import Section
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, Validate
 from winml_dag.recipe.schema import Component as Own
 from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportConfig
-from winml_dag.stages.export.components import Component, chosen_components, component_named, composite_of
+from winml_dag.stages.export.architectures import Component, chosen_components, component_named, composite_of
 from winml_dag.stages.finalize import MODEL_FILE, FinalizeConfig
 
 # Fields of ``export`` that name tensors: names that one component lacks belong to another.

@@ -52,7 +52,7 @@ from winml_dag.recipe.precision import Precision, parse_precision, precision_nam
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import CompileConfig
-from winml_dag.stages.export.components import Component
+from winml_dag.stages.export.architectures import Component
 
 T = TypeVar("T")
 

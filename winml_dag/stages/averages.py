@@ -60,7 +60,7 @@ def _count(graph: GraphProto, node: NodeProto, sizes: list[int], elem_type: int,
         starts = range(-pads[axis], size + pads[axis + rank] - reach + 1, strides[axis])
         steps = range(0, reach, dilations[axis])
         inside.append([sum(0 <= start + step < size for step in steps) for start in starts])
-    # # A window that covers only padding has no average.
+    # A window that covers only padding has no average.
     factors = [math.prod(kernel) / max(1, math.prod(counts)) for counts in product(*inside)]
     output = node.output[0]
     at = next(index for index, each in enumerate(graph.node) if output in each.output)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 
@@ -198,6 +198,16 @@ _HIGHER: Mapping[str, str] = {
 }
 
 
+# The values that JSON has for a field of the type.
+_JSON_TYPES: Mapping[str, set[type]] = {
+    "str": {str},
+    "float": {int, float},
+    "int": {int},
+    "bool": {bool},
+    "None": {type(None)},
+}
+
+
 @dataclass(frozen=True)
 class Quality:
     """The output that differs most from the float model's by cosine and scale, and how often the best class agrees.
@@ -237,22 +247,10 @@ class Quality:
         """Parse the JSON of :meth:`to_json`; None if malformed, because a record may come from somebody's cache."""
         if not isinstance(value, Mapping):
             return None
-        try:
-            return cls(
-                output=str(value["output"]),
-                cosine=_number(value["cosine"]),
-                cosine_min=_number_or_none(value["cosine_min"]),
-                sqnr_db=_number_or_none(value["sqnr_db"]),
-                max_abs_error=_number(value["max_abs_error"]),
-                top1_agreed=_count_or_none(value["top1_agreed"]),
-                top1_of=_count_or_none(value["top1_of"]),
-                samples=int(_number(value["samples"])),
-                data=str(value["data"]),
-                held_out=value["held_out"] if isinstance(value["held_out"], bool) else None,
-                scale=_number_or_none(value.get("scale")),
-            )
-        except (KeyError, TypeError):
-            return None
+        found: dict[str, Any] = {each.name: value.get(each.name) for each in fields(cls)}
+        types = {each.name: str(each.type).split(" | ") for each in fields(cls)}
+        fits = all(any(type(found[name]) in _JSON_TYPES[kind] for kind in types[name]) for name in found)
+        return cls(**found) if fits else None
 
     def shortfall(self, precision: str) -> str | None:
         """Return why the model is worse than usual for *precision*; None if it is not."""
@@ -309,17 +307,3 @@ def what_to_try(precision: str, *, calibrated_on: str | None, measured_on: str) 
     if calibrated_on is not None:
         tries.append("leave the worst nodes in float (winml-dag quantize --sensitivity ranks them)")
     return f"To try: {'; '.join(tries)}." if tries else ""
-
-
-def _number(value: JsonValue) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    return value
-
-
-def _number_or_none(value: JsonValue) -> float | None:
-    return None if value is None else _number(value)
-
-
-def _count_or_none(value: JsonValue) -> int | None:
-    return None if value is None else int(_number(value))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from winml_dag.stages.figures import OutputFigures
     from winml_dag.stages.pair import Pair
-    from winml_dag.stages.samples.read import Given
+    from winml_dag.stages.samples.read import ValidationSamples
 
 REPORT_NAME = "validation.json"
 _ONES = "inputs of ones"
@@ -158,7 +158,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     return report
 
 
-def _leave_out_random(pair: Pair, reference: Path, given: Given) -> list[str]:
+def _leave_out_random(pair: Pair, reference: Path, given: ValidationSamples) -> list[str]:
     """Make *pair* compare only outputs that are the same from run to run; return warnings about the others."""
     from winml_dag.onnxmodel.graph import all_nodes
     from winml_dag.onnxmodel.graphfile import read_model
@@ -178,7 +178,9 @@ def _leave_out_random(pair: Pair, reference: Path, given: Given) -> list[str]:
     ] * bool(left_out)
 
 
-def _compared(fields: ValidateFields, pair: Pair, given: Given, workspace: Workspace) -> tuple[JsonObject, list[str]]:
+def _compared(
+    fields: ValidateFields, pair: Pair, given: ValidationSamples, workspace: Workspace
+) -> tuple[JsonObject, list[str]]:
     """Return what the report has about a model that was compared with its reference, and warnings."""
     from winml_dag.onnxmodel.compare import class_scores
     from winml_dag.stages.figures import quality
@@ -211,7 +213,7 @@ def _scales(outputs: Sequence[OutputFigures]) -> Iterator[str]:
 
 
 def _without_rounding(
-    outputs: Sequence[OutputFigures], fields: ValidateFields, given: Given, reference: Path
+    outputs: Sequence[OutputFigures], fields: ValidateFields, given: ValidationSamples, reference: Path
 ) -> tuple[Sequence[OutputFigures], Sequence[str]]:
     """Return *outputs*, and a message for each whose errors count as none.
 
@@ -235,7 +237,9 @@ def _without_rounding(
     ]
 
 
-def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Given, workspace: Workspace) -> None:
+def _require_close(
+    outputs: Sequence[OutputFigures], bounds: Bounds, given: ValidationSamples, workspace: Workspace
+) -> None:
     if bounds.min_top1_agreement is not None and all(output.top1 is None for output in outputs):
         raise StageError(
             "validate.min_top1_agreement is set, but no output of the model has scores of classes.",
@@ -262,7 +266,7 @@ def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Give
 
 
 def _require_as_on_cpu(
-    outputs: Sequence[OutputFigures], names: Sequence[str], given: Given, workspace: Workspace
+    outputs: Sequence[OutputFigures], names: Sequence[str], given: ValidationSamples, workspace: Workspace
 ) -> None:
     """Raise StageError for an output that is poor on the target but not on the CPU, with the uncompiled model."""
     from winml_dag.ep.session import create_session

@@ -264,7 +264,9 @@ def test_what_to_try_fits_what_was_done() -> None:
     assert what_to_try("fp16", calibrated_on=None, measured_on="npz") == ""
 
 
-@pytest.mark.parametrize("value", [None, {}, {**QUALITY.to_json(), "cosine": "high"}, {"output": "logits"}])
+@pytest.mark.parametrize(
+    "value", [None, {}, {"output": "logits"}, *({**QUALITY.to_json(), name: True} for name in ("cosine", "samples"))]
+)
 def test_a_record_of_somebody_elses_has_no_quality(value: Any) -> None:
     assert Quality.from_json(value) is None
     assert Quality.from_json(QUALITY.to_json()) == QUALITY

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from winml_dag.canonical import JsonValue
-from winml_dag.stages.export.detect import _BY_TYPE, _GENERATES, _TASK_BY_HEAD, TASKS, Task, model_type_of, task_of
+from winml_dag.stages.export.architectures import ARCHITECTURES
+from winml_dag.stages.export.detect import _TASK_BY_HEAD, TASKS, Task, model_type_of, task_of
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,9 @@ def test_no_task_exports_an_output_twice(task: Task) -> None:
 
 
 def test_every_task_that_is_detected_can_be_exported() -> None:
-    assert {*_TASK_BY_HEAD.values(), *_BY_TYPE.values(), *_GENERATES.values()} <= set(TASKS)
+    rows = ARCHITECTURES.values()
+    of_rows = {task for each in rows for task in (each.generates, *each.tasks.values()) if task is not None}
+    assert {*_TASK_BY_HEAD.values(), *of_rows} <= set(TASKS)
 
 
 def test_a_bare_model_of_images_gives_image_features() -> None:

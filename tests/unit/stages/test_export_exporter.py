@@ -6,8 +6,7 @@ import pytest
 import torch
 from export_models import random_model
 
-from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
-from winml_dag.stages.export.exporter import ExportOptions, export_onnx
+from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, ExportOptions, export_onnx, exporter_for
 from winml_dag.stages.export.loading import load_pytorch_model
 from winml_dag.stages.export.outputs import OutputChoice
 

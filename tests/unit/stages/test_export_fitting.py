@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -10,8 +11,12 @@ from export_architectures import IDS, picture
 from export_models import Bench, random_model
 
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, RandomWeights
-from winml_dag.stages.export.architectures import configuration, transformers_name
-from winml_dag.stages.export.following import follow_tensors
+from winml_dag.stages.export.architectures import ARCHITECTURES
+from winml_dag.stages.export.configuration import configuration, transformers_name
+from winml_dag.stages.export.detect import task_of
+from winml_dag.stages.export.fitting import follow_tensors
+
+_TRANSLATOR = {"d_model": 32, "decoder_layers": 1, "encoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 
 
 def followed(model_type: str, tensors: tuple[InputTensor, ...], **overrides: Any) -> Any:
@@ -74,9 +79,8 @@ def test_layers_that_a_smaller_decoder_does_not_have_are_left_out(bench: Bench) 
         InputTensor("cache_position", "int64", (1,)),
     )
     outputs = ("logits", *(each.name.replace("past", "present") for each in past))
-    sizes = {"d_model": 32, "decoder_layers": 1, "encoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
     heads = {"decoder_attention_heads": 2, "encoder_attention_heads": 2, "max_position_embeddings": 40}
-    weights = RandomWeights(0, {**sizes, **heads, "vocab_size": 100, "pad_token_id": 99})
+    weights = RandomWeights(0, {**_TRANSLATOR, **heads, "vocab_size": 100, "pad_token_id": 99})
     loader = LoaderFields("text2text-generation", "marian", "MarianDecoderWrapper", random_weights=weights)
     exported = bench.export(loader, ExportFields(input_tensors=(*given, *past), output_tensors=outputs))
     found = shapes(exported.model)
@@ -86,6 +90,19 @@ def test_layers_that_a_smaller_decoder_does_not_have_are_left_out(bench: Bench) 
     }
     assert found["encoder_hidden_states"] == [1, 40, 32]
     assert found["attention_mask"] == found["decoder_attention_mask"] == [1, 40]
+
+
+@pytest.mark.parametrize("part", ["Encoder", "Decoder"])
+def test_a_row_is_all_that_an_architecture_of_components_needs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    row = replace(ARCHITECTURES["pegasus"], name="pegasus_x")
+    monkeypatch.setitem(ARCHITECTURES, row.name, row)
+    assert task_of({"model_type": row.name, "architectures": ["PegasusXForConditionalGeneration"]}) == "summarization"
+    heads = {"decoder_attention_heads": 2, "encoder_attention_heads": 2, "max_position_embeddings": 40}
+    weights = RandomWeights(0, {**_TRANSLATOR, **heads, "vocab_size": 100})
+    loader = LoaderFields("summarization", row.name, f"Pegasus{part}Wrapper", random_weights=weights)
+    assert ("past_0_key" in shapes(bench.export(loader).model)) == (part == "Decoder")
 
 
 @pytest.mark.parametrize("spelling", ["xlm-roberta", "xlm_roberta"])

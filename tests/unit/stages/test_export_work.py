@@ -239,6 +239,7 @@ def test_bytes_depend_on_neither_folder_nor_process(tmp_path: Path) -> None:
 
 
 def test_all_promised_architectures_are_exported_here() -> None:
-    from winml_dag.stages.export.architectures import TESTED
+    from winml_dag.stages.export import architectures
 
-    assert set(TESTED) == {*SMALL, *(each.model_type for each in ARCHITECTURES)}
+    tested = {each.name for each in architectures.ARCHITECTURES.values() if each.tested}
+    assert tested == {*SMALL, *(each.model_type for each in ARCHITECTURES)}

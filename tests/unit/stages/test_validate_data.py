@@ -238,5 +238,5 @@ def test_an_output_that_is_no_tensor_is_told_of(tmp_path):
     )
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     several.graph.output[0].type.CopyFrom(helper.make_sequence_type_proto(tensor))
-    with pytest.raises(StageError, match="'y' is a list, and validate compares tensors"):
+    with pytest.raises(StageError, match="'y' is a list, and only tensors of numbers can be compared"):
         validate(tmp_path, several, several)

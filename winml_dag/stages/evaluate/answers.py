@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml_dag.errors import StageError
-from winml_dag.stages.evaluate import TASKS
 from winml_dag.stages.evaluate.cases import Case, Given
 from winml_dag.stages.evaluate.metrics import Metric, answer_f1, exact_match, mean, share
-from winml_dag.stages.evaluate.rows import chosen_numbers, rows_of
+from winml_dag.stages.evaluate.rows import RowTask
 from winml_dag.stages.samples.arrays import fit
 from winml_dag.stages.samples.samples import Array
 
@@ -35,26 +34,22 @@ class Question:
     answers: Sequence[str]
 
 
-class QuestionAnswering:
+class QuestionAnswering(RowTask):
     """Rows with a question, its context and answers.
 
     A context that is too long for the model is split into overlapping windows.
     """
 
-    kind = "dataset"
     metrics: tuple[Metric, ...] = (share("exact_match", _EXACT), mean("f1", _F1))
 
     def __init__(self, given: Given) -> None:
-        self._given = given
-        self._rows = rows_of(given.data, given.task, TASKS[given.task], given.columns)
+        super().__init__(given)
         self.outputs = _outputs([output.name for output in given.outputs])
-        self.count = self._rows.table.count
-        self.chosen = chosen_numbers(self.count, given.most, given.seed)
         # The model can give no answer only if the data has questions without one.
-        self._may_be_none = any(not _answers(row["answers"], number) for number, row in self._rows(self.chosen))
+        self._may_be_none = any(not _answers(row["answers"], number) for number, row in self._rows())
 
     def cases(self) -> Iterator[Case[Question]]:
-        for number, row in self._rows(self.chosen):
+        for number, row in self._rows():
             context = str(row["context"])
             windows = self._given.processor.of_question(str(row["question"]).strip(), context)
             feeds = tuple(fit(window.arrays, self._given.inputs, f"row {number}") for window in windows)

@@ -25,8 +25,8 @@ from winml_dag.stages.evaluate.classes import Classification
 from winml_dag.stages.evaluate.metrics import Metric, Outcomes, difference, estimate
 from winml_dag.stages.evaluate.rows import FeatureSimilarity, chosen_numbers
 from winml_dag.stages.evaluate.tokens import TokenClassification
-from winml_dag.stages.figures import Measuring, OutputFigures
-from winml_dag.stages.pair import Odd
+from winml_dag.stages.figures import OutputFigures
+from winml_dag.stages.pair import Pair
 from winml_dag.stages.running import Batching
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.processor import Processor
@@ -70,31 +70,16 @@ def compare_models(
     Raises:
         StageError: the outputs differ in names or shapes, or the data does not fit.
     """
-    names = [output.name for output in reference.outputs]
-    if set(names) != {output.name for output in candidate.outputs}:
-        found = ", ".join(output.name for output in candidate.outputs)
-        raise StageError(f"The model has the outputs {found}, but its reference has {', '.join(names)}.")
+    pair = Pair(reference.session, candidate.session, fields.batch_size, "eval.input_data")
     samples, of = _samples(fields, workspace, inputs)
-    measuring = Measuring(names, class_scores(names, classifies=fields.classifies))
-    done, unknown = 0, dict.fromkeys(names, 0)
-    for feeds in _chunks(samples, fields.batch_size):
-        workspace.progress(done, samples.count, "samples")
-        both = zip(reference.run(names, feeds), candidate.run(names, feeds), strict=True)
-        for feed, (expected, got) in zip(feeds, both, strict=True):
-            for name, *values in zip(names, expected, got, strict=True):
-                if not all(isinstance(value, np.ndarray) for value in values):
-                    raise StageError(f"Output {name!r} is no tensor, and only tensors can be compared.")
-                unknown[name] += Odd.of(values[0]).nan
-            measuring.add(feed, expected, got)
-        done += len(feeds)
-    workspace.progress(done, samples.count, "samples")
+    measured = pair.measure(samples, class_scores(pair.names, classifies=fields.classifies), workspace.progress)
     return {
         "data": samples.kind,
         "samples": samples.count,
         "of": of,
         "outputs": {
-            figures.read.name: {**_output_json(figures), "reference_nan_count": unknown[figures.read.name]}
-            for figures in measuring.figures()
+            name: {**_output_json(figures), "reference_nan_count": measured.reference[name].nan}
+            for name, figures in zip(pair.names, measured.outputs, strict=True)
         },
     }
 
@@ -106,12 +91,6 @@ def _samples(fields: EvaluateFields, workspace: Workspace, inputs: Sequence[Inpu
     every = samples_of(workspace, inputs, Columns(fields.columns_mapping))
     chosen = chosen_numbers(every.count, fields.samples, fields.seed)
     return Samples(every.kind, chosen, every.read), every.count
-
-
-def _chunks(samples: Samples, size: int) -> Iterator[list[Feed]]:
-    feeds = iter(samples)
-    while chunk := list(islice(feeds, size)):
-        yield chunk
 
 
 def _output_json(figures: OutputFigures) -> JsonObject:

@@ -1,11 +1,9 @@
-"""Selects rows and columns of labelled data."""
+"""Tasks on labelled rows of tables, and the similarity of two texts, which is one."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,68 @@ from winml_dag.stages.evaluate.cases import Case, Given
 from winml_dag.stages.evaluate.metrics import Metric, pearson, spearman
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.samples.samples import Array, Feed
-from winml_dag.stages.samples.tables import Table, chosen_rows, encoded, read_tables
+from winml_dag.stages.samples.tables import chosen_rows, read_tables
+
+
+class RowTask:
+    """A task whose samples are rows of tables, with a column for each of its roles."""
+
+    kind = "dataset"
+
+    def __init__(self, given: Given) -> None:
+        """Raises StageError if the data is not of tables, or lacks a column."""
+        self._given = given
+        roles = TASKS[given.task]
+        files = sorted(path for path in given.data.rglob("*") if path.is_file())
+        if any(kind_of(file.name) not in TABLES for file in files):
+            raise StageError(
+                f"Data for {given.task} is a table, and {files[0].name} is none.",
+                advice="Give CSV, JSON lines or parquet with the columns " + ", ".join(roles) + ".",
+            )
+        self._table = read_tables(files)
+        self._columns = dict(_columns(self._table.columns, given.task, roles, given.columns))
+        self.count = self._table.count
+        self.chosen = chosen_numbers(self.count, given.most, given.seed)
+
+    def _rows(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the chosen rows: each with its number, and its values by role.
+
+        Raises:
+            StageError: a value is missing, or a file cannot be read.
+        """
+        for number, row in chosen_rows(self._table, self.chosen, sorted(set(self._columns.values()))):
+            for column in self._columns.values():
+                if row[column] is None:
+                    raise StageError(f"Column {column!r} has no value in row {number}.", advice="Take that row away.")
+            yield number, {role: row[column] for role, column in self._columns.items()}
+
+
+def _columns(
+    there: Sequence[str], task: str, wanted: Mapping[str, Sequence[str]], mapping: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    if unknown := sorted(mapping.keys() - wanted.keys()):
+        raise StageError(
+            f"eval.dataset.columns_mapping: {task} has nothing called {unknown[0]!r}.",
+            advice=f"It has: {', '.join(wanted)}.",
+        )
+    for role, names in wanted.items():
+        usual = (mapping[role],) if role in mapping else names
+        column = next((name for name in usual if name in there), None)
+        if column is None:
+            raise StageError(
+                f"The data has no column {' or '.join(usual)}, and {task} needs one ({role}); it has: "
+                f"{', '.join(there)}.",
+                advice=f"Set eval.dataset.columns_mapping (--column {role}=COLUMN).",
+            )
+        yield role, column
+
+
+def chosen_numbers(count: int, most: int, seed: int | None) -> Sequence[int]:
+    """Return *most* of *count* numbers, ascending: the first ones, or a random selection with *seed*."""
+    if seed is None or most >= count:
+        return range(min(most, count))
+    return sorted(random.Random(seed).sample(range(count), most))
+
 
 # Similarity of two texts: the cosine of their embeddings, compared with human scores.
 
@@ -27,25 +86,19 @@ _EMBEDDINGS = ("sentence_embedding", "text_embeds", "embeddings")
 _SCORE, _COSINE = range(2)
 
 
-class FeatureSimilarity:
+class FeatureSimilarity(RowTask):
     """Rows with two texts and a human similarity score, on any scale."""
 
-    kind = "dataset"
     metrics: tuple[Metric, ...] = (spearman("spearman", _SCORE, _COSINE), pearson("pearson", _SCORE, _COSINE))
 
     def __init__(self, given: Given) -> None:
-        self._given = given
-        self._rows = rows_of(given.data, given.task, TASKS[given.task], given.columns)
+        super().__init__(given)
         self.outputs = (_output(given.outputs, given.pooling),)
-        self.count = self._rows.table.count
-        self.chosen = chosen_numbers(self.count, given.most, given.seed)
 
     def cases(self) -> Iterator[Case[float]]:
-        for number, row in self._rows(self.chosen):
-            feeds = tuple(
-                encoded(self._given.processor, self._given.inputs, str(row[role]))
-                for role in ("sentence1", "sentence2")
-            )
+        for number, row in self._rows():
+            texts = (row["sentence1"], row["sentence2"])
+            feeds = tuple(self._given.processor.feed({"text": text}, f"row {number}") for text in texts)
             yield Case(feeds, _score(row["score"], number))
 
     def outcome(self, case: Case[float], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
@@ -99,66 +152,3 @@ def _score(value: Any, number: int) -> float:
             f"Row {number} of the data has {str(value)[:40]!r} where a score should be, which is a number."
         )
     return score
-
-
-@dataclass(frozen=True)
-class Rows:
-    """``columns``: by role."""
-
-    table: Table
-    columns: Mapping[str, str]
-
-    def __call__(self, numbers: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the rows of these ascending *numbers*: each with its number, and its values by role.
-
-        Raises:
-            StageError: a value is missing, or a file cannot be read.
-        """
-        for number, row in chosen_rows(self.table, numbers, sorted(set(self.columns.values()))):
-            for column in self.columns.values():
-                if row[column] is None:
-                    raise StageError(f"Column {column!r} has no value in row {number}.", advice="Take that row away.")
-            yield number, {role: row[column] for role, column in self.columns.items()}
-
-
-def rows_of(folder: Path, task: str, wanted: Mapping[str, Sequence[str]], mapping: Mapping[str, str]) -> Rows:
-    """Return the rows in *folder*, with the columns of the roles *wanted*, which map to usual names.
-
-    Raises:
-        StageError: the files are not tables, or lack a column.
-    """
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    if any(kind_of(file.name) not in TABLES for file in files):
-        raise StageError(
-            f"Data for {task} is a table, and {files[0].name} is none.",
-            advice="Give CSV, JSON lines or parquet with the columns " + ", ".join(wanted) + ".",
-        )
-    table = read_tables(files)
-    return Rows(table, dict(_columns(table.columns, task, wanted, mapping)))
-
-
-def _columns(
-    there: Sequence[str], task: str, wanted: Mapping[str, Sequence[str]], mapping: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    if unknown := sorted(mapping.keys() - wanted.keys()):
-        raise StageError(
-            f"eval.dataset.columns_mapping: {task} has nothing called {unknown[0]!r}.",
-            advice=f"It has: {', '.join(wanted)}.",
-        )
-    for role, names in wanted.items():
-        usual = (mapping[role],) if role in mapping else names
-        column = next((name for name in usual if name in there), None)
-        if column is None:
-            raise StageError(
-                f"The data has no column {' or '.join(usual)}, and {task} needs one ({role}); it has: "
-                f"{', '.join(there)}.",
-                advice=f"Set eval.dataset.columns_mapping (--column {role}=COLUMN).",
-            )
-        yield role, column
-
-
-def chosen_numbers(count: int, most: int, seed: int | None) -> Sequence[int]:
-    """Return *most* of *count* numbers, ascending: the first ones, or a random selection with *seed*."""
-    if seed is None or most >= count:
-        return range(min(most, count))
-    return sorted(random.Random(seed).sample(range(count), most))

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml_dag.errors import StageError
-from winml_dag.stages.evaluate import TASKS
 from winml_dag.stages.evaluate.cases import Case, Given, within
 from winml_dag.stages.evaluate.metrics import Metric, entities, macro_f1_of_counts, ratio
-from winml_dag.stages.evaluate.rows import chosen_numbers, rows_of
+from winml_dag.stages.evaluate.rows import RowTask
 from winml_dag.stages.samples.arrays import fit
 from winml_dag.stages.samples.samples import Array
 
@@ -34,23 +33,18 @@ class Tagged:
     classes: Sequence[int]
 
 
-class TokenClassification:
+class TokenClassification(RowTask):
     """Rows with a list of words and a list of tags.
 
     Skips words without a tag, padding, and words beyond the length that the model takes.
     """
 
-    kind = "dataset"
-
     def __init__(self, given: Given) -> None:
-        self._given = given
-        self._rows = rows_of(given.data, given.task, TASKS[given.task], given.columns)
+        super().__init__(given)
         self._classes = given.classes()
         names = [given.labels.name(number) for number in range(self._classes)]
         self._has_entities = all(_ENTITY_TAG.fullmatch(name) for name in names)
         self.outputs = (given.scores().name,)
-        self.count = self._rows.table.count
-        self.chosen = chosen_numbers(self.count, given.most, given.seed)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -65,7 +59,7 @@ class TokenClassification:
         )
 
     def cases(self) -> Iterator[Case[Tagged]]:
-        for number, row in self._rows(self.chosen):
+        for number, row in self._rows():
             words, tags = _list(row["tokens"], number), _list(row["tags"], number)
             if len(words) != len(tags):
                 raise StageError(f"Row {number} of the data has {len(words)} words and {len(tags)} tags.")

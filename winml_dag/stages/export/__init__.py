@@ -1,6 +1,6 @@
 """export: a PyTorch model becomes ``export.onnx``.
 
-This is the declaration; the work, which needs torch and transformers, is in :mod:`winml_dag.stages.export.conversion`.
+It also declares two stages that inspect the model for it. Their work needs torch and transformers, so it is elsewhere.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from winml_dag.stages import artifact_types
 
 # Capture: which modules of a class a model has, and the arguments of each. It is not a stage of a build: `config
 # --module` runs it in a separate process and discards the result.
-#
-# This is the declaration; the work, which needs torch and transformers, is in :mod:`winml_dag.stages.export.captured`.
 
 # Names in the environment of the node: the folders of the saved model and of the user's script.
 MODEL_SOURCE, SCRIPT_SOURCE = "model", "script"
@@ -43,8 +41,6 @@ CAPTURE = Stage(
 
 # Signature: the input and output tensors of a model, inferred from its configuration alone. It is not a stage of a
 # build: `config` runs it in a separate process and discards the result.
-#
-# This is the declaration; the work, which needs torch and transformers, is in :mod:`winml_dag.stages.export.signature`.
 
 # A name in the environment of the node: the folder of the saved model.
 MODEL = "model"

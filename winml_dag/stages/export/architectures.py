@@ -1,184 +1,223 @@
-"""What is known about an architecture: its configuration in transformers, and the exporter that suits it."""
+"""What is known about architectures: the components of composite models, tasks, and parts of configurations.
+
+A composite model is exported as components: an encoder and a decoder, or a text and an image tower. It is loaded once,
+and each component becomes an ONNX model of its own, because a caller runs them at different times: the encoder once per
+sentence, the decoder once per output token. Planning reads this table, so it imports nothing heavy; the PyTorch modules
+are in :mod:`winml_dag.stages.export.component_modules`.
+"""
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-import transformers
-from transformers import CONFIG_MAPPING, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from winml_dag.canonical import JsonValue
-from winml_dag.errors import StageError
-from winml_dag.explanation import explanation
-from winml_dag.stages.export.components import composite_of, same_spelling
+from winml_dag.errors import RecipeError
 
-# Architectures that the tests export and compare with PyTorch; others usually work too.
-TESTED = (
-    "audio-spectrogram-transformer",
-    "bert",
-    "clip_text_model",
-    "clip_vision_model",
-    "convnext",
-    "deberta-v2",
-    "dinov2",
-    "distilbert",
-    "electra",
-    "gpt2",
-    "layoutlm",
-    "layoutlmv3",
-    "marian",
-    "mobilevit",
-    "mpnet",
-    "owlv2",
-    "owlvit",
-    "resnet",
-    "roberta",
-    "segformer",
-    "swin",
-    "unlimited-ocr",
-    "vision-encoder-decoder",
-    "vit",
-    "vitpose",
-    "wav2vec2",
-    "wav2vec2_emotion_regression",
-    "xlm-roberta",
-)
+# The roles of components; component_modules has a PyTorch module for each.
+TEXT_ENCODER = "text encoder"
+IMAGE_ENCODER = "image encoder"
+AUDIO_ENCODER = "audio encoder"
+DECODER = "decoder"
+TEXT_TOWER = "text tower"
+IMAGE_TOWER = "image tower"
 
-# Built-in architectures (see ownmodels), each with the transformers architecture whose configuration it has.
+
+@dataclass(frozen=True)
+class Component:
+    """``name`` is the prefix of its files; ``class_name`` selects it in ``loader.model_class``."""
+
+    name: str
+    task: str
+    class_name: str
+    role: str
+
+
+@dataclass(frozen=True)
+class Composite:
+    """``tasks``: the tasks that need all components; ``parent_class``: the class that is loaded to take them from."""
+
+    tasks: tuple[str, ...]
+    parent_class: str
+    components: tuple[Component, ...]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What transformers does not tell about an architecture; most need no row.
+
+    Attributes:
+        name: as transformers spells it.
+        composite: how it is exported in several pieces; None if it is exported in one.
+        generates: the task of its ``ForConditionalGeneration`` class; the name says only that it outputs text.
+        tasks: the task of a class, by the task that the name of the class stands for in other architectures.
+        parts: parts of the configuration for which transformers has no default, with the most common choice.
+        based_on: of a built-in architecture (see ownmodels), the one of transformers whose configuration it has.
+        tested: the tests export it and compare it with PyTorch; others usually work too.
+    """
+
+    name: str
+    composite: Composite | None = None
+    generates: str | None = None
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
+    based_on: str | None = None
+    tested: bool = False
+
+
+_TEXT_TO_TEXT, _TRANSCRIPTION = "text2text-generation", "automatic-speech-recognition"
+
+
+def _encoder(prefix: str, role: str) -> Component:
+    task = "image-feature-extraction" if role == IMAGE_ENCODER else "feature-extraction"
+    return Component("encoder", task, f"{prefix}EncoderWrapper", role)
+
+
+def _decoder(prefix: str) -> Component:
+    return Component("decoder", _TEXT_TO_TEXT, f"{prefix}DecoderWrapper", DECODER)
+
+
+def _text_to_text(prefix: str, parent_class: str = "AutoModelForSeq2SeqLM") -> Composite:
+    tasks = ("translation", "summarization", _TEXT_TO_TEXT, "table-question-answering")
+    return Composite(tasks, parent_class, (_encoder(prefix, TEXT_ENCODER), _decoder(prefix)))
+
+
+def _speech_to_text(prefix: str, parent_class: str = "AutoModelForSpeechSeq2Seq") -> Composite:
+    return Composite((_TRANSCRIPTION,), parent_class, (_encoder(prefix, AUDIO_ENCODER), _decoder(prefix)))
+
+
+def _image_to_text(parent_class: str, encoder: str, decoder: str) -> Composite:
+    components = (_encoder(encoder, IMAGE_ENCODER), _decoder(decoder))
+    return Composite(("image-to-text", "image-text-to-text"), parent_class, components)
+
+
+def _towers(name: str, prefix: str, ending: str = "") -> Architecture:
+    components = (
+        Component("image-encoder", "image-feature-extraction", f"{prefix}VisionModel{ending}", IMAGE_TOWER),
+        Component("text-encoder", "feature-extraction", f"{prefix}TextModel{ending}", TEXT_TOWER),
+    )
+    return Architecture(name, Composite(("zero-shot-image-classification",), f"{prefix}Model", components))
+
+
+def same_spelling(model_type: str) -> str:
+    """``vision-encoder-decoder`` and ``vision_encoder_decoder`` are the same architecture."""
+    return model_type.lower().replace("-", "_")
+
+
+def _parts(encoder: str, decoder: str) -> Mapping[str, Mapping[str, JsonValue]]:
+    return {
+        "encoder": {"model_type": encoder},
+        "decoder": {"model_type": decoder, "is_decoder": True, "add_cross_attention": True},
+    }
+
+
+# Built-in: wav2vec2 with a head of its own.
 EMOTION = "wav2vec2_emotion_regression"
-BASED_ON = {EMOTION: "wav2vec2"}
+_VISUAL_QUESTIONS = {"question-answering": "visual-question-answering"}
+_DETECTION = {"object-detection": "zero-shot-object-detection"}
+_TESTED = (
+    *("audio-spectrogram-transformer", "bert", "clip_text_model", "clip_vision_model", "convnext", "deberta-v2"),
+    *("dinov2", "distilbert", "electra", "gpt2", "layoutlm", "layoutlmv3", "mobilevit", "mpnet", "resnet", "roberta"),
+    *("segformer", "swin", "vit", "vitpose", "wav2vec2", "xlm-roberta"),
+)
+_ROWS = (
+    *(Architecture(name, tested=True) for name in _TESTED),
+    # Texts to texts.
+    Architecture("bart", _text_to_text("Bart"), _TEXT_TO_TEXT),
+    Architecture("blenderbot", _text_to_text("Blenderbot"), _TEXT_TO_TEXT),
+    Architecture("blenderbot-small", _text_to_text("BlenderbotSmall"), _TEXT_TO_TEXT),
+    Architecture("encoder-decoder", _text_to_text("Text", "EncoderDecoderModel"), parts=_parts("bert", "bert")),
+    Architecture("m2m_100", _text_to_text("M2M100"), "translation"),
+    Architecture("marian", _text_to_text("Marian"), tested=True),
+    Architecture("mbart", _text_to_text("MBart"), "translation"),
+    Architecture("mt5", _text_to_text("MT5"), _TEXT_TO_TEXT),
+    Architecture("mvp", _text_to_text("Mvp"), _TEXT_TO_TEXT),
+    Architecture("pegasus", _text_to_text("Pegasus"), "summarization"),
+    Architecture("plbart", _text_to_text("PLBart"), _TEXT_TO_TEXT),
+    Architecture("t5", _text_to_text("T5"), _TEXT_TO_TEXT),
+    Architecture("umt5", _text_to_text("UMT5"), _TEXT_TO_TEXT),
+    # Speech to texts.
+    Architecture("speech_to_text", generates=_TRANSCRIPTION),
+    Architecture("whisper", _speech_to_text("Whisper"), _TRANSCRIPTION),
+    Architecture(
+        "speech-encoder-decoder",
+        _speech_to_text("Speech", "SpeechEncoderDecoderModel"),
+        parts=_parts("wav2vec2", "bart"),
+    ),
+    Architecture(EMOTION, based_on="wav2vec2", tested=True),
+    # Images to texts.
+    Architecture(
+        "vision-encoder-decoder",
+        _image_to_text("VisionEncoderDecoderModel", "Vision", "Vision"),
+        parts=_parts("vit", "trocr"),
+        tested=True,
+    ),
+    Architecture(
+        "blip",
+        _image_to_text("BlipForConditionalGeneration", "BlipVision", "Blip"),
+        "image-to-text",
+        _VISUAL_QUESTIONS,
+    ),
+    Architecture("vilt", tasks=_VISUAL_QUESTIONS),
+    # Of its image encoder: the rest cannot be a single graph.
+    Architecture("unlimited-ocr", generates="feature-extraction", tested=True),
+    # Texts with images.
+    _towers("altclip", "AltCLIP"),
+    _towers("chinese_clip", "ChineseCLIP"),
+    _towers("clip", "CLIP", "WithProjection"),
+    _towers("metaclip_2", "MetaClip2", "WithProjection"),
+    _towers("siglip", "Siglip"),
+    _towers("siglip2", "Siglip2"),
+    # Objects that a text names.
+    Architecture("grounding-dino", tasks=_DETECTION),
+    Architecture("omdet-turbo", tasks=_DETECTION),
+    Architecture("owlv2", tasks=_DETECTION, tested=True),
+    Architecture("owlvit", tasks=_DETECTION, tested=True),
+    # Tables.
+    Architecture("tapas", tasks={"question-answering": "table-question-answering"}),
+)
+# By name, with underscores.
+ARCHITECTURES: Mapping[str, Architecture] = {same_spelling(each.name): each for each in _ROWS}
 
-# Configuration parts for which transformers has no default, with the most common choice.
-_PARTS: Mapping[str, Mapping[str, Mapping[str, JsonValue]]] = {
-    "encoder_decoder": {
-        "encoder": {"model_type": "bert"},
-        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
-    },
-    "speech_encoder_decoder": {
-        "encoder": {"model_type": "wav2vec2"},
-        "decoder": {"model_type": "bart", "is_decoder": True, "add_cross_attention": True},
-    },
-    "vision_encoder_decoder": {
-        "encoder": {"model_type": "vit"},
-        "decoder": {"model_type": "trocr", "is_decoder": True, "add_cross_attention": True},
-    },
-}
 
-TORCHSCRIPT = "torchscript"
-DYNAMO = "dynamo"
+def architecture(model_type: str | None) -> Architecture | None:
+    """The row of *model_type*, in either spelling; None if there is none."""
+    return None if model_type is None else ARCHITECTURES.get(same_spelling(model_type))
 
 
-def exporter_for(model_type: str) -> str:
-    """The exporter that works best for *model_type*.
+def composite_of(model_type: str | None) -> Composite | None:
+    """The composite architecture *model_type*; None if it is exported in one piece."""
+    row = architecture(model_type)
+    return row.composite if row else None
 
-    Decoder language models use dynamo: TorchScript's graphs for them are twice as long. TorchScript is better for all
-    others: dynamo builds the padding mask of BERT with a GatherND on booleans, which the QNN execution provider leaves
-    to the CPU, so the compiled model splits into two partitions instead of one.
+
+def chosen_components(model_type: str | None, task: str | None, model_class: str | None) -> tuple[Component, ...]:
+    """The components that a recipe requests: all of them, one, or none if the model is exported in one piece.
+
+    ``model_class`` names one component, or a class that is exported in one piece. Without it, a task of the whole model
+    needs all components, and a task of one component needs that one. Without a task, all components are needed.
     """
-    # Encoders that may also be decoders (BERT) are in both lists; decoders of composite models are in the first.
-    decodes = model_type in CAUSAL and model_type not in MASKED and composite_of(model_type) is None
-    return DYNAMO if decodes else TORCHSCRIPT
+    composite = composite_of(model_type)
+    if composite is None:
+        return ()
+    if model_class is not None:
+        return tuple(each for each in composite.components if each.class_name == model_class)
+    if task is None or task in composite.tasks:
+        return composite.components
+    return tuple(each for each in composite.components if each.task == task)[:1]
 
 
-def transformers_name(model_type: str) -> str | None:
-    """The transformers name of *model_type*, spelled with ``-`` or ``_``; None if transformers does not have it."""
-    wanted = BASED_ON.get(same_spelling(model_type), model_type)
-    if wanted in CONFIG_MAPPING:
-        return wanted
-    return next((name for name in CONFIG_MAPPING if same_spelling(name) == same_spelling(wanted)), None)
-
-
-def is_known(model_type: str) -> bool:
-    return transformers_name(model_type) is not None
-
-
-def configuration_class(model_type: str) -> type[PreTrainedConfig]:
-    """Return the configuration class of *model_type*.
+def component_named(model_type: str, name: str) -> Component:
+    """Return the component *name* of *model_type*.
 
     Raises:
-        StageError: transformers has no such architecture.
+        RecipeError: the model is not composite or has no such component.
     """
-    name = transformers_name(model_type)
-    if name is None:
-        raise StageError(
-            f"loader.model_type is {model_type!r}, which this version of transformers does not have."
-            f"{did_you_mean(model_type, CONFIG_MAPPING.keys())}",
-            advice=f"Tested are: {', '.join(TESTED)}.",
-        )
-    found: type[PreTrainedConfig] = CONFIG_MAPPING[name]
-    return found
-
-
-def configuration(model_type: str, overrides: Mapping[str, JsonValue]) -> PreTrainedConfig:
-    """The configuration of *model_type* with *overrides*.
-
-    transformers keeps an unknown name as an attribute that nothing reads, so a typo would give the standard model.
-    Therefore this checks names, including those in the parts of a composite configuration. A part of variable
-    architecture (a backbone, an encoder) has the default architecture unless it sets ``model_type``.
-
-    Raises:
-        StageError: the architecture or a name is unknown, or a value does not fit.
-    """
-    made_by = configuration_class(model_type)
-    _check_names(made_by, overrides, "loader.random_weights.config")
-    parts = _PARTS.get(same_spelling(model_type), {})
-    try:
-        completed = {**parts, **overrides}
-        for name, usual in parts.items():
-            completed[name] = {**usual, **_mapping(overrides.get(name))}
-        for name, part in getattr(made_by, "sub_configs", {}).items():
-            given = completed.get(name)
-            if isinstance(given, Mapping) and part.__name__ == "AutoConfig" and "model_type" not in given:
-                usual_type = getattr(getattr(made_by(), name), "model_type", None)
-                completed[name] = {**given, "model_type": usual_type}
-        return made_by(**completed)
-    except Exception as error:  # a validation error of any class, or an arithmetic error inside it
-        raise StageError(
-            f"loader.random_weights.config does not fit {made_by.__name__}: {explanation(error)}."
-        ) from error
-
-
-def _mapping(value: JsonValue) -> Mapping[str, JsonValue]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def named_class(class_name: str, model_type: str) -> Any:
-    """The class *class_name* of transformers, or of the module that defines the architecture."""
-    found = getattr(transformers, class_name, None)
-    if found is not None:
-        return found
-    module = CONFIG_MAPPING[model_type].__module__.replace(".configuration_", ".modeling_")
-    return getattr(importlib.import_module(module), class_name, None)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the closest known names, or an empty text."""
-    near = difflib.get_close_matches(name, list(known), n=3)
-    return f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
-
-
-def _check_names(made_by: type[Any], overrides: Mapping[str, JsonValue], path: str) -> None:
-    known = _names(made_by) | {"model_type"}
-    for name, value in overrides.items():
-        if name not in known:
-            raise StageError(f"{path}.{name} is not a field of {made_by.__name__}.{did_you_mean(name, known)}")
-        part = getattr(made_by, "sub_configs", {}).get(name)
-        if isinstance(value, Mapping) and part is not None and part.__name__ != "AutoConfig":
-            _check_names(part, value, f"{path}.{name}")
-
-
-def _names(made_by: type[Any]) -> set[str]:
-    """The fields of a configuration class, whether declared as a dataclass or in ``__init__``."""
-    names = {"num_labels", *made_by.attribute_map, *getattr(made_by, "__dataclass_fields__", {})}
-    for base in made_by.__mro__:
-        if "__init__" in base.__dict__:
-            parameters = inspect.signature(base.__dict__["__init__"]).parameters.values()
-            names |= {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
-    # Settings of the class, not of a model.
-    return {name for name in names if not name.startswith(("_", "base_")) and name not in {"self", "model_type"}}
+    composite = composite_of(model_type)
+    if composite is None:
+        raise RecipeError(f"A {model_type} model has no components, so there is none called {name!r}.")
+    for each in composite.components:
+        if each.name == name:
+            return each
+    names = ", ".join(each.name for each in composite.components)
+    raise RecipeError(f"A {model_type} model has no component {name!r}.", advice=f"It has: {names}.")

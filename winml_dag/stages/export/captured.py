@@ -23,8 +23,8 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
 from winml_dag.stages.export import MODEL_SOURCE, SCRIPT_SOURCE, CaptureConfig
+from winml_dag.stages.export.architectures import chosen_components
 from winml_dag.stages.export.axes import shape_at, sizes_by_run
-from winml_dag.stages.export.components import chosen_components
 from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
 from winml_dag.stages.export.makers import model_inputs
 from winml_dag.stages.export.module import assembled, named_outputs

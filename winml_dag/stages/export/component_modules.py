@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from winml_dag.stages.export.components import (
+from winml_dag.stages.export.architectures import (
     AUDIO_ENCODER,
     DECODER,
     IMAGE_ENCODER,

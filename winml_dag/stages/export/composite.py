@@ -11,8 +11,8 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportFields
-from winml_dag.stages.export.architectures import did_you_mean
-from winml_dag.stages.export.components import Component, chosen_components
+from winml_dag.stages.export.architectures import Component, chosen_components
+from winml_dag.stages.export.configuration import did_you_mean
 from winml_dag.stages.export.conversion import Exported, check_fields, export_subject, write_export
 from winml_dag.stages.export.fitting import fitted
 from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model

@@ -1,4 +1,4 @@
-"""The work of the export stage: load, trace, export, check against PyTorch, write."""
+"""The work of the export stage: load, trace, export, compare with PyTorch on seeded random inputs, write."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ from winml_dag.onnxmodel.hierarchy import set_tags
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.onnxmodel.metadata import canonicalise
 from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields
-from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
+from winml_dag.stages.export.architectures import chosen_components
 from winml_dag.stages.export.axes import RUNS, Sizes, check_tensors, output_shape, set_shape, shape_at, sizes_by_run
 from winml_dag.stages.export.component_modules import DecoderModule
-from winml_dag.stages.export.components import chosen_components
 from winml_dag.stages.export.detect import task_named
-from winml_dag.stages.export.exporter import ExportOptions, check_export, export_onnx
+from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, ExportOptions, check_export, export_onnx, exporter_for
 from winml_dag.stages.export.fitting import fitted
 from winml_dag.stages.export.hierarchy import (
     METADATA_FILE,
@@ -51,9 +50,6 @@ from winml_dag.stages.export.makers import ModelInput, model_inputs
 from winml_dag.stages.export.module import module_subject, parent_loader
 from winml_dag.stages.export.outputs import OutputChoice, call_model, choose_outputs
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
-
-# Compares the exported model with the PyTorch model on seeded random inputs.
-
 
 Arrays = Mapping[str, NDArray[np.generic]]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
-from winml_dag.stages.export.components import same_spelling
+from winml_dag.stages.export.architectures import Architecture, architecture
 
 # Suffixes of transformers' class names, with the task that models of such a class are trained for.
 _TASK_BY_HEAD = {
@@ -54,28 +54,6 @@ _TASK_BY_HEAD = {
 # Models for which the same head has another task.
 _SOUND_KEYS = ("conv_dim", "num_mel_bins", "feature_projection_input_dim")
 _OF_SOUND = {"text-classification": "audio-classification"}
-_BY_TYPE = {
-    ("owlvit", "object-detection"): "zero-shot-object-detection",
-    ("owlv2", "object-detection"): "zero-shot-object-detection",
-    ("grounding_dino", "object-detection"): "zero-shot-object-detection",
-    ("omdet_turbo", "object-detection"): "zero-shot-object-detection",
-    ("tapas", "question-answering"): "table-question-answering",
-    ("vilt", "question-answering"): "visual-question-answering",
-    ("blip", "question-answering"): "visual-question-answering",
-}
-
-# ``ForConditionalGeneration`` means that the model outputs text; the input depends on the architecture.
-_GENERATES = {
-    "blip": "image-to-text",
-    "m2m_100": "translation",
-    "mbart": "translation",
-    "pegasus": "summarization",
-    "speech_to_text": "automatic-speech-recognition",
-    "unlimited_ocr": "feature-extraction",  # of its image encoder: the rest cannot be a single graph
-    "whisper": "automatic-speech-recognition",
-}
-_GENERATES_TEXT = ("bart", "blenderbot", "blenderbot_small", "mt5", "mvp", "plbart", "t5", "umt5")
-_TOWERS = ("altclip", "chinese_clip", "clip", "metaclip_2", "siglip", "siglip2")
 
 _BARE_ENDS = ("Model", "ModelWithProjection")
 _IMAGE_KEYS = ("num_channels", "image_size", "patch_size")
@@ -93,22 +71,23 @@ def task_of(config_json: Mapping[str, JsonValue]) -> str | None:
     if isinstance(architectures, str) or not isinstance(architectures, (list, tuple)) or not architectures:
         return None
     name = str(architectures[0])
-    kind = same_spelling(model_type_of(config_json) or "")
+    row = architecture(model_type_of(config_json))
     if name.endswith("ForConditionalGeneration"):
-        return _GENERATES.get(kind) or ("text2text-generation" if kind in _GENERATES_TEXT else None)
+        return row.generates if row else None
     task = next((task for head, task in _TASK_BY_HEAD.items() if name.endswith(head)), None)
     if task is not None:
         heard = _OF_SOUND.get(task) if any(key in config_json for key in _SOUND_KEYS) else None
-        return heard or _BY_TYPE.get((kind, task), task)
+        return heard or (row.tasks.get(task, task) if row else task)
     if name.endswith(_BARE_ENDS):
-        return _features_task(name, kind, config_json)
+        return _features_task(name, row, config_json)
     return None
 
 
-def _features_task(name: str, kind: str, config_json: Mapping[str, JsonValue]) -> str | None:
+def _features_task(name: str, row: Architecture | None, config_json: Mapping[str, JsonValue]) -> str | None:
     if "text_config" in config_json and "vision_config" in config_json and "Text" not in name and "Vision" not in name:
         # Some models with two towers match texts with images; the task of others is unknown.
-        return "zero-shot-image-classification" if kind in _TOWERS else None
+        matches = "zero-shot-image-classification"
+        return matches if row and row.composite and matches in row.composite.tasks else None
     if "Vision" in name or ("Text" not in name and any(key in config_json for key in _IMAGE_KEYS)):
         return "image-feature-extraction"
     return "feature-extraction"
@@ -249,11 +228,12 @@ _TEXT = (BATCH, "sequence_length")
 _CHOICES = (BATCH, "num_choices", "sequence_length")
 _POINTS = (BATCH, "point_batch_size", "nb_points_per_image")
 
+# One number for each token of a text: the tokenizer makes them together, in one shape.
+TOKEN_TENSORS = ("input_ids", "attention_mask", "token_type_ids")
+
 # Axis names by tensor, for every rank that it may have; "" is an axis whose size the tensor itself determines.
 _AXES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "input_ids": (_TEXT, _CHOICES),
-    "attention_mask": (_TEXT, _CHOICES),
-    "token_type_ids": (_TEXT, _CHOICES),
+    **dict.fromkeys(TOKEN_TENSORS, (_TEXT, _CHOICES)),
     "position_ids": (_TEXT,),
     "encoder_hidden_states": ((*_TEXT, ""),),
     "bbox": ((*_TEXT, ""),),

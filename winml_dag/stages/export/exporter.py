@@ -15,11 +15,29 @@ import torch
 from onnx import ModelProto
 from torch import Tensor
 from transformers import masking_utils
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.stages.export.architectures import DYNAMO
+from winml_dag.stages.export.architectures import composite_of
 from winml_dag.stages.export.outputs import OutputChoice, named_tensors
+
+TORCHSCRIPT = "torchscript"
+DYNAMO = "dynamo"
+
+
+def exporter_for(model_type: str) -> str:
+    """The exporter that works best for *model_type*.
+
+    Decoder language models use dynamo: TorchScript's graphs for them are twice as long. TorchScript is better for all
+    others: dynamo builds the padding mask of BERT with a GatherND on booleans, which the QNN execution provider leaves
+    to the CPU, so the compiled model splits into two partitions instead of one.
+    """
+    # Encoders that may also be decoders (BERT) are in both lists; decoders of composite models are in the first.
+    decodes = model_type in CAUSAL and model_type not in MASKED and composite_of(model_type) is None
+    return DYNAMO if decodes else TORCHSCRIPT
+
 
 # Hides weights from the TorchScript exporter, so that they are not in memory twice.
 #
@@ -238,7 +256,7 @@ def _export(
     sizes: contextlib.AbstractContextManager[None],
 ) -> None:
     with warnings.catch_warnings(), sizes, one_text_in_a_row(), weights_aside() as aside:
-        # It is deprecated but works, and is chosen on purpose (see architectures.exporter_for).
+        # It is deprecated but works, and is chosen on purpose (see exporter_for).
         warnings.filterwarnings("ignore", message="You are using the legacy TorchScript", category=DeprecationWarning)
         torch.onnx.export(
             Wrapper(model, options),

@@ -21,15 +21,16 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, dynamic_
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.stages.export import InputTensor, LoaderFields, RandomWeights
-from winml_dag.stages.export.architectures import (
+from winml_dag.stages.export.architectures import same_spelling
+from winml_dag.stages.export.configuration import (
     configuration,
     configuration_class,
     did_you_mean,
     is_known,
+    is_model_class,
+    model_class_of,
 )
-from winml_dag.stages.export.components import same_spelling
-from winml_dag.stages.export.following import follow_tensors
-from winml_dag.stages.export.modelclass import is_model_class, model_class_of
+from winml_dag.stages.export.fitting import follow_tensors
 from winml_dag.stages.export.modelfolder import check_files, read_json
 
 # The user's own Python file that makes a model: ``loader.user_script``.

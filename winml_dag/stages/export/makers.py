@@ -18,18 +18,14 @@ from transformers import PreTrainedConfig
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor
-from winml_dag.stages.export.architectures import did_you_mean
 from winml_dag.stages.export.component_modules import STATES, DecoderModule, cache_shape
-from winml_dag.stages.export.detect import sized
+from winml_dag.stages.export.configuration import did_you_mean
+from winml_dag.stages.export.detect import TOKEN_TENSORS, sized
 from winml_dag.stages.export.modelfolder import read_json
 from winml_dag.stages.export.subject import Subject
 
-# The input tensors of the exported model: those of the recipe, completed by the defaults for the model.
-
 # For a dynamic axis without any known size. Not 1: torch.export treats a size of 0 or 1 as a constant.
-_UNKNOWN_SIZE = 2
-
-_TOKEN_TENSORS = ("input_ids", "attention_mask", "token_type_ids")
+UNKNOWN_SIZE = 2
 
 
 def model_inputs(subject: Subject, fields: ExportFields) -> tuple[ModelInput, ...]:
@@ -88,8 +84,8 @@ def _asked_inputs(
     asked: tuple[InputTensor, ...], usual: Mapping[str, ModelInput], takes: tuple[str, ...]
 ) -> tuple[ModelInput, ...]:
     """The recipe's tensors; fields that it omits are taken from the default input of that name."""
-    # All token tensors have the same shape: if the recipe gives it once, it applies to the others too.
-    text_shape = next((each.shape for each in asked if each.shape and each.name in _TOKEN_TENSORS), None)
+    # A shape that the recipe gives for one token tensor applies to the others too.
+    text_shape = next((each.shape for each in asked if each.shape and each.name in TOKEN_TENSORS), None)
     completed = []
     for tensor in asked:
         if tensor.name not in takes:
@@ -99,14 +95,14 @@ def _asked_inputs(
                 advice=f"It takes: {', '.join(takes)}.",
             )
         known = usual.get(tensor.name)
-        like_others = text_shape if tensor.name in _TOKEN_TENSORS else None
+        like_others = text_shape if tensor.name in TOKEN_TENSORS else None
         shape = tensor.shape or like_others or (known.shape if known else None)
         dtype = tensor.dtype or (known.dtype if known else None)
         if shape is None or dtype is None:
             raise StageError(
                 f"export.input_tensors must give dtype and shape of {tensor.name!r}: there is no default for it."
             )
-        sizes = known.sizes if known and len(known.sizes) == len(shape) else (_UNKNOWN_SIZE,) * len(shape)
+        sizes = known.sizes if known and len(known.sizes) == len(shape) else (UNKNOWN_SIZE,) * len(shape)
         sizes = tuple(size if isinstance(size, int) else usually for size, usually in zip(shape, sizes, strict=True))
         value_range = _plain(tensor.value_range) or (known.value_range if known else None)
         completed.append(ModelInput(tensor.name, dtype, shape, sizes, value_range))

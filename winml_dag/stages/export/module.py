@@ -20,15 +20,12 @@ from torch.nn import Module
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
-from winml_dag.stages.export.architectures import did_you_mean
+from winml_dag.stages.export.configuration import did_you_mean, is_model_class
 from winml_dag.stages.export.loading import LoadedModel
-from winml_dag.stages.export.makers import ModelInput, named_axes
-from winml_dag.stages.export.modelclass import is_model_class
+from winml_dag.stages.export.makers import UNKNOWN_SIZE, ModelInput, named_axes
 from winml_dag.stages.export.outputs import named_tensors
 from winml_dag.stages.export.subject import Subject
 
-# For a dynamic axis without any known size. Not 1: torch.export treats a size of 0 or 1 as a constant.
-_UNKNOWN_SIZE = 2
 _MOST_NAMED = 5
 # How similar two names must be for one to count as a typo of the other.
 _SLIP = 0.85
@@ -113,7 +110,7 @@ def _input(tensor: InputTensor, fields: ExportFields) -> ModelInput:
     if tensor.shape is None:
         raise StageError(f"export.input_tensors must give the shape of {tensor.name!r}, an input of a module.")
     shape = named_axes(tensor.name, tensor.shape, fields.dynamic_axes or {})
-    sizes = tuple(size if isinstance(size, int) else _UNKNOWN_SIZE for size in tensor.shape)
+    sizes = tuple(size if isinstance(size, int) else UNKNOWN_SIZE for size in tensor.shape)
     return ModelInput(tensor.name, tensor.dtype or "float32", shape, sizes, tensor.value_range)
 
 

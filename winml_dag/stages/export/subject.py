@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from winml_dag.stages.export.architectures import Component
 from winml_dag.stages.export.component_modules import component_module
-from winml_dag.stages.export.components import Component
 from winml_dag.stages.export.detect import task_named
-from winml_dag.stages.export.loading import LoadedModel
 
 if TYPE_CHECKING:
+    from winml_dag.stages.export.loading import LoadedModel
     from winml_dag.stages.export.makers import ModelInput
 
 

@@ -15,49 +15,47 @@ import numpy as np
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.stages.samples import IMAGE_COLUMN, TEXT_COLUMNS
 from winml_dag.stages.samples.arrays import fit
-from winml_dag.stages.samples.samples import Array, Feed, Samples
+from winml_dag.stages.samples.samples import Array, Feed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-# Samples from image files, through the model's image processor.
-
-
-def image_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec], processor: Processor) -> Samples:
-    """Return a sample for each image file, in the given order.
+def open_image(value: Any, where: str) -> Image:
+    """Return the image in RGB, rotated by its EXIF orientation; *value*: its file, or its bytes in a row of a table.
 
     Raises:
-        StageError: a file is not an image, or the image processor does not create all inputs.
+        StageError: it cannot be read.
     """
-
-    def make(number: int) -> Feed:
-        name = files[number].relative_to(folder).as_posix()
-        arrays = processor.of_image(open_image(files[number], name))
-        if missing := sorted({spec.name for spec in inputs} - arrays.keys()):
-            raise StageError(
-                f"The image processor does not make the model's input {', '.join(missing)}.",
-                advice="Give arrays for all inputs (.npz).",
-            )
-        return fit(arrays, inputs, f"the image {name}")
-
-    return Samples.one_by_one("images", len(files), make)
-
-
-def open_image(source: Path | bytes, name: str) -> Image:
-    """Return the image in RGB, rotated by its EXIF orientation. Raises StageError if it cannot be read."""
     from PIL import Image, ImageOps
 
+    content = value.get("bytes") if isinstance(value, Mapping) else value  # `datasets` writes a path next to the bytes
+    if not isinstance(content, bytes | Path):
+        raise StageError(
+            f"The data has no image in {where}, but {str(value)[:40]!r}.",
+            advice="Give the images as files: a folder of them.",
+        )
     try:
-        with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with Image.open(BytesIO(content) if isinstance(content, bytes) else content) as image:
             upright = ImageOps.exif_transpose(image)
             return upright.convert("RGB")
     # Not an image, a truncated one, or one that would fill the memory.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise StageError(
-            f"The data {name} is not an image that can be read: {explanation(error)}.", advice="Take it away."
+            f"The data has no image that can be read in {where}: {explanation(error)}.", advice="Take it away."
         ) from error
+
+
+def _array(value: Any, name: str, where: str) -> Array:
+    try:
+        array = np.asarray(float(value) if isinstance(value, str) else value)
+        if array.dtype.hasobject:
+            raise ValueError("its lists are of different lengths")
+    except ValueError as error:
+        raise StageError(f"The data has no array for input {name!r} in {where}: {explanation(error)}.") from error
+    return array
 
 
 # Overlap, in tokens, of the windows of a text that is too long, so that no answer is cut in both.
@@ -96,12 +94,33 @@ class Processor:
     folder: Path | None
     inputs: Sequence[InputSpec]
 
-    def of_text(self, text: str, pair: str | None = None) -> Mapping[str, Array]:
-        """Return *text* as model inputs, padded or cut if the model's length is fixed.
+    def feed(self, values: Mapping[str, Any], where: str) -> Feed:
+        """Return one sample of *values* by role: an input of the model, or a text or an image to convert.
 
         Raises:
-            StageError: there is no tokenizer.
+            StageError: the values do not result in the model's inputs, or there is no processor for them; *where* names
+                the sample in the message.
         """
+        arrays: dict[str, Array] = {}
+        for role, value in values.items():
+            if role == IMAGE_COLUMN:
+                image = open_image(value, where)
+                arrays |= self._wanted(self._image_processor(images=image, return_tensors="np"))
+            elif role not in TEXT_COLUMNS:
+                arrays[role] = _array(value, role, where)
+        if "text" in values:
+            pair = values.get("text_pair")
+            arrays |= self._of_text(str(values["text"]), None if pair is None else str(pair))
+        if missing := sorted({spec.name for spec in self.inputs} - arrays.keys()):
+            raise StageError(
+                f"The processor does not make the model's input {', '.join(missing)}, and {where} of the data does not"
+                " have it.",
+                advice="Give arrays for all inputs (.npz), or a table with a column for each (columns_mapping).",
+            )
+        return fit(arrays, self.inputs, where)
+
+    def _of_text(self, text: str, pair: str | None) -> Mapping[str, Array]:
+        """Return *text* as model inputs, padded or cut if the model's length is fixed."""
         length = self._length
         encoded = self._tokenizer(text, pair, **self._options, truncation=length is not None, max_length=length)
         return self._wanted(encoded)
@@ -169,16 +188,6 @@ class Processor:
     def _wanted(self, encoded: Mapping[str, Any]) -> dict[str, Array]:
         wanted = {spec.name for spec in self.inputs}
         return {name: np.asarray(array) for name, array in encoded.items() if name in wanted}
-
-    def of_image(self, image: Image) -> Mapping[str, Array]:
-        """Return *image* as model inputs: resized, scaled and normalized by the processor.
-
-        Raises:
-            StageError: there is no image processor.
-        """
-        wanted = {spec.name for spec in self.inputs}
-        processed = self._image_processor(images=image, return_tensors="np")
-        return {name: np.asarray(array) for name, array in processed.items() if name in wanted}
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -8,47 +8,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
-from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.quality import RANDOM
 from winml_dag.stages.ranges import Provenance, Ranges
 from winml_dag.stages.samples import IMAGE_COLUMN, SUFFIXES, TABLES, TEXT_COLUMNS, Columns, kind_of
-from winml_dag.stages.samples.arrays import fit, npy_samples, npz_samples
-from winml_dag.stages.samples.processor import Processor, open_image
-from winml_dag.stages.samples.samples import Array, Fed, Feed, Samples, random_samples
-from winml_dag.stages.samples.tables import Row, chosen_rows, read_tables
+from winml_dag.stages.samples.arrays import npy_samples, npz_samples
+from winml_dag.stages.samples.processor import Processor
+from winml_dag.stages.samples.samples import Fed, Feed, Samples, random_samples
+from winml_dag.stages.samples.tables import Row, chosen_rows, read_tables, text_samples
 
 # Samples from table rows: maps columns to inputs, directly or through the model's processor.
 
 _MAP = "Set columns_mapping, such as {{text: {0}}}: the model's inputs, text, text_pair or image -> a column."
 
 
-def dataset_samples(
-    files: Sequence[Path], inputs: Sequence[InputSpec], processor: Processor, mapping: Mapping[str, str]
-) -> Samples:
+def dataset_samples(files: Sequence[Path], processor: Processor, mapping: Mapping[str, str]) -> Samples:
     """Return a sample for each row.
 
     Raises:
         StageError: columns are missing, or do not result in the model's inputs.
     """
     table = read_tables(files)
-    roles = _roles(table.columns, inputs, mapping)
+    roles = _roles(table.columns, processor.inputs, mapping)
     columns = sorted(set(roles.values()))
 
     def read(numbers: Sequence[int]) -> Iterator[Feed]:
         for number, row in chosen_rows(table, numbers, columns):
             values = {role: _value(row, column, number) for role, column in roles.items()}
-            arrays = _arrays(values, processor, number)
-            if missing := sorted({spec.name for spec in inputs} - arrays.keys()):
-                raise StageError(
-                    f"Neither a column nor the model's processor makes its input {', '.join(missing)}.",
-                    advice=_MAP.format(table.columns[0]),
-                )
-            yield fit(arrays, inputs, f"row {number}")
+            yield processor.feed(values, f"row {number}")
 
     return Samples("dataset", range(table.count), read)
 
@@ -85,42 +74,8 @@ def _value(row: Row, column: str, number: int) -> Any:
     return value
 
 
-def _arrays(values: Mapping[str, Any], processor: Processor, number: int) -> Mapping[str, Array]:
-    arrays: dict[str, Array] = {}
-    for role, value in values.items():
-        if role == IMAGE_COLUMN:
-            arrays |= processor.of_image(open_image(_image_bytes(value, number), f"row {number}"))
-        elif role not in TEXT_COLUMNS:
-            arrays[role] = _array(value, role, number)
-    if "text" in values:
-        pair = values.get("text_pair")
-        arrays |= processor.of_text(str(values["text"]), None if pair is None else str(pair))
-    return arrays
-
-
-def _image_bytes(value: Any, number: int) -> bytes:
-    """Return an image's bytes; `datasets` writes them together with a path."""
-    content = value.get("bytes") if isinstance(value, Mapping) else value
-    if not isinstance(content, bytes):
-        raise StageError(
-            f"Row {number} of the data does not hold an image, but {str(value)[:40]!r}.",
-            advice="Give the images as files: a folder of them.",
-        )
-    return content
-
-
-def _array(value: Any, name: str, number: int) -> Array:
-    try:
-        array = np.asarray(float(value) if isinstance(value, str) else value)
-        if array.dtype.hasobject:
-            raise ValueError("its lists are of different lengths")
-    except ValueError as error:
-        raise StageError(f"Row {number} of the data has no array for input {name!r}: {explanation(error)}.") from error
-    return array
-
-
 @dataclass(frozen=True)
-class Given:
+class ValidationSamples:
     """Samples to validate on, and the recipe field that they come from.
 
     ``calibrated``: whether the model has ranges. ``ranges``: where those come from; None if unknown or if it has none.
@@ -172,7 +127,7 @@ def samples_to_validate(
     count: int | None,
     seed: int | None,
     calibrated: bool,
-) -> Given:
+) -> ValidationSamples:
     """Return *count* samples for validation.
 
     They are the first ones of the stage's input ``input_data`` (None: all); without it, those of its input ``data``
@@ -194,7 +149,7 @@ def samples_to_validate(
         assert seed is not None
         samples, source = random_samples(inputs, count, seed, "uniform", purpose="validate"), "validate.seed"
     ranges = Ranges.read(workspace.input_file("ranges", ".json")) if workspace.has("ranges") else None
-    return Given(Fed(samples), source, calibrated, None if ranges is None else ranges.provenance)
+    return ValidationSamples(Fed(samples), source, calibrated, None if ranges is None else ranges.provenance)
 
 
 @contextmanager
@@ -266,13 +221,14 @@ def _samples(
     if kind == "npy":
         return npy_samples(folder, files, inputs)
     if kind == "text":
-        from winml_dag.stages.samples.tables import text_samples
-
-        return text_samples(files, inputs, processor)
+        return text_samples(files, processor)
     if kind == "images":
-        from winml_dag.stages.samples.processor import image_samples
-
-        return image_samples(folder, files, inputs, processor)
+        return Samples.one_by_one(
+            kind,
+            len(files),
+            lambda number: processor.feed(
+                {IMAGE_COLUMN: files[number]}, f"the file {files[number].relative_to(folder).as_posix()}"
+            ),
+        )
     assert kind in TABLES
-
-    return dataset_samples(files, inputs, processor, mapping)
+    return dataset_samples(files, processor, mapping)

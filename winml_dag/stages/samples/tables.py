@@ -17,16 +17,14 @@ from typing import Any, TypeAlias
 
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.samples import kind_of
-from winml_dag.stages.samples.arrays import fit
 from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.samples import Feed, Samples
 
 # Samples from text files: one text a line, through the model's tokenizer.
 
 
-def text_samples(files: Sequence[Path], inputs: Sequence[InputSpec], processor: Processor) -> Samples:
+def text_samples(files: Sequence[Path], processor: Processor) -> Samples:
     """Return a sample for every non-blank line, files in the given order.
 
     Raises:
@@ -40,21 +38,10 @@ def text_samples(files: Sequence[Path], inputs: Sequence[InputSpec], processor: 
             if number is None:
                 return
             if at == number:
-                yield encoded(processor, inputs, text)
+                yield processor.feed({"text": text}, f"the text {text[:40]!r}")
                 number = next(wanted, None)
 
     return Samples("text", range(sum(1 for _ in _texts(files))), read)
-
-
-def encoded(processor: Processor, inputs: Sequence[InputSpec], text: str) -> Feed:
-    """Tokenize *text*. Raises StageError if that does not create all *inputs*."""
-    arrays = processor.of_text(text)
-    if missing := sorted({spec.name for spec in inputs} - arrays.keys()):
-        raise StageError(
-            f"The tokenizer does not make the model's input {', '.join(missing)}.",
-            advice="Give arrays for all inputs (.npz).",
-        )
-    return fit(arrays, inputs, f"the text {text[:40]!r}")
 
 
 def _texts(files: Sequence[Path]) -> Iterator[str]:
