@@ -312,7 +312,9 @@ class NearRecords:
         self._store = store
         self._by_stage: dict[str, tuple[_Candidate, ...]] = {}
 
-    def nearest(self, wanted: KeyInputs, inputs: Inputs, last: Record | None, main: str | None) -> Nearest | None:
+    def nearest(
+        self, wanted: KeyInputs, inputs: Inputs, last: Record | None, main: str | None = None
+    ) -> Nearest | None:
         """The record of the same stage that differs in the fewest key inputs, of those with the same input *main*.
 
         Ties go to the record with more inputs in common, then to the newest. Returns None when no record is nearer than

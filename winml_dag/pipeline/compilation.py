@@ -40,17 +40,17 @@ def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue], tar
     if section is None:
         # Null disables compiling, whatever the session options; a missing section does not.
         section = Compile(enable_ep_context=False) if "compile" in recipe.model_fields_set else Compile()
-    section = Compile.from_dict(settings)
-    said = _said(section)
+    given = Compile.from_dict(settings)
+    said = _said(given)
     written = {name: value for name, value in section.to_dict().items() if option_of(name) not in said}
     kept = {name: value for name, value in section.provider_options.items() if name not in said}
     options = {
         name: str(Path(value).absolute()) if name in target.ep.file_options else value
-        for name, value in section.provider_options.items()
+        for name, value in given.provider_options.items()
     }
     changed = {**written, **settings, "provider_options": {**kept, **options}}
-    if section.qnn_sdk_root is not None:
-        changed["qnn_sdk_root"] = str(Path(section.qnn_sdk_root).absolute())
+    if given.qnn_sdk_root is not None:
+        changed["qnn_sdk_root"] = str(Path(given.qnn_sdk_root).absolute())
     return recipe.model_copy(update={"compile": Compile.from_dict(changed)})
 
 
