@@ -7,6 +7,7 @@ model's metadata, ``winml.io.inputs``, and read from there.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
@@ -269,20 +269,28 @@ def _to_json(spec: TensorSpec) -> JsonObject:
     return value
 
 
-@dataclass(frozen=True)
-class _Stated:
-    """What the metadata has about an input; its type and shape are read from the graph."""
-
-    name: str
-    value_range: tuple[FiniteFloat, FiniteFloat] | None = None
-
-
 def _value_ranges(text: str) -> dict[str, tuple[float, float]]:
+    problem = InputError(f"The model's metadata {INPUTS_KEY} is malformed: {text[:200]!r}.", advice="Export it again.")
     try:
-        stated = TypeAdapter(tuple[_Stated, ...]).validate_json(text, strict=True)
-    except ValidationError:
-        stated = None
-    ranges = {each.name: each.value_range for each in stated or () if each.value_range is not None}
-    if stated is None or any(low > high for low, high in ranges.values()):
-        raise InputError(f"The model's metadata {INPUTS_KEY} is malformed: {text[:200]!r}.", advice="Export it again.")
+        entries = json.loads(text)
+    except ValueError:
+        raise problem from None
+    if not isinstance(entries, list):
+        raise problem
+    ranges = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise problem
+        bounds = entry.get("value_range")
+        if bounds is None:
+            continue
+        if not isinstance(bounds, list) or len(bounds) != 2 or not all(_is_number(bound) for bound in bounds):
+            raise problem
+        if not bounds[0] <= bounds[1]:
+            raise problem
+        ranges[entry["name"]] = (float(bounds[0]), float(bounds[1]))
     return ranges
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))

@@ -6,21 +6,20 @@ that nothing reads, and only some of its versions have it.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
-
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file
 
-_FORMAT: Literal[2] = 2
-# Lowest and highest values by channel.
-_Ends: TypeAlias = tuple[tuple[FiniteFloat, ...], tuple[FiniteFloat, ...]]
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,21 @@ class Ranges:
     bounds: Mapping[str, tuple[float, float]]
     provenance: Provenance
     typical: Mapping[str, float] = field(default_factory=dict)
-    channels: Mapping[str, _Ends] = field(default_factory=dict)
+    channels: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write the canonical text of these ranges."""
-        content = _File(
-            _FORMAT, self.method, self.provenance, dict(self.bounds), dict(self.typical), dict(self.channels)
+        bounds = {name: list(pair) for name, pair in self.bounds.items()}
+        text = canonical_json(
+            {
+                "format": _FORMAT,
+                "method": self.method,
+                "from": asdict(self.provenance),
+                "ranges": bounds,
+                "typical": dict(self.typical),
+                "channels": {name: [list(low), list(high)] for name, (low, high) in self.channels.items()},
+            }
         )
-        text = canonical_json(TypeAdapter(_File).dump_python(content, mode="json", by_alias=True))
         path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
     def renamed(self, names: Mapping[str, str]) -> Ranges:
@@ -93,31 +99,28 @@ class Ranges:
     def read(cls, path: Path) -> Ranges:
         """Read a file. Raises StageError if :meth:`write` did not write it."""
         try:
-            found = TypeAdapter(_File).validate_json(path.read_bytes())
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the file"
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise ValueError(f"format {content['format']}")
+            bounds = {str(name): (float(low), float(high)) for name, (low, high) in content["ranges"].items()}
+            typical = {str(name): float(value) for name, value in content["typical"].items()}
+            channels = {str(name): (_numbers(low), _numbers(high)) for name, (low, high) in content["channels"].items()}
+            if any(len(low) != len(high) for low, high in channels.values()):
+                raise ValueError("a channel with one end")
+            ends = (number for low, high in channels.values() for number in (*low, *high))
+            if not all(map(math.isfinite, (*chain(*bounds.values()), *typical.values(), *ends))):
+                raise ValueError("not finite")
+            came = {**content["from"], "seen": tuple(map(str, content["from"].get("seen", ())))}
+            return cls(str(content["method"]), bounds, Provenance(**came), typical, channels)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StageError(
-                f"{path.name} has no activation ranges as calibrate writes them ({where}: {first['msg']}).",
+                f"{path.name} has no activation ranges as calibrate writes them ({explanation(error)}).",
                 advice="Calibrate the model again.",
             ) from error
-        return cls(found.method, found.ranges, found.provenance, found.typical, found.channels)
 
 
-@dataclass(frozen=True)
-class _File:
-    """The content of the file."""
-
-    format: Literal[2]
-    method: str
-    provenance: Annotated[Provenance, Field(alias="from")]
-    ranges: dict[str, tuple[FiniteFloat, FiniteFloat]]
-    typical: dict[str, FiniteFloat]
-    channels: dict[str, _Ends]
-
-    def __post_init__(self) -> None:
-        if any(len(low) != len(high) for low, high in self.channels.values()):
-            raise ValueError("a channel with one end")
+def _numbers(values: list[float]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
 
 
 def model_digest(folder: Path) -> str:
