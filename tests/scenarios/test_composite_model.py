@@ -134,7 +134,7 @@ def test_a_component_that_fails_spoils_nothing_of_the_other(project: Project) ->
 def test_a_build_killed_in_one_component_goes_on_there(project: Project) -> None:
     before = project.contents()
     project.edit(components__encoder={"quant": {"mode": "fp16"}}, components__decoder__quant__fp16_keep_io_types=False)
-    process = project.start("build", "-c", "recipe.yaml", "-o", "out", "--jobs", "1")
+    process = project.start("build", "-c", "recipe.yaml", "-o", "out", "--jobs", "1", "-v")
     assert process.stdout is not None
     started: list[str] = []
     for line in process.stdout:

@@ -114,7 +114,7 @@ def test_a_harmed_output_is_restored_and_the_user_is_told(project: Project, harm
 def test_killed_during_quantize_the_next_build_goes_on_from_there(project: Project) -> None:
     before = project.contents()
     project.edit(precision="w8a16")
-    process = project.start("build", "-c", "recipe.yaml", "-o", "out")
+    process = project.start("build", "-c", "recipe.yaml", "-o", "out", "-v")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("quantize") and "running" in line:
@@ -133,7 +133,7 @@ def test_killed_during_quantize_the_next_build_goes_on_from_there(project: Proje
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_ends_with_130_and_leaves_nothing(empty_project: Project, number: signal.Signals) -> None:
-    process = empty_project.start("build", "-c", "recipe.yaml", "-o", "out")
+    process = empty_project.start("build", "-c", "recipe.yaml", "-o", "out", "-v")
     assert process.stdout is not None
     assert "running" in process.stdout.readline()
     process.send_signal(number)

@@ -289,9 +289,8 @@ def carry_out(
     part = not (how.rebuild or output.verbose or output.as_json)
     planned = plan_request(request, store, download=True, current_plan=current_plan, part=part)
     refuse(planned.summary)
-    with progress(
-        quiet=output.quiet, to_stderr=output.as_json, stages=len(planned.graph.nodes) + planned.others
-    ) as observer:
+    stages = len(planned.graph.nodes) + planned.others
+    with progress(quiet=output.quiet, to_stderr=output.as_json, stages=stages, starts=output.verbose) as observer:
         result = build(planned, Driver(store, how, observer if output.verbose else WithoutRounds(observer)))
     print_result(result, output, lines)
     return result

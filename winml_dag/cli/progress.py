@@ -34,8 +34,11 @@ _BAR_WIDTH = 12
 
 
 @contextmanager
-def progress(*, quiet: bool, to_stderr: bool, stages: int = 0) -> Iterator[Observer]:
-    """Yield an observer for one run of *stages* stages. *to_stderr* keeps stdout free for a JSON result."""
+def progress(*, quiet: bool, to_stderr: bool, stages: int = 0, starts: bool = False) -> Iterator[Observer]:
+    """Yield an observer for one run of *stages* stages.
+
+    *to_stderr* keeps stdout free for a JSON result. With *starts* a log has a line when a stage starts, too.
+    """
     stream = sys.stderr if to_stderr else sys.stdout
     if quiet:
         yield Silent()
@@ -46,7 +49,7 @@ def progress(*, quiet: bool, to_stderr: bool, stages: int = 0) -> Iterator[Obser
         finally:
             table.stop()
     else:
-        lines = Lines(to_stderr=to_stderr, few=stages <= _FEW)
+        lines = Lines(to_stderr=to_stderr, few=stages <= _FEW, starts=starts)
         try:
             yield lines
         finally:
@@ -128,9 +131,17 @@ class Lines:
     A thread, started with the first stage, writes the progress lines; :meth:`stop` ends it.
     """
 
-    def __init__(self, *, to_stderr: bool, few: bool = True, every_seconds: float = _SECONDS_BETWEEN_LINES) -> None:
+    def __init__(
+        self,
+        *,
+        to_stderr: bool,
+        few: bool = True,
+        starts: bool = False,
+        every_seconds: float = _SECONDS_BETWEEN_LINES,
+    ) -> None:
         self._to_stderr = to_stderr
         self._few = few
+        self._starts = starts
         self._every = every_seconds
         self._running: dict[str, _Watched] = {}
         # Held while a line is written, so that no progress line follows the end of a stage.
@@ -146,7 +157,10 @@ class Lines:
     ) -> None:
         expected = "" if estimate_seconds is None else f", took {estimate_seconds:.1f} s last time"
         with self._lock:
-            self._running[node.id] = _Watched(progress, expected, time.monotonic() + self._every)
+            watched = _Watched(progress, expected, time.monotonic() + self._every, is_announced=self._starts)
+            self._running[node.id] = watched
+            if self._starts:
+                self._say(f"{node.id:<12} running{expected}")
         self._ticker.start()
 
     def finished(self, result: StageResult) -> None:

@@ -55,7 +55,7 @@ def command(
         how = ReproduceOptions(runs, jobs or os.cpu_count() or 1, stage_timeout)
         planned, store = planned_build(options)
         # Progress goes to stderr: stdout has only the result.
-        with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
+        with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes), starts=True) as observer:
             found = reproduce(planned, store, stages, how, observer=observer)
     if format_ == "json":
         print_object(_json(found))

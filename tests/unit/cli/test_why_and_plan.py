@@ -194,9 +194,7 @@ def test_data_that_is_new_or_gone_is_said_to_be(built: Project) -> None:
     assert "input data is new" in built.why("calibrate")
 
 
-def test_a_package_is_named_with_both_versions(
-    built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_is_named_with_both_versions(built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = keys.installed_distributions()["onnxruntime"]
     installed = tmp_path / "packages" / "onnxruntime-99.1.dist-info"
     installed.mkdir(parents=True)
