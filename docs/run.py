@@ -32,7 +32,7 @@ NOT_RUN = "# Not run: "
 # What sets up the environment that the commands run in; .ci/run runs the README's.
 _SETUP = re.compile(r"make |(\S*python\S* -m )?pip install |\. \.venv/bin/activate")
 # Lines that only a slow machine prints, and marks that depend on latencies.
-_SLOW = re.compile(r"\S+ +running, \d+/\d+ |building [1-9]\d* of \d+ cells")
+_SLOW = re.compile(r"\S+ +running\b|building [1-9]\d* of \d+ cells")
 _LATENCY_MARKS = re.compile(r"^[*~] +")
 _MARK = "\x1e"
 _SECONDS = 600
