@@ -24,7 +24,7 @@ APT_GET := DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o Acquire::Ret
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-skipped test-openvino test-fast faults browser servers lint types layers docs docs-run docs-site check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
+.PHONY: quickstart ep-openvino op-support test test-skipped test-fast faults browser servers lint types layers docs docs-run docs-site check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -47,10 +47,6 @@ test: $(VENV)/with-tests
 # The tests that make test skipped, after something they need was installed. Without arguments, pytest would run all.
 test-skipped: $(VENV)/with-tests
 	test ! -s $(SKIPPED_TESTS) || $(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) @$(SKIPPED_TESTS)
-
-# What make test skips until the environments of OpenVINO are there.
-test-openvino: $(VENV)/with-tests ep-openvino
-	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) tests/scenarios/test_openvino.py tests/scenarios/test_perf_command.py tests/unit/cli/test_sys.py
 
 test-fast: $(VENV)/with-tests
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal -m "not slow"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,9 +81,9 @@ def test_right_after_a_build_the_next_one_reads_no_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
     Path("a.txt").write_text("a")
-    Path("r.yaml").write_text(
-        "stages: {copy: {command: [cp, '{inputs.a}', '{outputs.b}'], inputs: {a: a.txt}, outputs: {b: b.txt}}}"
-    )
+    copy = [sys.executable, "-c", "import sys, shutil; shutil.copy(*sys.argv[1:])", "{inputs.a}", "{outputs.b}"]
+    stage = {"command": copy, "inputs": {"a": "a.txt"}, "outputs": {"b": "b.txt"}}
+    Path("r.yaml").write_text(json.dumps({"stages": {"copy": stage}}))
     assert run(["build", "-c", "r.yaml"]) == 0
     if settled_ns(device):
         pytest.skip("this file system does not give each change a time of its own")
