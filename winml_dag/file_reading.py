@@ -262,7 +262,7 @@ def settled_ns(device: int) -> int:
     clock = _clocks.get(device)
     if clock is None:
         return SETTLED_NS
-    return SETTLED_NS // clock if clock else min(SETTLED_NS, 0)
+    return SETTLED_NS // clock if clock else 0
 
 
 def has_settled(path: Path, at_ns: int) -> bool:

@@ -71,12 +71,6 @@ class ProcessGroup:
             os.close(output)
         self.pid = self._child.pid
 
-    def send(self, text: str) -> None:
-        """Write *text* to the child's standard input, which stays open."""
-        assert self._child.stdin is not None
-        self._child.stdin.write(text.encode())
-        self._child.stdin.flush()
-
     def wait(self, timeout_seconds: float) -> int:
         """Wait for the child to end, at most *timeout_seconds*; then :meth:`reap`."""
         try:
