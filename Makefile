@@ -24,7 +24,7 @@ APT_GET := DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o Acquire::Ret
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-skipped test-fast faults browser servers lint types layers docs docs-run docs-site check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
+.PHONY: quickstart ep-openvino op-support test test-skipped test-fast faults browser servers lint types layers docs docs-run docs-site check cache-fixtures bench bench-quick bench-sweep bench-ci bench-scale corpus clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -106,7 +106,11 @@ check: lint types layers docs docs-run test
 cache-fixtures: $(VENV)/with-tests
 	$(BIN)/python tests/make_cache_fixtures.py
 
-# About half an hour on a quiet machine; the other tools live in an environment of their own.
+# The ratios that a change worsens first: two minutes. Marks those that got worse than in docs/benchmarks.md.
+bench-quick: $(VENV)/with-tests
+	$(BIN)/python tests/benchmarks/quick_bench.py
+
+# A quarter of an hour on a quiet machine; the other tools live in an environment of their own.
 bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
 	$(PIP) --no-deps rapidocr
 	$(BIN)/python tests/benchmarks/bench.py --tools-folder $(BENCH_BIN)

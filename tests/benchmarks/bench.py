@@ -13,78 +13,37 @@ import json
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import ci_bench
+import quick_bench
 import sweep_bench
 from page import kept_section, with_section
 from tables import (
     bytes_table,
     compile_table,
-    export_memory_table,
     five_table,
     levels_table,
     machine_table,
+    memory_table,
     miss_table,
     peers_table,
     precisions_table,
     shared_table,
-    start_table,
 )
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
-_BESIDE = Path(sys.executable).parent
 # With a thousand chains a single build with these takes five minutes to half an hour.
 _FAST = "winml-dag,make,ninja,doit"
-_SLOW = "winml-dag,snakemake,dvc"
-
-
-def seconds_of(command: list[str], runs: int, environment: dict[str, str] | None = None) -> float:
-    """Return the median of *runs* complete processes."""
-    found = []
-    for _ in range(runs):
-        began = time.perf_counter()
-        subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
-
-
-def start(folder: Path, runs: int) -> dict[str, float]:
-    """Measure starting Python, printing the help, and an up-to-date build of one model."""
-    model = folder / "model.onnx"
-    subprocess.run([sys.executable, "-c", _ONE_MODEL, str(model)], check=True)
-    environment = {**os.environ, "WINML_DAG_CACHE_DIR": str(folder / "cache")}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    program = str(_BESIDE / "winml-dag")
-    build = [program, "build", "--onnx", str(model), "-o", str(folder / "out"), "--precision", "w8a8", "--ep", "cpu"]
-    for _ in range(2):
-        subprocess.run([*build, "-q"], env=environment, stdout=subprocess.DEVNULL, check=True)
-    # The second build read files again that were too young. From here on one stat per file is enough.
-    found = {
-        "python": seconds_of([sys.executable, "-c", "pass"], runs, environment),
-        "help": seconds_of([program, "--help"], runs, environment),
-        "up_to_date": seconds_of(build, runs, environment),
-    }
-    return {name: round(seconds, 4) for name, seconds in found.items()}
-
-
-_ONE_MODEL = """
-import sys, numpy, onnx
-from onnx import TensorProto, helper, numpy_helper
-weights = numpy_helper.from_array(numpy.ones((512, 512), numpy.float32), "w")
-value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 512])
-graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [value("x")], [value("y")], [weights])
-onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), sys.argv[1])
-"""
+_SLOW = "winml-dag,snakemake"
+_SLOWEST = "winml-dag,dvc"
 
 
 def run_program(name: str, *arguments: str) -> Any:
@@ -106,18 +65,17 @@ def measure(folder: Path, tools_folder: str, *, quick: bool) -> dict[str, Any]:
     runs = 3 if quick else 9
     # The comparison with other tools comes first: peers_bench explains how removing many files slows down what follows.
     return {
-        "start": start(folder, runs * 3),
+        "quick": quick_bench.section(quick_bench.measure(folder / "quick")),
         "peers": peers(folder, tools_folder, 50 if quick else 1000, _FAST, runs),
         "slow_peers": peers(folder, tools_folder, 10 if quick else 100, _SLOW, 3),
+        "slowest_peers": peers(folder, tools_folder, 10, _SLOWEST, 3),
         "large": peers(folder, tools_folder, 100 if quick else 10000, "winml-dag", 5),
         "bytes": run_program("bytes_bench.py", "--size-mib", "64" if quick else "2048", "--folder", str(folder)),
         "miss": run_program(
             "miss_bench.py", "--folder", str(folder), "--runs", "1" if quick else "3", "--size",
             "small" if quick else "full",
         ),
-        "export_memory": run_program(
-            "export_memory.py", "--folder", str(folder), *(["--quick"] if quick else [])
-        ),
+        "memory": run_program("memory_bench.py", "--folder", str(folder), *(["--quick"] if quick else [])),
         "precisions": run_program("precisions_bench.py", "--folder", str(folder), *(["--quick"] if quick else [])),
         "compile": run_program("compile_bench.py", "--folder", str(folder), *(["--quick"] if quick else [])),
     }  # fmt: skip
@@ -149,13 +107,14 @@ def page(found: dict[str, Any], where: dict[str, str]) -> str:
     """Return the text of the page with its tables."""
     return _PAGE.format(
         day=date.today().isoformat(),
-        start=start_table(found["start"]),
+        quick=found["quick"],
         peers=peers_table(found["peers"]),
         slow_peers=peers_table(found["slow_peers"]),
+        slowest_peers=peers_table(found["slowest_peers"]),
         large=peers_table(found["large"]),
         bytes=bytes_table(found["bytes"]),
         miss=miss_table(found["miss"]),
-        export_memory=export_memory_table(found["export_memory"]),
+        memory=memory_table(found["memory"]),
         precisions="\n\n".join(
             f"{_MODELS[name]}\n\n{precisions_table(one['precisions'])}" for name, one in found["precisions"].items()
         ),
@@ -179,13 +138,7 @@ _PAGE = """# Benchmarks
 Written by `make bench` on {day}. Every figure is the median of several whole processes, in seconds unless stated
 otherwise. Compare ratios, which were measured within the same minutes, rather than absolute times.
 
-## Nothing to do
-
-One model of 1 MB, w8a8, everything up to date. Most of the time is Python's start and imports.
-
-{start}
-
-## Chains of small stages
+{quick}## Chains of small stages
 
 Every chain has four stages, and every stage copies 4 KiB and appends a line: `sh -c "(cat in; echo stage1) > out"`.
 "full" is a build from scratch with two jobs, "null" a build with nothing to do, "edit" a build after one input changed,
@@ -196,6 +149,10 @@ so that four stages run. 1000 chains, 4000 stages:
 100 chains, 400 stages, for tools that would take up to half an hour for more:
 
 {slow_peers}
+
+10 chains, 40 stages, for dvc, which takes seconds for each stage:
+
+{slowest_peers}
 
 10000 chains, 40000 stages:
 
@@ -217,16 +174,12 @@ that calls the same functions with the same settings in as many processes, on pl
 
 {miss}
 
-## Memory of an export
+## Memory
 
-A BERT with 270.7 million parameters, 1.01 GiB in safetensors, exported for 128 tokens. The peak is resident memory
-of the stage's process, including pages of the mapped checkpoint, which the system can reclaim; "of no file" excludes
-them, "imports alone" is PyTorch and transformers before anything is loaded.
+A BERT with 270.7 million parameters, 1.01 GiB in safetensors, for 128 tokens, in w8a8 on the CPU. The peak is resident
+memory of the stage's process, including imports and pages of mapped files, which the system can reclaim.
 
-{export_memory}
-
-With the weights passed to TorchScript's exporter, the same export had a peak of 4686 MiB, 2489 of them of no file. Now
-the weights are added to the file afterwards.
+{memory}
 
 ## Precisions
 
@@ -269,9 +222,10 @@ all-MiniLM-L6-v2 for 64 and for 128 tokens:
 make bench
 ```
 
-It installs the other tools into their own environment (`.venv-bench`), takes about half an hour, and writes this page,
-except for the sections that `make bench-sweep`, `make bench-ci` and `make corpus` write. The programs are in
-`tests/benchmarks/` and `tests/corpus/`.
+It installs the other tools into their own environment (`.venv-bench`), takes about a quarter of an hour, and writes
+this page, except for the sections that `make bench-sweep`, `make bench-ci` and `make corpus` write. The programs are in
+`tests/benchmarks/` and `tests/corpus/`. `make bench-quick` measures the first table alone, in two minutes, and marks
+each ratio that is more than 15 % above the one on this page.
 """
 
 

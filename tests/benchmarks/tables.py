@@ -14,16 +14,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
 
-def start_table(found: Mapping[str, float]) -> str:
-    python = found["python"]
-    rows = [
-        ("`python -c pass`", python, 1),
-        ("`winml-dag --help`", found["help"], _ratio(found["help"], python)),
-        ("`winml-dag build`, one model, up to date", found["up_to_date"], _ratio(found["up_to_date"], python)),
-    ]
-    return table(["command", "seconds", "times Python's start"], rows)
-
-
 def peers_table(found: Mapping[str, Any]) -> str:
     """Format *found* by tool. Ratios are relative to winml-dag: 2 means twice as long as winml-dag."""
     head = ["tool", "full", "null (min-max)", "edit (min-max)", "full, ratio", "null, ratio", "edit, ratio"]
@@ -72,20 +62,12 @@ def miss_table(found: Mapping[str, Any]) -> str:
     return table(["what", "seconds, run by run"], rows)
 
 
-def export_memory_table(found: Mapping[str, Any]) -> str:
-    head = ["exporter", "peak, MiB", "... to the weights", "of no file, MiB", "imports alone, MiB", "seconds"]
+def memory_table(found: Mapping[str, Any]) -> str:
     rows = [
-        (
-            exporter,
-            round(one["peak"] / 2**20),
-            _ratio(one["peak"], found["weights"]),
-            round(one["anonymous"] / 2**20),
-            round(one["imports"] / 2**20),
-            one["seconds"],
-        )
-        for exporter, one in found["exporters"].items()
+        (stage, round(one["peak"] / 2**20), _ratio(one["peak"], found["weights"]), round(one["seconds"], 1))
+        for stage, one in found["stages"].items()
     ]
-    return table(head, rows)
+    return table(["stage", "peak, MiB", "... to the weights", "seconds"], rows)
 
 
 def machine_table(named: Mapping[str, str]) -> str:
