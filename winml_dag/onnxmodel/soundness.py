@@ -13,7 +13,7 @@ from pathlib import Path
 
 from winml_dag.onnxmodel.facts import QDQ, bit_width, byte_size, dtype_name, struct_letter
 from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, constants_of
-from winml_dag.onnxmodel.wire import File
+from winml_dag.onnxmodel.graphfile import File
 
 # Conversions between integers that QNN loses: those at additions of zero.
 #
@@ -29,7 +29,7 @@ def lost_conversions(path: Path, nodes: Sequence[Node], constants: Mapping[str, 
     makers = {name: node for node in nodes for name in node.outputs}
     quantizers = {name: node for node in nodes if node.op_type == "QuantizeLinear" for name in node.inputs[:1]}
     with path.open("rb") as handle:
-        file = File(handle, handle.seek(0, 2))
+        file = File(handle)
 
         def read(name: str) -> bytes | None:
             tensor = constants.get(name)
@@ -150,7 +150,7 @@ def _bad_scales(path: Path, nodes: Sequence[Node], constants: Mapping[str, Tenso
     names = {node.inputs[1] for node in nodes if node.op_type in QDQ and len(node.inputs) > 1}
     scales = [constants[name] for name in sorted(names) if name in constants]
     with path.open("rb") as handle:
-        file = File(handle, handle.seek(0, 2))
+        file = File(handle)
         bad = [tensor.name for tensor in scales if any(not _is_scale(value) for value in _values(file, tensor))]
     if bad:
         yield f"A scale that is zero, negative or no number makes nonsense of what it scales: {_few(bad)}."
