@@ -173,7 +173,7 @@ def export_stage(components: Iterable[str]) -> Stage:
     """The declaration of a node that exports these components; name, version and toolchain are as for one model."""
     return replace(
         EXPORT,
-        work="winml_dag.stages.export.composite:run",
+        work="winml_dag.stages.export.conversion:run_components",
         config="winml_dag.stages.export:ComponentsConfig",
         outputs={f"{name}_{slot}": kind for name in components for slot, kind in EXPORT.outputs.items()},
     )

@@ -21,6 +21,8 @@ AUDIO_ENCODER = "audio encoder"
 DECODER = "decoder"
 TEXT_TOWER = "text tower"
 IMAGE_TOWER = "image tower"
+# What an encoder computes for its decoder.
+STATES = "encoder_hidden_states"
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,13 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
-from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
 from winml_dag.stages.export import MODEL_SOURCE, SCRIPT_SOURCE, CaptureConfig
 from winml_dag.stages.export.architectures import chosen_components
-from winml_dag.stages.export.axes import shape_at, sizes_by_run
+from winml_dag.stages.export.comparison import random_feed, sizes_by_run, tensors_of
+from winml_dag.stages.export.inputs import model_inputs
 from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
-from winml_dag.stages.export.makers import model_inputs
 from winml_dag.stages.export.module import assembled, named_outputs
-from winml_dag.stages.export.outputs import call_model
-from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
+from winml_dag.stages.export.subject import Subject, call_model, component_subject, whole_subject
 
 _MOST_NAMED = 8
 
@@ -111,10 +109,7 @@ def _subjects(loaded: LoadedModel, config: CaptureConfig, folder: Path | None) -
 def _usual(subject: Subject, config: CaptureConfig) -> dict[str, Tensor]:
     """Random inputs with masks of ones: what a module makes of a partial mask does not hold for other inputs."""
     inputs = model_inputs(subject, config.export)
-    sizes = sizes_by_run(inputs)[0]
-    specs = [InputSpec(each.name, each.dtype, shape_at(each.shape, sizes), each.value_range) for each in inputs]
-    feed = next(random_feeds(specs, 0, 1))
-    tensors = {name: torch.from_numpy(array) for name, array in feed.items()}
+    tensors = tensors_of(random_feed(inputs, sizes_by_run(inputs)[0], 0))
     return {name: torch.ones_like(tensor) if name.endswith("mask") else tensor for name, tensor in tensors.items()}
 
 

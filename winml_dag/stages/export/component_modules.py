@@ -21,12 +21,11 @@ from winml_dag.stages.export.architectures import (
     DECODER,
     IMAGE_ENCODER,
     IMAGE_TOWER,
+    STATES,
     TEXT_ENCODER,
     TEXT_TOWER,
     Component,
 )
-
-STATES = "encoder_hidden_states"
 
 
 class ComponentModule(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker

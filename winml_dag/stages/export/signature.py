@@ -17,12 +17,10 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.stages.export import MODEL, SignatureConfig
-from winml_dag.stages.export.composite import own_fields
-from winml_dag.stages.export.conversion import chosen_subject
+from winml_dag.stages.export.conversion import own_fields
+from winml_dag.stages.export.inputs import ModelInput, model_inputs
 from winml_dag.stages.export.loading import model_without_weights
-from winml_dag.stages.export.makers import ModelInput, model_inputs
-from winml_dag.stages.export.outputs import call_model, choose_outputs
-from winml_dag.stages.export.subject import Subject
+from winml_dag.stages.export.subject import Subject, call_model, choose_outputs, chosen_subject
 
 
 class _EveryCheckHolds(TorchFunctionMode):  # type: ignore[misc]
@@ -52,7 +50,7 @@ def run(config: SignatureConfig, workspace: Workspace) -> JsonObject:
     folder = Path(named) if (named := workspace.machine_facts.get(MODEL)) else None
     loaded = model_without_weights(config.loader, folder, config.export.input_tensors)
     subject = chosen_subject(loaded, config.loader, folder)
-    fields = config.export if config.component is None else own_fields(config.component, subject.takes)
+    fields = config.export if config.component is None else own_fields(config.component, subject)
     with _without_values():  # the length of an encoder's states is known only after running it
         inputs = model_inputs(subject, fields)
     outputs: list[JsonValue] = []
@@ -66,7 +64,7 @@ def _outputs(subject: Subject, inputs: tuple[ModelInput, ...], asked: tuple[str,
     example = {each.name: torch.empty(each.sizes, dtype=getattr(torch, each.dtype), device="meta") for each in inputs}
     with _without_values():
         produced = tuple(call_model(subject.module, {**example, **subject.constants}))
-    return [choice.name for choice in choose_outputs(produced, asked, subject.outputs or produced)]
+    return list(choose_outputs(produced, asked, subject.outputs or produced))
 
 
 def _tensor(each: ModelInput) -> JsonObject:
