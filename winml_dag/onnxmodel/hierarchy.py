@@ -72,16 +72,12 @@ def _innermost(tags: set[str]) -> str:
 
 
 def _set_tag(node: NodeProto, tag: str) -> None:
-    kept = [(entry.key, entry.value) for entry in node.metadata_props if entry.key not in (TAG_KEY, DEPTH_KEY)]
-    del node.metadata_props[:]
-    for key, value in sorted([*kept, *_entries(tag)]):
-        node.metadata_props.add(key=key, value=value)
-
-
-def _entries(tag: str) -> Iterator[tuple[str, str]]:
+    entries = [(entry.key, entry.value) for entry in node.metadata_props if entry.key not in (TAG_KEY, DEPTH_KEY)]
     if tag:
-        yield TAG_KEY, tag
-        yield DEPTH_KEY, str(tag.strip("/").count("/") + 1)
+        entries += [(TAG_KEY, tag), (DEPTH_KEY, str(tag.strip("/").count("/") + 1))]
+    del node.metadata_props[:]
+    for key, value in sorted(entries):
+        node.metadata_props.add(key=key, value=value)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def canonicalise(model: ModelProto) -> None:
 def _clean(element: Any) -> None:
     """Clean *element* and all in it that may have a description."""
     fields = element.DESCRIPTOR.fields_by_name
-    own = [(entry.key, entry.value) for entry in getattr(element, "metadata_props", ()) if _is_kept(element, entry.key)]
+    entries = element.metadata_props if isinstance(element, ModelProto | NodeProto) else ()
+    own = [(entry.key, entry.value) for entry in entries if entry.key.startswith(_OWN_PREFIX)]
     for name in ("doc_string", "metadata_props"):
         if name in fields:
             element.ClearField(name)
@@ -83,7 +84,3 @@ def _clean(element: Any) -> None:
         if field.message_type is not None and field.message_type.name in _DESCRIBED:
             for inner in value if field.is_repeated else (value,):
                 _clean(inner)
-
-
-def _is_kept(element: object, key: str) -> bool:
-    return isinstance(element, ModelProto | NodeProto) and key.startswith(_OWN_PREFIX)

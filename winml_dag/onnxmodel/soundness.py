@@ -73,7 +73,7 @@ def _bytes(file: File, tensor: Tensor) -> bytes | None:
             return b"".join(number.to_bytes(size // count, "little", signed=number < 0) for number in tensor.integers)
     if tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
         return None
-    return bytes(file.read(*tensor.values_at))
+    return file.read(*tensor.values_at)
 
 
 _LARGEST_PROTOBUF = 2**31 - 1
@@ -163,10 +163,8 @@ def _is_scale(value: float) -> bool:
 def _values(file: File, tensor: Tensor) -> tuple[float, ...]:
     """Return the numbers of a small tensor; none if they are in another file or of another type."""
     letter = struct_letter(tensor.data_type)
-    size = byte_size(tensor.data_type, tensor.dims)
-    if letter not in ("f", "e", "d") or tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
-        return ()
-    return struct.unpack(f"<{size // struct.calcsize(letter)}{letter}", file.read(*tensor.values_at))
+    data = _bytes(file, tensor) if letter in ("f", "e", "d") else None
+    return () if data is None else struct.unpack(f"<{len(data) // struct.calcsize(letter)}{letter}", data)
 
 
 def _few(names: Sequence[str]) -> str:

@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 from onnx import ValueInfoProto, helper
 from torch import Tensor
 from torch.nn import Module
 
+from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
-from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.compare import compare
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
 from winml_dag.stages.export.inputs import ModelInput, Shape, named_axes
 from winml_dag.stages.export.subject import call_model
+from winml_dag.stages.running import run_model
 
 Arrays = Mapping[str, NDArray[np.generic]]
 Sizes = Mapping[str, int]
@@ -140,11 +140,8 @@ def onnx_outputs(path: Path, feeds: Sequence[Arrays], names: Sequence[str]) -> t
     Raises:
         StageError: the model cannot be loaded or run.
     """
-    try:
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        return tuple(dict(zip(names, session.run(list(names), dict(feed)), strict=True)) for feed in feeds)
-    except Exception as error:  # ONNX Runtime's errors share no base class of their own
-        raise StageError(f"The exported model does not run: {explanation(error)}.") from error
+    session = open_session(path, "the exported model", optimized=True)
+    return tuple(dict(zip(names, run_model(session, names, feed), strict=True)) for feed in feeds)
 
 
 def agreement(expected: Sequence[Arrays], found: Sequence[Arrays]) -> tuple[float, float]:
