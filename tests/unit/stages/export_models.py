@@ -101,10 +101,10 @@ def _folder_until_exit() -> Path:
 
 def signature(loader: LoaderFields, fields: ExportFields | None = None, folder: Path | None = None) -> Any:
     """Return the tensors of an export without exporting: ``input_tensors`` and ``output_tensors``, as in a recipe."""
-    from winml_dag.stages.export.signature import run
+    from winml_dag.stages.export.questions import run_signature
 
     facts = {} if folder is None else {MODEL: str(folder)}
-    return run(SignatureConfig(loader, fields or ExportFields()), Workspace({}, {}, machine_facts=facts))
+    return run_signature(SignatureConfig(loader, fields or ExportFields()), Workspace({}, {}, machine_facts=facts))
 
 
 def names(tensors: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -19,9 +19,9 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.pipeline.frozen_recipe import module_recipes
 from winml_dag.stages.export import CaptureConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
-from winml_dag.stages.export.captured import run
 from winml_dag.stages.export.loading import load_pytorch_model
 from winml_dag.stages.export.module import module_path
+from winml_dag.stages.export.questions import run_capture
 
 HIDDEN = ExportFields(input_tensors=(InputTensor("hidden_states", shape=(1, 5, 32)),))
 BERT = random_model("bert", "text-classification")
@@ -56,7 +56,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def captured(loader: LoaderFields, module_class: str) -> Any:
-    return run(CaptureConfig(loader, ExportFields(), module_class), Workspace({}, {}))
+    return run_capture(CaptureConfig(loader, ExportFields(), module_class), Workspace({}, {}))
 
 
 def fields_of(module: Mapping[str, Any]) -> ExportFields:

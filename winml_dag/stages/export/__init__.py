@@ -31,7 +31,7 @@ class CaptureConfig:
 CAPTURE = Stage(
     name="capture",
     version=1,
-    work="winml_dag.stages.export.captured:run",
+    work="winml_dag.stages.export.questions:run_capture",
     config="winml_dag.stages.export:CaptureConfig",
     inputs={},
     outputs={},
@@ -58,7 +58,7 @@ class SignatureConfig:
 SIGNATURE = Stage(
     name="signature",
     version=1,
-    work="winml_dag.stages.export.signature:run",
+    work="winml_dag.stages.export.questions:run_signature",
     config="winml_dag.stages.export:SignatureConfig",
     inputs={},
     outputs={},
