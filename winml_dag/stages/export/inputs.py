@@ -221,10 +221,6 @@ def _input_ids(subject: Subject, name: str, batch: int) -> ModelInput | None:
     return _text_input(subject, name, batch, words) if words else None
 
 
-def _attention_mask(subject: Subject, name: str, batch: int) -> ModelInput:
-    return _text_input(subject, name, batch, 2)
-
-
 def _token_type_ids(subject: Subject, name: str, batch: int) -> ModelInput | None:
     kinds = _setting(subject.config, "type_vocab_sizes")
     if kinds:  # TAPAS has several kinds of type for each token
@@ -301,10 +297,6 @@ def _input_points(subject: Subject, name: str, batch: int) -> ModelInput:
     return _made(name, "float32", (batch, 1, 1, 2), (0, min(height, width)))
 
 
-def _input_labels(_: Subject, name: str, batch: int) -> ModelInput:
-    return _made(name, "int32", (batch, 1, 1), (0, 2))
-
-
 def _states(subject: Subject, name: str, batch: int) -> ModelInput:
     shape = _states_shape(subject.module, subject.folder)
     return _made(name, "float32", (batch, *shape), (0, 1))
@@ -332,14 +324,6 @@ def _source_mask(subject: Subject, name: str, batch: int) -> ModelInput:
 def _next_token(subject: Subject, name: str, batch: int) -> ModelInput:
     words = _setting(subject.config, "decoder_vocab_size", "vocab_size")
     return _made(name, "int32", (batch, 1), (0, words))
-
-
-def _cache_mask(subject: Subject, name: str, batch: int) -> ModelInput:
-    return _made(name, "int32", (batch, _tokens(subject)), (0, 2))
-
-
-def _cache_position(subject: Subject, name: str, _: int) -> ModelInput:
-    return _made(name, "int32", (1,), (0, _tokens(subject)))
 
 
 def _past(subject: Subject, name: str, batch: int) -> ModelInput:
@@ -370,7 +354,7 @@ _IMAGE = ("num_channels", "height", "width")
 _INPUTS = (
     Input("input_ids", _TOKENS, _input_ids),
     Input("bbox", ((*_TEXT, ""),), _bbox),
-    Input("attention_mask", _TOKENS, _attention_mask),
+    Input("attention_mask", _TOKENS, lambda subject, name, batch: _text_input(subject, name, batch, 2)),
     Input("token_type_ids", _TOKENS, _token_type_ids),
     Input("position_ids", (_TEXT,)),
     Input("pixel_values", ((BATCH, *_IMAGE), (BATCH, "num_frames", *_IMAGE)), _pixel_values),
@@ -383,7 +367,7 @@ _INPUTS = (
     ),
     Input("input_features", ((BATCH, "feature_size", "nb_max_frames"),), _input_features),
     Input("input_points", ((*_POINTS, ""),), _input_points),
-    Input("input_labels", (_POINTS,), _input_labels),
+    Input("input_labels", (_POINTS,), lambda _, name, batch: _made(name, "int32", (batch, 1, 1), (0, 2))),
     Input("decoder_input_ids", (), _decoder_input_ids),
 )
 # Those of a decoder with a cache, without the cache.
@@ -391,7 +375,11 @@ _DECODER_INPUTS = (
     Input("decoder_input_ids", (), _next_token),
     Input(STATES, ((*_TEXT, ""),), _states),
     Input("attention_mask", _TOKENS, _source_mask),
-    Input("decoder_attention_mask", (), _cache_mask),
-    Input("cache_position", (), _cache_position),
+    Input(
+        "decoder_attention_mask",
+        (),
+        lambda subject, name, batch: _made(name, "int32", (batch, _tokens(subject)), (0, 2)),
+    ),
+    Input("cache_position", (), lambda subject, name, _: _made(name, "int32", (1,), (0, _tokens(subject)))),
 )
 _AXES = {row.name: row.axes for row in (*_DECODER_INPUTS, *_INPUTS)}
