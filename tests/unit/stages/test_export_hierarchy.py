@@ -9,7 +9,7 @@ import pytest
 from export_models import Exported, exported_once, random_model
 from optimize_samples import optimize
 
-from winml_dag.onnxmodel.hierarchy import tag_of
+from winml_dag.onnxmodel.metadata import tag_of
 from winml_dag.stages.export import ExportFields
 
 

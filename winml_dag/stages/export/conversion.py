@@ -20,9 +20,8 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
-from winml_dag.onnxmodel.hierarchy import set_tags
 from winml_dag.onnxmodel.inspect import TensorSpec
-from winml_dag.onnxmodel.metadata import canonicalise
+from winml_dag.onnxmodel.metadata import canonicalise, set_tags
 from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportConfig, ExportFields
 from winml_dag.stages.export.architectures import chosen_components
 from winml_dag.stages.export.comparison import (
