@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.support.case import Case, Outcome
+from winml_dag.ep.support import Case, Outcome
 from winml_dag.ep.support.table import About, rows_of, table_bytes
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model

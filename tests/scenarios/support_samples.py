@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.ep.support.case import Case, Outcome
+from winml_dag.ep.support import Case, Outcome
 from winml_dag.ep.support.table import About, rows_of, table_bytes
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
@@ -12,7 +12,6 @@ from winml_dag.cli.inspect import plain
 from winml_dag.errors import InputError
 from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.hierarchy import Module, alike, module_tree
 from winml_dag.pipeline.assess.builtmodel import model_file
 from winml_dag.pipeline.layout import EXPORTED, HIERARCHY, MODEL, OPTIMIZED, QUANTIZED
 
@@ -22,13 +21,41 @@ _MOST_OPERATORS = 4
 _IN_A_FOLDER = (MODEL, QUANTIZED, OPTIMIZED, EXPORTED)
 
 
+@dataclass
+class Module:
+    """A module of the PyTorch model, limited to what nodes come from.
+
+    Attributes:
+        name: of its class, numbered if it is in a list: ``BertLayer.0``.
+        operators: how many nodes of each operator belong to it directly, not to a module inside.
+        children: by name, in the order of their first nodes.
+    """
+
+    name: str
+    operators: Counter[str] = field(default_factory=Counter)
+    children: dict[str, Module] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes come from it and from all modules inside."""
+        return sum(self.operators.values()) + sum(child.nodes for child in self.children.values())
+
+    def is_like(self, other: Module) -> bool:
+        """Return whether both are in the same list and have the same contents."""
+        return (
+            _kind(self.name) == _kind(other.name) != self.name
+            and self.operators == other.operators
+            and self.children == other.children
+        )
+
+
 @dataclass(frozen=True)
 class Tagged:
     """The nodes of ``path`` as a tree of modules. ``nodes`` is the total, including nodes of no known module."""
 
     path: Path
     nodes: int
-    modules: tuple[Module, ...]
+    modules: Collection[Module]
 
     @property
     def tagged(self) -> int:
@@ -86,17 +113,17 @@ def _json(module: Module) -> JsonObject:
         "name": module.name,
         "nodes": module.nodes,
         "operators": dict(module.operators),
-        "children": [_json(child) for child in module.children],
+        "children": [_json(child) for child in module.children.values()],
     }
 
 
-def _rows(modules: Sequence[Module], indent: str) -> Iterator[tuple[str, str, str]]:
+def _rows(modules: Iterable[Module], indent: str) -> Iterator[tuple[str, str, str]]:
     """Yield name, number of nodes, and the operators outside submodules."""
-    for run in alike(modules):
+    for run in _alike(modules):
         first, last = run[0], run[-1]
         times = "" if len(run) == 1 else f" to {last.name.rpartition('.')[2]}, {len(run)} alike, each"
         yield f"{indent}{first.name}{times}", str(first.nodes), _operators(first.operators)
-        yield from _rows(first.children, indent + _INDENT)
+        yield from _rows(first.children.values(), indent + _INDENT)
 
 
 def _operators(counts: Mapping[str, int]) -> str:
@@ -110,7 +137,7 @@ def _operators(counts: Mapping[str, int]) -> str:
 
 def _of_model(path: Path) -> Tagged:
     nodes = read_model(path).graph.nodes
-    return Tagged(path, len(nodes), module_tree((node.op_type, node.tag) for node in nodes if node.tag))
+    return Tagged(path, len(nodes), _module_tree((node.op_type, node.tag) for node in nodes if node.tag))
 
 
 def _of_metadata(path: Path) -> Tagged:
@@ -126,5 +153,32 @@ def _of_metadata(path: Path) -> Tagged:
     if not isinstance(tags, Mapping) or not isinstance(statistics, Mapping):
         raise InputError(f"{path} is no {HIERARCHY}: it has no nodes.", advice="Give the file that an export made.")
     count = statistics.get("onnx_nodes")
-    tree = module_tree(("", tag) for tag in tags.values() if isinstance(tag, str))
+    tree = _module_tree(("", tag) for tag in tags.values() if isinstance(tag, str))
     return Tagged(path, count if isinstance(count, int) else len(tags), tree)
+
+
+def _module_tree(tagged: Iterable[tuple[str, str]]) -> Collection[Module]:
+    """Return the outermost modules; *tagged* has operator and tag of every tagged node, in graph order."""
+    root = Module("")
+    for operator, tag in tagged:
+        module = root
+        for name in tag.strip("/").split("/"):
+            module = module.children.setdefault(name, Module(name))
+        module.operators[operator] += 1
+    return root.children.values()
+
+
+def _alike(modules: Iterable[Module]) -> Iterator[list[Module]]:
+    """Group *modules* into runs that differ only in their number: all layers of a stack at once."""
+    run: list[Module] = []
+    for module in modules:
+        if run and not run[0].is_like(module):
+            yield run
+            run = []
+        run.append(module)
+    if run:
+        yield run
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[0] or name

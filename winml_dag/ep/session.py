@@ -40,15 +40,17 @@ def register(ep: ExecutionProvider) -> None:
     Raises:
         StageError: *ep* is not installed, or its library does not load.
     """
-    if ep.name in _registered or _kernels(ep) in _built_in():
-        return
     import onnxruntime
+
+    if ep.name in _registered or _kernels(ep) in onnxruntime.get_available_providers():
+        return
 
     package = package_of(ep, None)
     if package is None or package.is_runtime:
         raise StageError(f"{ep.name} is not part of the installed onnxruntime.", advice=ep.how_to_get)
     try:
-        library = ready_library(ep.name) if package.catalog else _module(package.plugin).get_library_path()
+        plugin: Any = None if package.catalog else importlib.import_module(package.plugin)
+        library = ready_library(ep.name) if plugin is None else plugin.get_library_path()
         onnxruntime.register_execution_provider_library(ep.name, str(library))
     except StageError:
         raise
@@ -58,12 +60,6 @@ def register(ep: ExecutionProvider) -> None:
             advice="It is installed; its hardware or its driver may be missing: run this on a machine that has them.",
         ) from error
     _registered.add(ep.name)
-
-
-def _built_in() -> list[str]:
-    import onnxruntime
-
-    return list(onnxruntime.get_available_providers())
 
 
 def _kernels(ep: ExecutionProvider) -> str:
@@ -200,10 +196,6 @@ def assigned_nodes(session: onnxruntime.InferenceSession) -> dict[str, dict[str,
     for subgraph in session.get_provider_graph_assignment_info():
         counts.setdefault(subgraph.ep_name, Counter()).update(node.op_type for node in subgraph.get_nodes())
     return {name: dict(sorted(counts[name].items())) for name in sorted(counts)}
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 def _device(target: Target) -> onnxruntime.OrtEpDevice:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RA
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+    from onnxruntime import InferenceSession
 
 INPUTS_KEY = "winml.io.inputs"
 OUTPUTS_KEY = "winml.io.outputs"
@@ -42,25 +43,6 @@ class InputSpec(TensorSpec):
     value_range: tuple[float, float] | None = None
 
 
-class _Argument(Protocol):
-    name: str
-    type: str
-    shape: Sequence[int | str | None]
-
-
-class _Metadata(Protocol):
-    custom_metadata_map: Mapping[str, str]
-
-
-@runtime_checkable
-class Session(Protocol):
-    """The part of ``onnxruntime.InferenceSession`` that is used here."""
-
-    def get_inputs(self) -> Sequence[_Argument]: ...
-
-    def get_modelmeta(self) -> _Metadata: ...
-
-
 def write_io_specs(model: ModelProto, inputs: Sequence[InputSpec], outputs: Sequence[TensorSpec]) -> None:
     """Write the specs of inputs and outputs to the model's metadata, replacing existing ones."""
     texts = {
@@ -73,28 +55,28 @@ def write_io_specs(model: ModelProto, inputs: Sequence[InputSpec], outputs: Sequ
         model.metadata_props.add(key=key, value=value)
 
 
-def model_inputs(source: Path | Session) -> tuple[InputSpec, ...]:
+def model_inputs(source: Path | InferenceSession) -> tuple[InputSpec, ...]:
     """Return the inputs of a model file or of an ONNX Runtime session, with the value ranges in its metadata.
 
     Raises:
         InputError: the file cannot be read, or its metadata is malformed.
     """
-    if isinstance(source, Session):
-        specs = [
+    if isinstance(source, Path):
+        summary = inspect_model(source)
+        specs, metadata = summary.inputs, summary.metadata
+    else:
+        specs = tuple(
             TensorSpec(
                 argument.name,
                 _from_ort(argument.type),
                 tuple(UNKNOWN_DIMENSION if dim is None else dim for dim in argument.shape),
             )
             for argument in source.get_inputs()
-        ]
-        metadata: Mapping[str, str] = source.get_modelmeta().custom_metadata_map
-    else:
-        summary = inspect_model(source)
-        specs, metadata = list(summary.inputs), summary.metadata
+        )
+        metadata = source.get_modelmeta().custom_metadata_map
     ranges = _value_ranges(metadata.get(INPUTS_KEY, "[]"))
     found = tuple(InputSpec(spec.name, spec.dtype, spec.shape, ranges.get(spec.name)) for spec in specs)
-    if isinstance(source, Session):
+    if not isinstance(source, Path):
         return found
     unknown = [spec.name for spec in found if spec.value_range is None and spec.dtype.lstrip("u").startswith("int")]
     bounds = index_bounds(source, unknown) if unknown else {}
@@ -114,7 +96,7 @@ def _within(spec: InputSpec, bounds: Bounds) -> InputSpec:
     return replace(spec, value_range=(float(low), float(high + 1)))
 
 
-def inputs_of_both(reference: Path | Session, candidate: Path | Session) -> tuple[InputSpec, ...]:
+def inputs_of_both(reference: Path | InferenceSession, candidate: Path | InferenceSession) -> tuple[InputSpec, ...]:
     """Return the inputs of *reference* with its open sizes taken from *candidate*, so that both can be run on them.
 
     Types are those of the reference: float16 would degrade its inputs. Raises InputError as :func:`model_inputs`.
@@ -270,27 +252,28 @@ def _to_json(spec: TensorSpec) -> JsonObject:
 
 
 def _value_ranges(text: str) -> dict[str, tuple[float, float]]:
-    problem = InputError(f"The model's metadata {INPUTS_KEY} is malformed: {text[:200]!r}.", advice="Export it again.")
+    ranges = {}
     try:
         entries = json.loads(text)
-    except ValueError:
-        raise problem from None
-    if not isinstance(entries, list):
-        raise problem
-    ranges = {}
-    for entry in entries:
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise problem
-        bounds = entry.get("value_range")
-        if bounds is None:
-            continue
-        if not isinstance(bounds, list) or len(bounds) != 2 or not all(_is_number(bound) for bound in bounds):
-            raise problem
-        if not bounds[0] <= bounds[1]:
-            raise problem
-        ranges[entry["name"]] = (float(bounds[0]), float(bounds[1]))
+        if not isinstance(entries, list):
+            raise ValueError
+        for entry in entries:
+            name, bounds = entry["name"], entry.get("value_range")
+            if not isinstance(name, str):
+                raise ValueError
+            if bounds is not None:
+                low, high = map(_number, bounds)
+                if low > high:
+                    raise ValueError
+                ranges[name] = (low, high)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        raise InputError(
+            f"The model's metadata {INPUTS_KEY} is malformed: {text[:200]!r}.", advice="Export it again."
+        ) from None
     return ranges
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError
+    return float(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,7 +45,7 @@ def save_model(model: ModelProto, path: Path) -> None:
     """
     _embed_constants(model, path)
     data = path.with_name(path.name + ".data")
-    if _weight_size(model) < EXTERNAL_DATA_THRESHOLD:
+    if sum(map(_size, chain(_initializers(model), _other_tensors(model)))) < EXTERNAL_DATA_THRESHOLD:
         content = _serialise(_embedded(model, path), path)
         data.unlink(missing_ok=True)  # of a previous, larger model with this name
     else:
@@ -75,7 +76,7 @@ def load_model(path: Path, *, weights: bool = True) -> ModelProto:
             advice="Export it again, with its weights in a file beside it.",
         ) from error
     use_short_domain(model)
-    for tensor in (*_initializers(model), *_other_tensors(model)):
+    for tensor in chain(_initializers(model), _other_tensors(model)):
         if _is_external(tensor):
             _set_folder(tensor, path.parent.absolute())
     for tensor in _initializers(model):
@@ -147,10 +148,6 @@ def _attribute_tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
     yield from attribute.tensors
     for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
         yield from (sparse.values, sparse.indices)
-
-
-def _weight_size(model: ModelProto) -> int:
-    return sum(_size(tensor) for group in (_initializers(model), _other_tensors(model)) for tensor in group)
 
 
 def _size(tensor: TensorProto) -> int:

@@ -2,15 +2,26 @@
 
 Only the built-in export adds noise (torch records source paths), so only export calls :func:`canonicalise`. Everything
 else belongs to the user and is copied from stage to stage with :func:`carry_metadata`.
+
+A node also has a tag, the PyTorch module that it computes a part of: a path of classes,
+``/BertModel/BertEncoder/BertLayer.0``. onnxruntime's optimizer drops the metadata of nodes, so :func:`carry_tags` tags
+its result.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from winml_dag.onnxmodel.graph import TAG_KEY
+
+DEPTH_KEY = "winml.hierarchy.depth"  # how many classes a tag has
 
 _OWN_PREFIX = "winml."
 # Messages that have descriptions, or contain such messages.
@@ -71,7 +82,8 @@ def canonicalise(model: ModelProto) -> None:
 def _clean(element: Any) -> None:
     """Clean *element* and all in it that may have a description."""
     fields = element.DESCRIPTOR.fields_by_name
-    own = [(entry.key, entry.value) for entry in getattr(element, "metadata_props", ()) if _is_kept(element, entry.key)]
+    entries = element.metadata_props if isinstance(element, ModelProto | NodeProto) else ()
+    own = [(entry.key, entry.value) for entry in entries if entry.key.startswith(_OWN_PREFIX)]
     for name in ("doc_string", "metadata_props"):
         if name in fields:
             element.ClearField(name)
@@ -85,5 +97,61 @@ def _clean(element: Any) -> None:
                 _clean(inner)
 
 
-def _is_kept(element: object, key: str) -> bool:
-    return isinstance(element, ModelProto | NodeProto) and key.startswith(_OWN_PREFIX)
+def set_tags(model: ModelProto, tags: Mapping[str, str]) -> None:
+    """Set the tags of nodes in the outermost graph by node name; nodes without one in *tags* get none."""
+    for node in model.graph.node:
+        _set_tag(node, tags.get(node.name, ""))
+
+
+def carry_tags(before: ModelProto, after: ModelProto) -> int:
+    """Tag the nodes of *after*, which was made from *before*; return how many of its nodes are tagged.
+
+    A node that computes a tensor of *before* has the tag of the node that computed it there: a fused node that of the
+    last one which it replaces. A node with a new tensor has the tag of the module whose weights it reads. Otherwise it
+    gets the innermost module that contains all its readers.
+    """
+    computed = {name: tag for node in before.graph.node if (tag := tag_of(node)) for name in node.output if name}
+    owners = _owners(before)
+    readers: defaultdict[str, set[str]] = defaultdict(set)
+    count = 0
+    for node in reversed(after.graph.node):
+        known = [computed[name] for name in node.output if name in computed]
+        known += [owners[name] for name in node.input if name in owners]
+        tag = known[0] if known else _innermost({reader for name in node.output for reader in readers[name]})
+        _set_tag(node, tag)
+        if tag:
+            count += 1
+            for name in node.input:
+                readers[name].add(tag)
+    return count
+
+
+def _owners(model: ModelProto) -> dict[str, str]:
+    """Return the tags of constants, by name, that only the nodes of one module read."""
+    found = defaultdict(set)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        for name in constants.intersection(node.input):
+            found[name].add(tag_of(node))
+    return {name: tag for name, (tag, *others) in found.items() if tag and not others}
+
+
+def tag_of(node: NodeProto) -> str:
+    """Return the tag of *node*; empty if it has none."""
+    return next((entry.value for entry in node.metadata_props if entry.key == TAG_KEY), "")
+
+
+def _innermost(tags: set[str]) -> str:
+    """Return the common path prefix of all *tags*, in whole components; empty for none."""
+    paths = [tag.split("/") for tag in tags]
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
+    return "/".join(level[0] for level in levels)
+
+
+def _set_tag(node: NodeProto, tag: str) -> None:
+    entries = [(entry.key, entry.value) for entry in node.metadata_props if entry.key not in (TAG_KEY, DEPTH_KEY)]
+    if tag:
+        entries += [(TAG_KEY, tag), (DEPTH_KEY, str(tag.strip("/").count("/") + 1))]
+    del node.metadata_props[:]
+    for key, value in sorted(entries):
+        node.metadata_props.add(key=key, value=value)

@@ -111,8 +111,7 @@ def precision_of(model: Model) -> FoundPrecision:
     nodes = all_nodes(model)
     constants = constants_of(model, nodes)
     op_types = {node.op_type for node in nodes}
-    counts = _Counts()
-    counts.add_all(model, nodes, constants)
+    counts = _Counts(model, nodes, constants)
     weights, others, activations = map(_most_first, (counts.weights, counts.others, counts.activations))
     floats = _float_types(model, nodes, constants)
     scheme = _scheme(op_types, activations)
@@ -153,62 +152,49 @@ def _name(scheme: str, weight: str, activation: str, real: str) -> str:
 class _Counts:
     """Integers of a model by type: elements of weights and other constants, and the number of activations."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Model, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> None:
         self.weights: Counter[str] = Counter()
         self.others: Counter[str] = Counter()
         self.activations: Counter[str] = Counter()
-
-    def add_all(self, model: Model, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> None:
-        inputs = {value.name: dtype_name(value.data_type) for value in model.graph.inputs}
-        quantized = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.outputs}
-        multiplied = {name for node in nodes if node.op_type in _MATRIX_OPS for name in node.inputs[:2]}
+        self._constants = constants
+        self._multiplied = {name for node in nodes if node.op_type in _MATRIX_OPS for name in node.inputs[:2]}
+        dequantizing = [node for node in nodes if node.op_type == "DequantizeLinear"]
         # For a constant that is quantized at run time, the dequantized output is multiplied.
-        multiplied |= {
-            _input(node, 0) for node in nodes if node.op_type == "DequantizeLinear" and _output(node) in multiplied
-        }
+        self._multiplied |= {_input(node, 0) for node in dequantizing if _output(node) in self._multiplied}
         for node in nodes:
             if node.op_type == "QuantizeLinear":
-                self._add_quantize(node, constants, multiplied)
+                self._add_quantize(node)
             elif node.op_type in _BLOCKS:
-                self._add_blocks(node, constants)
+                self._add_blocks(node)
             else:
                 for index in {**_DYNAMIC, **_OPERATORS}.get(node.op_type, ()):
                     if (weight := constants.get(_input(node, index))) is not None:
                         self.weights[dtype_name(weight.data_type)] += prod(weight.dims)
-        for node in {_input(node, 0): node for node in nodes if node.op_type == "DequantizeLinear"}.values():
-            self._add_dequantize(node, constants, multiplied, inputs, quantized)
+        inputs = {value.name: dtype_name(value.data_type) for value in model.graph.inputs}
+        quantized = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.outputs}
+        for first, node in {_input(node, 0): node for node in dequantizing}.items():
+            if (source := constants.get(first)) is not None:
+                if (name := dtype_name(source.data_type)) != _BIAS:
+                    self._add(first, name, source)
+            elif first not in quantized:  # its source is outside: a model input, or a compiled partition
+                self.activations[inputs.get(first) or _zero_point_type(node, constants)] += 1
 
-    def _add_quantize(self, node: Node, constants: Mapping[str, Tensor], multiplied: set[str]) -> None:
-        source = constants.get(_input(node, 0))
-        name = _zero_point_type(node, constants)
+    def _add(self, value: str, dtype: str, source: Tensor) -> None:
+        (self.weights if value in self._multiplied else self.others)[dtype] += prod(source.dims)
+
+    def _add_quantize(self, node: Node) -> None:
+        source, name = self._constants.get(_input(node, 0)), _zero_point_type(node, self._constants)
         if source is None:
             self.activations[name] += 1
         else:
-            (self.weights if _output(node) in multiplied else self.others)[name] += prod(source.dims)
+            self._add(_output(node), name, source)
 
-    def _add_dequantize(
-        self,
-        node: Node,
-        constants: Mapping[str, Tensor],
-        multiplied: set[str],
-        inputs: Mapping[str, str],
-        quantized: set[str],
-    ) -> None:
-        first = _input(node, 0)
-        source = constants.get(first)
-        if source is not None:
-            name = dtype_name(source.data_type)
-            if name != _BIAS:
-                (self.weights if first in multiplied else self.others)[name] += prod(source.dims)
-        elif first not in quantized:  # its source is outside: a model input, or a compiled partition
-            self.activations[inputs.get(first) or _zero_point_type(node, constants)] += 1
-
-    def _add_blocks(self, node: Node, constants: Mapping[str, Tensor]) -> None:
+    def _add_blocks(self, node: Node) -> None:
         if node.op_type == "MatMulNBits":
             self.weights[f"uint{integer_of(node, 'bits') or 4}"] += max(
                 0, integer_of(node, "K") * integer_of(node, "N")
             )
-        elif (source := constants.get(_input(node, 0))) is not None:
+        elif (source := self._constants.get(_input(node, 0))) is not None:
             stored = bit_width(dtype_name(source.data_type))
             bits = max(0, integer_of(node, "bits")) or stored or 8
             self.others[f"uint{bits}"] += prod(source.dims) * stored // bits

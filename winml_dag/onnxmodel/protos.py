@@ -83,14 +83,18 @@ def _names(graph: GraphProto) -> Iterator[str]:
 def rename_values(graph: GraphProto, names: Mapping[str, str]) -> None:
     """Rename values of *graph* and its subgraphs in place, wherever they are computed, read or described."""
     for inner in graphs_of(graph):
-        for group in (inner.input, inner.initializer, inner.value_info, inner.output):
-            for element in group:
-                if element.name in names:
-                    element.name = names[element.name]
-        for node in inner.node:
-            for values in (node.input, node.output):
-                if not names.keys().isdisjoint(values):
-                    values[:] = [names.get(name, name) for name in values]
+        _rename(inner, names)
+
+
+def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+    sparse = (element.values for element in graph.sparse_initializer)
+    for element in (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *sparse):
+        if element.name in names:
+            element.name = names[element.name]
+    for node in graph.node:
+        for values in (node.input, node.output):
+            if not names.keys().isdisjoint(values):
+                values[:] = [names.get(name, name) for name in values]
 
 
 def distinct_names(model: ModelProto) -> None:
@@ -110,14 +114,8 @@ def _distinguish(graph: GraphProto, around: Mapping[str, str], used: set[str], n
         if name in used:
             renamed[name] = naming.new(name)
     used.update(own)
-    for group in (graph.input, graph.output, graph.value_info, graph.initializer):
-        for element in group:
-            element.name = renamed.get(element.name, element.name)
-    for sparse in graph.sparse_initializer:
-        sparse.values.name = renamed.get(sparse.values.name, sparse.values.name)
+    _rename(graph, renamed)
     for node in graph.node:
-        for names in (node.input, node.output):
-            names[:] = [renamed.get(name, name) for name in names]
         for attribute in node.attribute:
             for inner in subgraphs(attribute):
                 _distinguish(inner, renamed, used, naming)

@@ -1,4 +1,4 @@
-"""The files that a model refers to: its external data and the binaries of its EPContext nodes.
+"""The files that a model refers to, and their names: its external data and the binaries of its EPContext nodes.
 
 The names come from an untrusted file, so a name that leaves the model's folder is refused before anything is opened.
 """
@@ -6,11 +6,14 @@ The names come from an untrusted file, so a name that leaves the model's folder 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag.errors import InputError
 from winml_dag.names import is_safe_part
+from winml_dag.onnxmodel.graphfile import BYTES, File, MalformedError, fields, read_attribute
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.inspect import ModelSummary
@@ -84,3 +87,102 @@ def _found(path: Path, pattern: re.Pattern[bytes]) -> set[bytes]:
             found.update(match[0] for match in pattern.finditer(text) if match.start() < whole)
             rest = text[-_LONGEST_NAME:]
     return found
+
+
+# The messages in which a name may be, by kind of message and number of the field.
+_INSIDE: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+    "entry": {},  # of a tensor's external data: key and value
+    "binary": {},  # the attribute of an EPContext node with the name of its file
+}
+
+# New bytes, or start and end of those of the source.
+_Piece: TypeAlias = bytes | tuple[int, int]
+
+
+def write_renamed(source: Path, destination: Path, names: Mapping[str, str]) -> None:
+    """Write the model *source* to *destination* with references to each file of *names* under its new name.
+
+    A compiled model and its binary refer to each other only by name, so a renamed pair needs this. No other byte
+    changes: onnx would rewrite all fields, and read all weights.
+
+    Raises:
+        InputError: *source* is not an ONNX model, or refers to a file by an unsafe name.
+    """
+    try:
+        with source.open("rb") as handle:
+            file = File(handle)
+            pieces = _Renaming(file, source, names).content("model", 0, file.size)
+            with destination.open("wb") as output:
+                for piece in pieces or [(0, file.size)]:
+                    if isinstance(piece, bytes):
+                        output.write(piece)
+                        continue
+                    for position in range(*piece, _CHUNK):
+                        output.write(file.read(position, min(position + _CHUNK, piece[1])))
+    except (MalformedError, UnicodeDecodeError, IndexError) as error:
+        raise InputError(f"{source} is not an ONNX model, or is cut short or damaged.") from error
+
+
+@dataclass(frozen=True)
+class _Renaming:
+    file: File
+    model: Path
+    names: Mapping[str, str]
+
+    def content(self, kind: str, start: int, end: int) -> list[_Piece]:
+        """Return the pieces of a message of *kind*; none if nothing in it changes."""
+        pieces: list[_Piece] = []
+        copied = start
+        for first, last, new in self._changes(kind, start, end):
+            length = _varint(last - first)
+            # A length with more bytes than necessary, which no tool writes, would start at an unknown position.
+            if self.file.read(first - len(length), first) != length:
+                raise MalformedError
+            pieces += [(copied, first - len(length)), _varint(sum(map(_size, new))), *new]
+            copied = last
+        return [*pieces, (copied, end)] if pieces else []
+
+    def _changes(self, kind: str, start: int, end: int) -> Iterator[tuple[int, int, list[_Piece]]]:
+        """Yield start and end of the content of each field that changes, and the pieces of the new content."""
+        found = [(tag >> 3, first, last) for tag, first, last in fields(self.file, start, end) if tag & 7 == BYTES]
+        is_location = kind == "entry" and any(n == 1 and self.file.text(*at) == "location" for n, *at in found)
+        is_context = kind == "node" and self._has_binary_beside(found)
+        for number, first, last in found:
+            inside = _INSIDE[kind].get(number)
+            new: list[_Piece] = []
+            if (kind == "binary" and number == 4 and last > first) or (is_location and number == 2):
+                name = self.names.get(sidecar_name(self.model, self.file.text(first, last)))
+                new = [] if name is None else [name.encode()]
+            elif is_context and number == 5 and read_attribute(self.file, first, last).name == "ep_cache_context":
+                new = self.content("binary", first, last)
+            elif inside is not None:
+                new = self.content(inside, first, last)
+            if new:
+                yield first, last, new
+
+    def _has_binary_beside(self, found: Sequence[tuple[int, int, int]]) -> bool:
+        """Whether the fields *found* are those of an EPContext node whose binary is in a file."""
+        if not any(number == 4 and self.file.text(first, last) == "EPContext" for number, first, last in found):
+            return False
+        attributes = [read_attribute(self.file, first, last) for number, first, last in found if number == 5]
+        return any(attribute.name == "embed_mode" and attribute.integer == 0 for attribute in attributes)
+
+
+def _size(piece: _Piece) -> int:
+    return len(piece) if isinstance(piece, bytes) else piece[1] - piece[0]
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

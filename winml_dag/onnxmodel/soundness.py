@@ -13,7 +13,7 @@ from pathlib import Path
 
 from winml_dag.onnxmodel.facts import QDQ, bit_width, byte_size, dtype_name, struct_letter
 from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, constants_of
-from winml_dag.onnxmodel.wire import File
+from winml_dag.onnxmodel.graphfile import File
 
 # Conversions between integers that QNN loses: those at additions of zero.
 #
@@ -29,7 +29,7 @@ def lost_conversions(path: Path, nodes: Sequence[Node], constants: Mapping[str, 
     makers = {name: node for node in nodes for name in node.outputs}
     quantizers = {name: node for node in nodes if node.op_type == "QuantizeLinear" for name in node.inputs[:1]}
     with path.open("rb") as handle:
-        file = File(handle, handle.seek(0, 2))
+        file = File(handle)
 
         def read(name: str) -> bytes | None:
             tensor = constants.get(name)
@@ -73,7 +73,7 @@ def _bytes(file: File, tensor: Tensor) -> bytes | None:
             return b"".join(number.to_bytes(size // count, "little", signed=number < 0) for number in tensor.integers)
     if tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
         return None
-    return bytes(file.read(*tensor.values_at))
+    return file.read(*tensor.values_at)
 
 
 _LARGEST_PROTOBUF = 2**31 - 1
@@ -150,7 +150,7 @@ def _bad_scales(path: Path, nodes: Sequence[Node], constants: Mapping[str, Tenso
     names = {node.inputs[1] for node in nodes if node.op_type in QDQ and len(node.inputs) > 1}
     scales = [constants[name] for name in sorted(names) if name in constants]
     with path.open("rb") as handle:
-        file = File(handle, handle.seek(0, 2))
+        file = File(handle)
         bad = [tensor.name for tensor in scales if any(not _is_scale(value) for value in _values(file, tensor))]
     if bad:
         yield f"A scale that is zero, negative or no number makes nonsense of what it scales: {_few(bad)}."
@@ -163,10 +163,8 @@ def _is_scale(value: float) -> bool:
 def _values(file: File, tensor: Tensor) -> tuple[float, ...]:
     """Return the numbers of a small tensor; none if they are in another file or of another type."""
     letter = struct_letter(tensor.data_type)
-    size = byte_size(tensor.data_type, tensor.dims)
-    if letter not in ("f", "e", "d") or tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
-        return ()
-    return struct.unpack(f"<{size // struct.calcsize(letter)}{letter}", file.read(*tensor.values_at))
+    data = _bytes(file, tensor) if letter in ("f", "e", "d") else None
+    return () if data is None else struct.unpack(f"<{len(data) // struct.calcsize(letter)}{letter}", data)
 
 
 def _few(names: Sequence[str]) -> str:

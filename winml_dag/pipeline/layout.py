@@ -266,7 +266,7 @@ def _in_the_folder(named: _Named, store: Store) -> tuple[list[FileEntry], dict[s
 def _rewritten(model: FileEntry, names: Mapping[str, str], store: Store) -> tuple[FileEntry, bytes]:
     """Return *model* under its new name, with references to other files replaced by their new *names*."""
     # Imported here: only a composite model needs it.
-    from winml_dag.onnxmodel.renamed import write_renamed
+    from winml_dag.onnxmodel.sidecar import write_renamed
 
     others = {name: known for name, known in names.items() if name != model.name}
     with tempfile.TemporaryDirectory(prefix="winml-dag-") as folder:

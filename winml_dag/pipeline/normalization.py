@@ -20,7 +20,7 @@ from winml_dag.pipeline.variant import ResolveContext
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.schema import Export, InputTensor, Recipe
 from winml_dag.stages import artifact_types
-from winml_dag.stages.export.detect import BATCH
+from winml_dag.stages.export.inputs import BATCH
 from winml_dag.stages.normalize import FIRST_OPSET, GivenInput, GivenInputs, NormalizeConfig
 
 # Example sizes in advice: for a picture's side, and for anything else.

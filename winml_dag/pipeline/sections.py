@@ -20,7 +20,7 @@ from winml_dag.recipe.schema import Export, Quant, Recipe, Validate
 from winml_dag.stages import artifact_types
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
-from winml_dag.stages.export.detect import BATCH, sized
+from winml_dag.stages.export.inputs import BATCH, sized
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget, select
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
 from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig

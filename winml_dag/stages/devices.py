@@ -111,8 +111,7 @@ def _tried(ep: ExecutionProvider) -> Iterator[tuple[str, str]]:
 
 def sdk_version(ep: ExecutionProvider) -> str:
     """Return the version of the hardware vendor's SDK in the package; empty if it cannot be determined."""
-    from winml_dag.ep.availability import package_of
-    from winml_dag.ep.fingerprint import libraries_of
+    from winml_dag.ep.availability import libraries_of, package_of
 
     package = package_of(ep, None)
     if package is not None and package.plugin:

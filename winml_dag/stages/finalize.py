@@ -123,7 +123,7 @@ def write_final(source: Path, summary: ModelSummary, destination: Path, names: M
     its provider may check that.
     """
     if names:
-        from winml_dag.onnxmodel.renamed import write_renamed
+        from winml_dag.onnxmodel.sidecar import write_renamed
 
         write_renamed(source, destination, names)
     else:

@@ -25,8 +25,7 @@ from winml_dag.ep.availability import require_installed
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated
 from winml_dag.ep.session import session_for, session_options
-from winml_dag.ep.support import table_name
-from winml_dag.ep.support.case import Case, Outcome
+from winml_dag.ep.support import Case, Outcome, table_name
 from winml_dag.ep.support.table import About, rows_of, table_bytes
 from winml_dag.errors import WinmlDagError
 from winml_dag.onnxmodel.dataflow import Dataflow

@@ -12,7 +12,7 @@ from onnx import helper
 
 from winml_dag.cli.inspect import command
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.hierarchy import set_tags
+from winml_dag.onnxmodel.metadata import set_tags
 
 LAYERS = 3
 

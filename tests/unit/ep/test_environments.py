@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
-from winml_dag.ep.availability import environment_of, installed, package_of, require_installed
+from winml_dag.ep.availability import environment_of, installed, libraries_of, package_of, require_installed
 from winml_dag.ep.environments import Environment
-from winml_dag.ep.fingerprint import libraries_of
 from winml_dag.ep.providers.cuda import CUDA
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import QNN, Target

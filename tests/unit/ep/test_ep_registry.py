@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.ep import provider
-from winml_dag.ep.availability import installed, require_installed, resolve_target
-from winml_dag.ep.fingerprint import Libraries, libraries_of
+from winml_dag.ep.availability import Libraries, installed, libraries_of, require_installed, resolve_target
 from winml_dag.ep.providers import tensorrt
 from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN, Target, find_ep
 from winml_dag.errors import UsageError
@@ -181,12 +180,12 @@ def test_a_provider_is_found_by_its_package_and_its_libraries_by_name_order(monk
 def test_asking_for_targets_imports_no_runtime():
     code = (
         "import sys\n"
-        "from winml_dag.ep import availability, fingerprint, provider\n"
+        "from winml_dag.ep import availability, provider\n"
         "import winml_dag.stages.compile, winml_dag.stages.validate\n"
         "target = availability.resolve_target('qnn', None)\n"
         "provider.complete_options(target, {})\n"
         "availability.installed(target.ep)\n"
-        "fingerprint.libraries_of(target.ep, availability.environment_of(target.ep))\n"
+        "availability.libraries_of(target.ep, availability.environment_of(target.ep))\n"
         "heavy = {'onnxruntime', 'onnxruntime_qnn', 'onnx', 'numpy', 'importlib.metadata', 'tomllib', 'platformdirs'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.ep.registry import QNN, Target
-from winml_dag.ep.support import table_files, table_name
-from winml_dag.ep.support.case import Case, Level, Operand, Outcome, Quantized
+from winml_dag.ep.support import Case, Level, Operand, Outcome, Quantized, table_files, table_name
 from winml_dag.ep.support.table import About, Support, SupportTable, form_of, read_table, rows_of, table_bytes
 from winml_dag.errors import InputError, UsageError
 
@@ -195,8 +194,7 @@ def test_asking_a_table_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from winml_dag.ep.registry import QNN, Target\n"
-        "from winml_dag.ep.support.case import Case, Operand\n"
-        "from winml_dag.ep.support import table_files\n"
+        "from winml_dag.ep.support import Case, Operand, table_files\n"
         "from winml_dag.ep.support.table import Support, read_table\n"
         "table = read_table(table_files(Target(QNN, 'npu'))[0])\n"
         "print(table.verdict(Case('Relu', '', 17, (Operand('float32', (1, 2)),), ())).level)\n"

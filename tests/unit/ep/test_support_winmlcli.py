@@ -12,8 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from winml_dag.ep.registry import QNN, Target
-from winml_dag.ep.support import table_files
-from winml_dag.ep.support.case import Case, Level, Operand, Quantized
+from winml_dag.ep.support import Case, Level, Operand, Quantized, table_files
 from winml_dag.ep.support.table import read_support
 from winml_dag.ep.support.winmlcli import WinmlCliRules
 from winml_dag.errors import StageError, UsageError

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
 from winml_dag.onnxmodel import files
 
@@ -72,6 +73,26 @@ def branching() -> onnx.ModelProto:
     model.metadata_props.add(key="host", value="my-laptop")
     model.metadata_props.add(key="winml.note", value="kept")
     return model
+
+
+class _Samples(CalibrationDataReader):
+    def __init__(self) -> None:
+        self._left = [{"x": np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64)}] * 2
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return self._left.pop() if self._left else None
+
+
+@pytest.fixture
+def quantized(tmp_path: Path) -> Callable[..., Path]:
+    """Quantizes a model like that of ``linear``."""
+
+    def quantize(model: onnx.ModelProto, **types: object) -> Path:
+        onnx.save(model, tmp_path / "float.onnx")
+        quantize_static(tmp_path / "float.onnx", tmp_path / "quantized.onnx", _Samples(), **types)
+        return tmp_path / "quantized.onnx"
+
+    return quantize
 
 
 @pytest.fixture

@@ -146,12 +146,6 @@ PAIRS = SHAPES.flatmap(
 )
 
 
-@given(SCORES)
-def test_an_output_agrees_with_itself_in_every_decision(scores: np.ndarray) -> None:
-    decisions = scores.size // scores.shape[-1]
-    assert top1(scores, scores) == Agreement(decisions, decisions)
-
-
 @given(PAIRS)
 def test_agreements_are_those_that_counting_finds(pair: tuple[np.ndarray, np.ndarray]) -> None:
     """One decision at a time; if the reference has several best classes, any of them is correct."""
@@ -171,13 +165,6 @@ def test_what_keeps_the_order_of_the_classes_keeps_the_decisions(
     ranks = np.argsort(np.argsort(scores, axis=-1, kind="stable"), axis=-1).astype(np.float32)
     decisions = scores.size // scores.shape[-1]
     assert top1(ranks, ranks * factor + shift) == Agreement(decisions, decisions)
-
-
-@given(PAIRS, st.data())
-def test_decisions_come_in_no_order(pair: tuple[np.ndarray, np.ndarray], data: st.DataObject) -> None:
-    rows = [values.reshape(-1, values.shape[-1]) for values in pair]
-    order = data.draw(st.permutations(range(len(rows[0]))))
-    assert top1(rows[0][order], rows[1][order]) == top1(*rows)
 
 
 def test_scores_of_pixels_have_their_classes_in_the_second_axis() -> None:

@@ -55,31 +55,6 @@ def test_models_that_differ_only_in_notes_are_the_same_bytes(linear: ModelMaker,
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
-@pytest.mark.slow
-def test_a_torch_export_is_the_same_bytes_from_any_script(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-
-    # The same module on other lines: torch records file and line of the code in every node.
-    class Here(torch.nn.Module):
-        def forward(self, x: object) -> object:
-            return torch.relu(x) * 2
-
-    class There(torch.nn.Module):
-        def forward(self, x: object) -> object:
-            return torch.relu(x) * 2
-
-    contents = set()
-    for module in (Here(), There()):
-        sample = (torch.zeros(1, 4),)
-        model = torch.onnx.export(module.eval(), sample, dynamo=True, opset_version=21, verbose=False).model_proto
-        assert Path(__file__).name.encode() in model.SerializeToString()
-        canonicalise(model)
-        save_model(model, tmp_path / "m.onnx")
-        contents.add((tmp_path / "m.onnx").read_bytes())
-    assert len(contents) == 1
-    np.testing.assert_allclose(_run(tmp_path / "m.onnx"), [[0, 0, 2 / 3, 2]], atol=1e-6)
-
-
 def test_small_models_are_one_file(linear: ModelMaker, tmp_path: Path) -> None:
     model = linear()
     save_model(model, tmp_path / "m.onnx")

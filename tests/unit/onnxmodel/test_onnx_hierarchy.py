@@ -12,8 +12,7 @@ from onnx import helper
 
 from winml_dag.onnxmodel.files import save_model
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.hierarchy import carry_tags, set_tags, tag_of
-from winml_dag.onnxmodel.metadata import canonicalise
+from winml_dag.onnxmodel.metadata import canonicalise, carry_tags, set_tags, tag_of
 
 Step = tuple[str, Sequence[str], str]  # operator, inputs, output
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 from winml_dag.onnxmodel.graphfile import read_model
@@ -19,23 +19,14 @@ ModelMaker = Callable[..., onnx.ModelProto]
 WEIGHT, BIAS = 64 * 64, 64
 
 
-class _Samples(CalibrationDataReader):
-    def __init__(self) -> None:
-        self._left = [{"x": np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64)}] * 2
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        return self._left.pop() if self._left else None
-
-
-def quantized(model: onnx.ModelProto, folder: Path, **types: object) -> FoundPrecision:
-    onnx.save(model, folder / "float.onnx")
-    quantize_static(folder / "float.onnx", folder / "quantized.onnx", _Samples(), **types)
-    return precision_of(read_model(folder / "quantized.onnx"))
-
-
 def found(model: onnx.ModelProto, folder: Path) -> FoundPrecision:
     onnx.save(model, folder / "m.onnx")
     return precision_of(read_model(folder / "m.onnx"))
+
+
+@pytest.fixture
+def quantized_precision(quantized: Callable[..., Path]) -> Callable[..., FoundPrecision]:
+    return lambda *args, **types: precision_of(read_model(quantized(*args, **types)))
 
 
 @pytest.mark.parametrize(
@@ -47,18 +38,24 @@ def found(model: onnx.ModelProto, folder: Path) -> FoundPrecision:
     ],
 )
 def test_qdq_models_are_called_by_the_widths_that_they_have(
-    linear: ModelMaker, tmp_path: Path, weight: QuantType, activation: QuantType, name: str
+    linear: ModelMaker,
+    quantized_precision: Callable[..., FoundPrecision],
+    weight: QuantType,
+    activation: QuantType,
+    name: str,
 ) -> None:
-    precision = quantized(linear(), tmp_path, weight_type=weight, activation_type=activation)
+    precision = quantized_precision(linear(), weight_type=weight, activation_type=activation)
     assert (precision.name, precision.scheme) == (name, "qdq")
     assert precision.weights == {str(weight).lower().removeprefix("q"): WEIGHT}
     assert [*precision.activations] == [str(activation).lower().removeprefix("q")]
     assert precision.matrix_nodes == (1, 1)
 
 
-def test_weights_that_are_quantized_while_the_model_runs_are_weights_too(linear: ModelMaker, tmp_path: Path) -> None:
-    precision = quantized(
-        linear(), tmp_path, activation_type=QuantType.QUInt16, extra_options={"AddQDQPairToWeight": True}
+def test_weights_that_are_quantized_while_the_model_runs_are_weights_too(
+    linear: ModelMaker, quantized_precision: Callable[..., FoundPrecision]
+) -> None:
+    precision = quantized_precision(
+        linear(), activation_type=QuantType.QUInt16, extra_options={"AddQDQPairToWeight": True}
     )
     assert precision.weights == {"int8": WEIGHT}
     assert precision.others == {"uint16": BIAS}  # Add combines an activation with it
@@ -88,23 +85,27 @@ def test_an_embedding_table_does_not_rename_a_model(tmp_path: Path) -> None:
     assert precision.text == "w8a16, 100% of all elements are uint16, outside of MatMul, Gemm and Conv"
 
 
-def test_activations_that_were_kept_wide_are_told_with_their_share(linear: ModelMaker, tmp_path: Path) -> None:
+def test_activations_that_were_kept_wide_are_told_with_their_share(
+    linear: ModelMaker, quantized_precision: Callable[..., FoundPrecision]
+) -> None:
     overrides = {"t": [{"quant_type": QuantType.QUInt16}]}
-    precision = quantized(
-        linear(), tmp_path, activation_type=QuantType.QUInt8, extra_options={"TensorQuantOverrides": overrides}
+    precision = quantized_precision(
+        linear(), activation_type=QuantType.QUInt8, extra_options={"TensorQuantOverrides": overrides}
     )
     assert precision.name == "w8a8"
     assert precision.activations == {"uint8": 2, "uint16": 1}
     assert precision.text == "w8a8, 1 of 3 activations are uint16"
 
 
-def test_operators_on_integers_say_which_kind_they_are(linear: ModelMaker, tmp_path: Path) -> None:
+def test_operators_on_integers_say_which_kind_they_are(
+    linear: ModelMaker, quantized_precision: Callable[..., FoundPrecision], tmp_path: Path
+) -> None:
     onnx.save(linear(), tmp_path / "float.onnx")
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "m.onnx", weight_type=QuantType.QInt8)
     dynamic = precision_of(read_model(tmp_path / "m.onnx"))
     assert (dynamic.name, dynamic.weights, dynamic.matrix_nodes) == ("dynamic", {"int8": WEIGHT}, (1, 1))
     assert dynamic.text == "dynamic: int8 weights, activations quantized while it runs"
-    operators = quantized(linear(), tmp_path, quant_format=QuantFormat.QOperator)
+    operators = quantized_precision(linear(), quant_format=QuantFormat.QOperator)
     assert operators.text == "w8a8 in integer operators (QOperator)"
 
 

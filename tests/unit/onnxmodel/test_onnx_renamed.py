@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.renamed import write_renamed
+from winml_dag.onnxmodel.sidecar import write_renamed
 
 _NAMES = st.text("abcdefghij.-_", min_size=1, max_size=300).filter(lambda name: name[-1] != ".")
 

@@ -1,19 +1,22 @@
-"""Tiny models of the supported architectures, and a way to run the export stage as in the engine."""
+"""Tiny models of the supported architectures, and ways to run the stages of an export as in the engine."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
 import json
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
-from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields, RandomWeights
+from winml_dag.stages.export import MODEL, ExportConfig, ExportFields, LoaderFields, RandomWeights, SignatureConfig
 
 _LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _TEXT = {"vocab_size": 100, "max_position_embeddings": 40}
@@ -53,7 +56,7 @@ class Bench:
             inputs = {}
             if folder is not None:
                 Path("inputs").mkdir()
-                inputs["model"] = _copied(folder, Path("inputs/model"))
+                inputs["model"] = Path(shutil.copytree(folder, "inputs/model"))
             outputs = {slot: Path("outputs") / slot for slot in ("model", "hierarchy")}
             for output in outputs.values():
                 output.mkdir(parents=True)
@@ -78,8 +81,31 @@ def _stage() -> Callable[[ExportConfig, Workspace], JsonObject]:
     return run
 
 
-def _copied(folder: Path, copy: Path) -> Path:
-    import shutil
+_SHARED: dict[str, Exported] = {}
 
-    shutil.copytree(folder, copy)
-    return copy
+
+def exported_once(loader: LoaderFields, fields: ExportFields | None = None) -> Exported:
+    """Return an export that tests only read, made once in this process."""
+    key = repr((loader, fields or ExportFields()))
+    if key not in _SHARED:
+        _SHARED[key] = Bench(_folder_until_exit() / str(len(_SHARED))).export(loader, fields)
+    return _SHARED[key]
+
+
+@functools.cache
+def _folder_until_exit() -> Path:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def signature(loader: LoaderFields, fields: ExportFields | None = None, folder: Path | None = None) -> Any:
+    """Return the tensors of an export without exporting: ``input_tensors`` and ``output_tensors``, as in a recipe."""
+    from winml_dag.stages.export.questions import run_signature
+
+    facts = {} if folder is None else {MODEL: str(folder)}
+    return run_signature(SignatureConfig(loader, fields or ExportFields()), Workspace({}, {}, machine_facts=facts))
+
+
+def names(tensors: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [each["name"] for each in tensors]

@@ -13,7 +13,7 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import is_arm
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.renamed import write_renamed
+from winml_dag.onnxmodel.sidecar import write_renamed
 from winml_dag.pipeline.assess.builtmodel import find_built_model, measured_on
 from winml_dag.stages.compile import COMPILE
 from winml_dag.stages.shared import FINALIZE_SHARED, shared_compile_stage

@@ -1,18 +1,65 @@
+"""The sizes at which an export is compared with PyTorch, the output shapes that follow, and what counts as equal."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from winml_dag.errors import StageError
-from winml_dag.stages.export.conversion import agreement
+from winml_dag.stages.export.comparison import agreement, output_shape, sizes_by_run
+from winml_dag.stages.export.inputs import ModelInput
+
+
+def _input(*shape: int | str, sizes: tuple[int, ...]) -> ModelInput:
+    return ModelInput("pixel_values", "float32", shape, sizes, None)
+
+
+TEXT = _input("batch", "sequence", sizes=(1, 128))
+
+
+def test_a_static_model_has_one_size() -> None:
+    assert sizes_by_run([_input(1, 3, sizes=(1, 3))]) == ({}, {}, {})
+
+
+@given(st.lists(st.sampled_from(["batch", "a", "b", "c", 3]), min_size=1, max_size=4), st.integers(1, 300))
+def test_every_axis_is_tried_at_more_than_one_size(shape: list[int | str], size: int) -> None:
+    runs = sizes_by_run([_input(*shape, sizes=(size,) * len(shape))])
+    for axis in {each for each in shape if isinstance(each, str)}:
+        assert len({run[axis] for run in runs}) > 1
+        assert all(run[axis] >= 1 for run in runs)
+
+
+def test_the_first_run_is_not_at_size_one_which_exporters_take_for_a_constant() -> None:
+    assert sizes_by_run([TEXT])[0] == {"batch": 2, "sequence": 128}
+
+
+def test_outputs_are_named_after_the_axes_that_they_follow() -> None:
+    sizes = sizes_by_run([TEXT])
+    seen = [(run["batch"], run["sequence"], 32) for run in sizes]
+    assert output_shape("last_hidden_state", seen, sizes, {}) == ("batch", "sequence", 32)
+
+
+def test_an_axis_of_its_own_size_gets_a_name_of_its_own() -> None:
+    sizes = sizes_by_run([TEXT])
+    seen = [(run["sequence"] // 4,) for run in sizes]
+    assert output_shape("pooled", seen, sizes, {}) == ("pooled_axis_0",)
+    assert output_shape("pooled", seen, sizes, {"pooled": {"0": "quarter"}}) == ("quarter",)
+
+
+def test_a_fixed_axis_cannot_be_called_dynamic() -> None:
+    with pytest.raises(StageError, match="always has the size 32"):
+        output_shape("logits", [(32,)] * 3, sizes_by_run([]), {"logits": {"0": "batch"}})
+
 
 RIGHT = np.linspace(-2, 3, 50, dtype=np.float32)
 
 
 def test_rounding_agrees() -> None:
-    agreed = agreement([{"logits": RIGHT}], [{"logits": RIGHT + np.float32(1e-5)}])
-    assert agreed.max_abs_difference == pytest.approx(1e-5, rel=0.1)
-    assert agreed.cosine > 0.9999
+    difference, cosine = agreement([{"logits": RIGHT}], [{"logits": RIGHT + np.float32(1e-5)}])
+    assert difference == pytest.approx(1e-5, rel=0.1)
+    assert cosine > 0.9999
 
 
 def test_rounding_in_a_few_places_agrees_and_the_same_everywhere_does_not() -> None:

@@ -22,8 +22,7 @@ from winml_dag.stages.export import ExportFields
 from winml_dag.stages.export.architectures import chosen_components, component_named, composite_of
 from winml_dag.stages.export.component_modules import DecoderModule, cache_shape, component_module
 from winml_dag.stages.export.configuration import configuration
-from winml_dag.stages.export.conversion import exporter_of
-from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT
+from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, exporter_of
 from winml_dag.stages.export.loading import LoadedModel
 from winml_dag.stages.export.subject import component_subject
 

@@ -66,7 +66,7 @@ def config(fields: ExportFields = FIELDS, shared: tuple[str, ...] = SHARED) -> C
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, JsonObject, list[LoaderFields]]:
     """The outputs of one run, its metrics, and what it loaded."""
-    from winml_dag.stages.export import composite, loading
+    from winml_dag.stages.export import conversion, loading
 
     loaded: list[LoaderFields] = []
 
@@ -76,8 +76,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, JsonObject
 
     folder = tmp_path_factory.mktemp("composite") / "scratch"
     with pytest.MonkeyPatch.context() as patch, scratch(folder) as workspace:
-        patch.setattr(composite, "load_pytorch_model", load)
-        metrics = composite.run(config(), workspace)
+        patch.setattr(conversion, "load_pytorch_model", load)
+        metrics = conversion.run_components(config(), workspace)
     return folder / "outputs", metrics, loaded
 
 
@@ -139,7 +139,7 @@ def test_each_takes_its_own_of_the_tensors_that_are_named_for_all(
 def test_a_tensor_that_no_component_takes_is_refused(
     tmp_path: Path, fields: ExportFields, shared: tuple[str, ...], complaint: str
 ) -> None:
-    from winml_dag.stages.export.composite import run
+    from winml_dag.stages.export.conversion import run_components
 
     with scratch(tmp_path / "scratch") as workspace, pytest.raises(StageError, match=complaint):
-        run(config(fields, shared), workspace)
+        run_components(config(fields, shared), workspace)

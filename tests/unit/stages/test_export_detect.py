@@ -100,6 +100,6 @@ def test_the_model_type_is_read() -> None:
 
 def test_planning_needs_no_heavy_import() -> None:
     heavy = "{'torch', 'transformers', 'onnx', 'onnxruntime', 'numpy'}"
-    modules = "winml_dag.stages.export, winml_dag.stages.export.detect, winml_dag.stages.export.detect"
+    modules = "winml_dag.stages.export, winml_dag.stages.export.detect, winml_dag.stages.export.inputs"
     code = f"import sys, {modules}; sys.exit(str({heavy} & set(sys.modules)) if {heavy} & set(sys.modules) else 0)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,7 +8,6 @@ from export_models import random_model
 
 from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, ExportOptions, export_onnx, exporter_for
 from winml_dag.stages.export.loading import load_pytorch_model
-from winml_dag.stages.export.outputs import OutputChoice
 
 
 @pytest.mark.parametrize("exporter", [TORCHSCRIPT, pytest.param(DYNAMO, marks=pytest.mark.slow)])
@@ -18,7 +17,7 @@ def test_the_model_is_the_same_after_its_export(tmp_path: Path, exporter: str) -
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
         before = model(pixels).logits
-    options = ExportOptions(exporter, 21, True, ("pixel_values",), (OutputChoice("logits", "logits"),), {})
+    options = ExportOptions(exporter, 21, True, ("pixel_values",), {"logits": "logits"}, {})
     export_onnx(model, (pixels,), options, tmp_path / "model.onnx")
     # In train mode batch normalization would use, and change, other statistics.
     assert not any(module.training for module in model.modules())

@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.ep.support.case import Operand, Outcome
+from winml_dag.ep.support import Operand, Outcome
 from winml_dag.stages.opsupport import agree, forms, measure
 
 ON_CPU = Target(CPU, "cpu")

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from winml_dag.canonical import canonical_json
-from winml_dag.ep.support import RULES_SUFFIX, SUFFIX
-from winml_dag.ep.support.case import Case, Level, Operand, Outcome, Verdict
+from winml_dag.ep.support import RULES_SUFFIX, SUFFIX, Case, Level, Operand, Outcome, Verdict
 from winml_dag.ep.support.winmlcli import WinmlCliRules
 from winml_dag.errors import InputError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.configuration import RULES_VARIABLE
-from winml_dag.ep.support.case import AttributeValue, Case, Level, Operand, Outcome, Verdict
+from winml_dag.ep.support import AttributeValue, Case, Level, Operand, Outcome, Verdict
 from winml_dag.errors import StageError
 
 _STANDARD = "ai.onnx"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import Target
-from winml_dag.ep.support.case import Case, Level, Verdict
+from winml_dag.ep.support import Case, Level, Verdict
 from winml_dag.onnxmodel.graph import Node
 from winml_dag.stages import artifact_types
 

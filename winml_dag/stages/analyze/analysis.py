@@ -16,7 +16,7 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.ep.availability import package_of
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.session import open_session, runs_on_cpu
-from winml_dag.ep.support.case import Case, Level, Operand, Verdict
+from winml_dag.ep.support import Case, Level, Operand, Verdict
 from winml_dag.ep.support.table import Rules, Support, SupportTable, read_support
 from winml_dag.errors import StageError, UsageError
 from winml_dag.onnxmodel.dataflow import Dataflow

@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from winml_dag.ep.registry import Target
 from winml_dag.ep.session import runs_on_cpu, session_for, session_options
-from winml_dag.ep.support.case import Level, Verdict
+from winml_dag.ep.support import Level, Verdict
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import QDQ

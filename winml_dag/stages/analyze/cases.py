@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from math import prod
 
-from winml_dag.ep.support.case import AttributeValue, Case, Operand, Quantized
+from winml_dag.ep.support import AttributeValue, Case, Operand, Quantized
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, dtype_name
 from winml_dag.onnxmodel.graph import Attribute, Node

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, json_hash
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.support.case import Level
+from winml_dag.ep.support import Level
 from winml_dag.ep.support.table import Rules
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.dataflow import Dataflow

@@ -31,7 +31,7 @@ class CaptureConfig:
 CAPTURE = Stage(
     name="capture",
     version=1,
-    work="winml_dag.stages.export.captured:run",
+    work="winml_dag.stages.export.questions:run_capture",
     config="winml_dag.stages.export:CaptureConfig",
     inputs={},
     outputs={},
@@ -58,7 +58,7 @@ class SignatureConfig:
 SIGNATURE = Stage(
     name="signature",
     version=1,
-    work="winml_dag.stages.export.signature:run",
+    work="winml_dag.stages.export.questions:run_signature",
     config="winml_dag.stages.export:SignatureConfig",
     inputs={},
     outputs={},
@@ -173,7 +173,7 @@ def export_stage(components: Iterable[str]) -> Stage:
     """The declaration of a node that exports these components; name, version and toolchain are as for one model."""
     return replace(
         EXPORT,
-        work="winml_dag.stages.export.composite:run",
+        work="winml_dag.stages.export.conversion:run_components",
         config="winml_dag.stages.export:ComponentsConfig",
         outputs={f"{name}_{slot}": kind for name in components for slot, kind in EXPORT.outputs.items()},
     )

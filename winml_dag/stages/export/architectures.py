@@ -15,12 +15,12 @@ from winml_dag.canonical import JsonValue
 from winml_dag.errors import RecipeError
 
 # The roles of components; component_modules has a PyTorch module for each.
-TEXT_ENCODER = "text encoder"
-IMAGE_ENCODER = "image encoder"
-AUDIO_ENCODER = "audio encoder"
+ENCODER = "encoder"
 DECODER = "decoder"
 TEXT_TOWER = "text tower"
 IMAGE_TOWER = "image tower"
+# What an encoder computes for its decoder.
+STATES = "encoder_hidden_states"
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ class Architecture:
 _TEXT_TO_TEXT, _TRANSCRIPTION = "text2text-generation", "automatic-speech-recognition"
 
 
-def _encoder(prefix: str, role: str) -> Component:
-    task = "image-feature-extraction" if role == IMAGE_ENCODER else "feature-extraction"
-    return Component("encoder", task, f"{prefix}EncoderWrapper", role)
+def _encoder(prefix: str, task: str = "feature-extraction") -> Component:
+    return Component("encoder", task, f"{prefix}EncoderWrapper", ENCODER)
 
 
 def _decoder(prefix: str) -> Component:
@@ -79,15 +78,15 @@ def _decoder(prefix: str) -> Component:
 
 def _text_to_text(prefix: str, parent_class: str = "AutoModelForSeq2SeqLM") -> Composite:
     tasks = ("translation", "summarization", _TEXT_TO_TEXT, "table-question-answering")
-    return Composite(tasks, parent_class, (_encoder(prefix, TEXT_ENCODER), _decoder(prefix)))
+    return Composite(tasks, parent_class, (_encoder(prefix), _decoder(prefix)))
 
 
 def _speech_to_text(prefix: str, parent_class: str = "AutoModelForSpeechSeq2Seq") -> Composite:
-    return Composite((_TRANSCRIPTION,), parent_class, (_encoder(prefix, AUDIO_ENCODER), _decoder(prefix)))
+    return Composite((_TRANSCRIPTION,), parent_class, (_encoder(prefix), _decoder(prefix)))
 
 
 def _image_to_text(parent_class: str, encoder: str, decoder: str) -> Composite:
-    components = (_encoder(encoder, IMAGE_ENCODER), _decoder(decoder))
+    components = (_encoder(encoder, "image-feature-extraction"), _decoder(decoder))
     return Composite(("image-to-text", "image-text-to-text"), parent_class, components)
 
 

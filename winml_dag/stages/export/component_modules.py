@@ -8,7 +8,7 @@ therefore fixed, which an NPU needs, and the outputs hold a few numbers instead 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,17 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from winml_dag.stages.export.architectures import (
-    AUDIO_ENCODER,
-    DECODER,
-    IMAGE_ENCODER,
-    IMAGE_TOWER,
-    TEXT_ENCODER,
-    TEXT_TOWER,
-    Component,
-)
-
-STATES = "encoder_hidden_states"
+from winml_dag.stages.export.architectures import DECODER, ENCODER, IMAGE_TOWER, STATES, TEXT_TOWER, Component
 
 
 class ComponentModule(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -222,19 +212,11 @@ def _decoder(parent: PreTrainedModel) -> DecoderModule:
     return DecoderModule(parent, encoder, masks_source="attention_mask" in encoder.input_names)
 
 
-def _text_tower(parent: PreTrainedModel) -> TowerModule:
-    return TowerModule(parent, parent.config.text_config, ("input_ids", "attention_mask"), "text_embeds")
-
-
-def _image_tower(parent: PreTrainedModel) -> TowerModule:
-    return TowerModule(parent, parent.config.vision_config, ("pixel_values",), "image_embeds")
-
-
-_MAKERS = {
-    TEXT_ENCODER: _encoder,
-    IMAGE_ENCODER: _encoder,
-    AUDIO_ENCODER: _encoder,
+_MAKERS: Mapping[str, Callable[[PreTrainedModel], ComponentModule]] = {
+    ENCODER: _encoder,
     DECODER: _decoder,
-    TEXT_TOWER: _text_tower,
-    IMAGE_TOWER: _image_tower,
+    TEXT_TOWER: lambda parent: TowerModule(
+        parent, parent.config.text_config, ("input_ids", "attention_mask"), "text_embeds"
+    ),
+    IMAGE_TOWER: lambda parent: TowerModule(parent, parent.config.vision_config, ("pixel_values",), "image_embeds"),
 }

@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import torch
 from onnx import ModelProto
+from onnx.external_data_helper import set_external_data
 from torch import Tensor
 from transformers import masking_utils
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
@@ -20,11 +21,20 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
+from winml_dag.stages.export import ExportFields
 from winml_dag.stages.export.architectures import composite_of
-from winml_dag.stages.export.outputs import OutputChoice, named_tensors
+from winml_dag.stages.export.subject import Subject, named_tensors
 
 TORCHSCRIPT = "torchscript"
 DYNAMO = "dynamo"
+
+
+def exporter_of(fields: ExportFields, subject: Subject) -> str:
+    """The requested exporter, else the one that suits *subject*."""
+    if fields.dynamo is not None:
+        return DYNAMO if fields.dynamo else TORCHSCRIPT
+    # dynamo cannot infer the shape of a cache that is written at a position given by an input.
+    return TORCHSCRIPT if subject.is_decoder else exporter_for(subject.config.model_type)
 
 
 def exporter_for(model_type: str) -> str:
@@ -88,19 +98,12 @@ def attach_weights(path: Path, aside: Mapping[str, Tensor]) -> None:
         for initializer in model.graph.initializer:
             if initializer.name in aside:
                 tensor = aside[initializer.name]
-                offset = file.tell()
+                del initializer.dims[:]
+                initializer.dims.extend(tensor.shape)
+                set_external_data(initializer, data.name, file.tell(), tensor.nbytes)
+                initializer.ClearField("raw_data")
                 file.write(tensor.contiguous().numpy().data)
-                _refer(initializer, tensor, data.name, offset)
     onnx.save(model, path)
-
-
-def _refer(initializer: onnx.TensorProto, tensor: Tensor, file: str, offset: int) -> None:
-    initializer.ClearField("raw_data")
-    del initializer.dims[:]
-    initializer.dims.extend(tensor.shape)
-    initializer.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", file), ("offset", offset), ("length", tensor.nbytes)):
-        initializer.external_data.add(key=key, value=str(value))
 
 
 # During tracing, transformers runs code that supports any input; these patches limit it to what an exported model
@@ -191,6 +194,7 @@ class ExportOptions:
     """The options of one export.
 
     Attributes:
+        outputs: the model's own names of the outputs, by the exported model's.
         dynamic_axes: for each input by name, the names of its dynamic axes by position.
         constants: arguments of every call that are not inputs.
     """
@@ -199,7 +203,7 @@ class ExportOptions:
     opset_version: int
     do_constant_folding: bool
     input_names: tuple[str, ...]
-    outputs: tuple[OutputChoice, ...]
+    outputs: Mapping[str, str]
     dynamic_axes: Mapping[str, Mapping[int, str]]
     constants: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -216,13 +220,13 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         self.model = model
         self.input_names = options.input_names
         self.constants: Mapping[str, Tensor] = options.constants
-        self.attributes = [choice.attribute for choice in options.outputs]
+        self.outputs = options.outputs
         self.eval()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         result = self.model(**dict(zip(self.input_names, tensors, strict=True)), **self.constants)
         produced = named_tensors(result)
-        return tuple(produced[attribute] for attribute in self.attributes)
+        return tuple(produced[own] for own in self.outputs.values())
 
 
 def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: ExportOptions, path: Path) -> None:
@@ -263,7 +267,7 @@ def _export(
             tuple(example),
             str(path),  # with a Path, the TorchScript exporter refuses models over 2 GiB
             input_names=list(options.input_names),
-            output_names=[choice.name for choice in options.outputs],
+            output_names=list(options.outputs),
             opset_version=options.opset_version,
             verbose=False,
             **_exporter_arguments(options),
@@ -301,7 +305,7 @@ def check_export(model: ModelProto, options: ExportOptions) -> None:
             advice=f"Set export.opset_version to {opset}, or export.dynamo to choose the other exporter.",
         )
     outputs = [value.name for value in model.graph.output]
-    if outputs != [choice.name for choice in options.outputs]:
+    if outputs != list(options.outputs):
         raise StageError(
             f"The {options.exporter} exporter named the outputs {', '.join(outputs)}.",
             advice="Set export.dynamo to choose the other exporter, or give other names in export.output_tensors.",

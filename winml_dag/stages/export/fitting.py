@@ -16,9 +16,8 @@ from transformers import PreTrainedConfig
 
 from winml_dag.canonical import JsonValue
 from winml_dag.stages.export import ExportFields, InputTensor, RandomWeights
-from winml_dag.stages.export.component_modules import STATES, DecoderModule
-from winml_dag.stages.export.detect import TOKEN_TENSORS
-from winml_dag.stages.export.makers import ModelInput, longest_text, usual_inputs
+from winml_dag.stages.export.architectures import STATES
+from winml_dag.stages.export.inputs import TOKEN_TENSORS, ModelInput, longest_text, usual_inputs
 from winml_dag.stages.export.subject import Subject
 
 # Parts, next to the configuration itself, that may have a setting of an image, a text or a decoder.
@@ -127,25 +126,20 @@ def fitted(fields: ExportFields, subject: Subject, random_weights: RandomWeights
     if random_weights is None or not fields.input_tensors:
         return fields
     usual = usual_inputs(subject, fields.batch_size)
-    absent = {name for name in _named(fields) if _of_absent_layer(name, subject)}
     return replace(
         fields,
         input_tensors=tuple(
             _fitted(each, usual.get(each.name), subject, random_weights)
             for each in fields.input_tensors
-            if each.name not in absent
+            if not _of_absent_layer(each.name, subject)
         ),
-        output_tensors=tuple(name for name in fields.output_tensors or () if name not in absent) or None,
+        output_tensors=tuple(n for n in fields.output_tensors or () if not _of_absent_layer(n, subject)) or None,
     )
-
-
-def _named(fields: ExportFields) -> set[str]:
-    return {*(each.name for each in fields.input_tensors or ()), *(fields.output_tensors or ())}
 
 
 def _of_absent_layer(name: str, subject: Subject) -> bool:
     parts = name.split("_")
-    if not isinstance(subject.module, DecoderModule) or parts[0] not in ("past", "present") or len(parts) != 3:
+    if not subject.is_decoder or parts[0] not in ("past", "present") or len(parts) != 3:
         return False
     return parts[1].isdecimal() and int(parts[1]) >= subject.module.layers
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.stages.export.exporter import MODEL_SCOPE
-from winml_dag.stages.export.outputs import call_model
+from winml_dag.stages.export.exporter import MODEL_SCOPE, ExportOptions
+from winml_dag.stages.export.subject import call_model
 
 METADATA_FILE = "export_htp_metadata.json"
 METADATA_VERSION = "1.0"
@@ -39,34 +39,14 @@ class ModuleEntry:
 
 
 @dataclass(frozen=True)
-class Hierarchy:
-    """The modules and tags of an exported model.
-
-    Attributes:
-        modules: outermost first.
-        nodes: names of all nodes in the written file.
-        tags: by node name, for nodes that have one.
-        embedded: the nodes in the file carry their tags.
-    """
-
-    modules: tuple[ModuleEntry, ...]
-    nodes: tuple[str, ...]
-    tags: Mapping[str, str]
-    embedded: bool = False
-
-
-@dataclass(frozen=True)
 class ModelFacts:
-    """Facts about the model that the file contains in addition to its modules."""
+    """Facts about the exported PyTorch model. ``modules``: all of them, outermost first."""
 
     model_type: str
     class_name: str
     task: str
-    exporter: str
-    opset_version: int
     parameters: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    modules: tuple[ModuleEntry, ...]
 
 
 def traced_modules(model: Module, arguments: Mapping[str, Tensor]) -> tuple[tuple[ModuleEntry, ...], dict[str, Tensor]]:
@@ -161,45 +141,55 @@ def _torchscript_scope(parts: Sequence[str], known: Mapping[str, str]) -> str | 
     return scope
 
 
-def hierarchy_metadata(hierarchy: Hierarchy, facts: ModelFacts, model_file: Path) -> JsonObject:
-    """The content of the file. Coverage is counted over the nodes of *model_file* as written."""
-    nodes = {name: hierarchy.tags[name] for name in hierarchy.nodes if name in hierarchy.tags}
-    total, tagged = len(hierarchy.nodes), sum(name in nodes for name in hierarchy.nodes)
-    called = sum(entry.order is not None for entry in hierarchy.modules)
+def hierarchy_metadata(
+    facts: ModelFacts,
+    options: ExportOptions,
+    nodes: Sequence[str],
+    tags: Mapping[str, str],
+    model_file: Path,
+    *,
+    embedded: bool,
+) -> JsonObject:
+    """The content of the file; coverage is counted over *nodes*, the names of those in *model_file* as written.
+
+    *tags* has those of nodes, by name; *embedded*: the nodes in the file carry them.
+    """
+    tagged = sum(name in tags for name in nodes)
+    called = sum(entry.order is not None for entry in facts.modules)
     return {
         "export_context": {
             "timestamp": None,  # a time would differ in every run
             "strategy": "htp",
             "version": METADATA_VERSION,
-            "exporter": facts.exporter,
-            "embed_hierarchy_attributes": hierarchy.embedded,
+            "exporter": options.exporter,
+            "embed_hierarchy_attributes": embedded,
             "export_time_seconds": None,
         },
         "model": {
             "name_or_path": f"{facts.model_type}/{facts.class_name}",  # a path would be specific to this machine
             "class_name": facts.class_name,
             "framework": "transformers",
-            "total_modules": len(hierarchy.modules),
+            "total_modules": len(facts.modules),
             "total_parameters": facts.parameters,
         },
         "tracing": {
-            "builder": facts.exporter,
+            "builder": options.exporter,
             "source": "onnx_metadata",
             "modules_traced": called,
             "execution_steps": called,
             "model_type": facts.model_type,
             "task": facts.task,
-            "inputs": facts.inputs,
-            "outputs": facts.outputs,
+            "inputs": options.input_names,
+            "outputs": tuple(options.outputs),
         },
-        "modules": _tree(hierarchy.modules),
-        "nodes": nodes,
+        "modules": _tree(facts.modules),
+        "nodes": {name: tags[name] for name in nodes if name in tags},
         "outputs": {
             "onnx_model": {
                 "path": model_file.name,
                 "size_mb": round(sum(path.stat().st_size for path in model_file.parent.iterdir()) / 2**20, 3),
-                "opset_version": facts.opset_version,
-                "output_names": facts.outputs,
+                "opset_version": options.opset_version,
+                "output_names": tuple(options.outputs),
             },
             "metadata": METADATA_FILE,
             "report": None,
@@ -207,13 +197,13 @@ def hierarchy_metadata(hierarchy: Hierarchy, facts: ModelFacts, model_file: Path
         "report": {"steps": ["load", "trace", "export", "compare"]},
         "statistics": {
             "export_time": None,
-            "hierarchy_modules": len(hierarchy.modules),
+            "hierarchy_modules": len(facts.modules),
             "traced_modules": called,
-            "onnx_nodes": total,
+            "onnx_nodes": len(nodes),
             "tagged_nodes": tagged,
-            "empty_tags": total - tagged,
-            "coverage_percentage": round(100 * tagged / total, 2) if total else 0.0,
-            "module_types": sorted({entry.class_name for entry in hierarchy.modules}),
+            "empty_tags": len(nodes) - tagged,
+            "coverage_percentage": round(100 * tagged / len(nodes), 2) if nodes else 0.0,
+            "module_types": sorted({entry.class_name for entry in facts.modules}),
         },
     }
 

@@ -144,26 +144,18 @@ def load_pytorch_model(
         raise StageError(
             "The recipe gives both a model folder and loader.random_weights.", advice="Leave one of the two out."
         )
-    if script is not None:
-        made = scripted(script, loader.model_class)
-        if not is_model_class(made):
-            loaded = LoadedModel(made_by_script(made, folder, _seed(loader)), frozenset(), whole=True)
-            _prepare(loaded.model)
-            return loaded
-    else:
-        made = None
-    if loader.random_weights is not None:
-        loaded = _random_model(loader, loader.random_weights, made, tensors or ())
+    made = None if script is None else scripted(script, loader.model_class)
+    if made is not None and not is_model_class(made):
+        seed = loader.random_weights.seed if loader.random_weights else 0
+        loaded = LoadedModel(made_by_script(made, folder, seed), frozenset(), whole=True)
+    elif loader.random_weights is not None:
+        loaded = _random_model(loader, loader.random_weights, made, tensors)
     elif folder is not None:
         loaded = _saved_model(loader, folder, made)
     else:
         raise StageError("There is neither a model folder nor loader.random_weights to make a model from.")
     _prepare(loaded.model)
     return loaded
-
-
-def _seed(loader: LoaderFields) -> int:
-    return loader.random_weights.seed if loader.random_weights else 0
 
 
 def refuse_made_up_weights(loaded: LoadedModel, outputs: Sequence[Tensor]) -> None:
@@ -200,22 +192,57 @@ def _prepare(model: PreTrainedModel) -> None:
             config.use_cache = False  # a key-value cache would be exported as dozens of outputs
 
 
+def model_without_weights(
+    loader: LoaderFields, folder: Path | None, tensors: Sequence[InputTensor] | None = None
+) -> LoadedModel:
+    """The architecture that *loader* describes, with weights that have shapes but no values; no weight file is read.
+
+    Without a *folder*, the architecture can take *tensors*.
+
+    Raises:
+        StageError: no such architecture or class exists, or only code in the folder could make it.
+    """
+    if folder is not None:
+        config = _saved_configuration(loader, folder)
+    elif loader.model_type is not None:
+        config = _random_configuration(loader.model_type, loader.random_weights or RandomWeights(), tensors)
+    else:
+        raise StageError("There is neither a model folder nor loader.model_type, which says what architecture it is.")
+    # Some architectures compute with values at construction.
+    with torch.device("meta"):
+        loaded = _made(loader, config, None, "The architecture cannot be made without weights")
+    _prepare(loaded.model)
+    return loaded
+
+
 def _random_model(
-    loader: LoaderFields, random_weights: RandomWeights, made: Any, tensors: Sequence[InputTensor]
+    loader: LoaderFields, random_weights: RandomWeights, made: Any, tensors: Sequence[InputTensor] | None
 ) -> LoadedModel:
     if loader.model_type is None:
         raise StageError("loader.random_weights needs loader.model_type: it says which architecture to make.")
-    config = configuration(loader.model_type, random_weights.config)
-    follow_tensors(config, random_weights.config, tensors)
+    config = _random_configuration(loader.model_type, random_weights, tensors)
+    torch.manual_seed(random_weights.seed)
+    loaded = _made(loader, config, made, "loader.random_weights.config gives no model")
+    _replace_zeros(loaded.model, random_weights.seed)
+    return loaded
+
+
+def _random_configuration(
+    model_type: str, random_weights: RandomWeights, tensors: Sequence[InputTensor] | None
+) -> PreTrainedConfig:
+    config = configuration(model_type, random_weights.config)
+    follow_tensors(config, random_weights.config, tensors or ())
+    return config
+
+
+def _made(loader: LoaderFields, config: PreTrainedConfig, made: Any, failure: str) -> LoadedModel:
     config.architectures = config.architectures or []  # Auto classes with more than one class (DeiT) cannot take None
     model_class, whole = model_class_of(loader, config, made)
-    torch.manual_seed(random_weights.seed)
     build = getattr(model_class, "from_config", None) or model_class._from_config
     try:
         model = _eager_if_possible(lambda **how: build(config, dtype=torch.float32, **how))
     except Exception as error:  # from layers whose sizes do not match
-        raise StageError(f"loader.random_weights.config gives no model: {explanation(error)}.") from error
-    _replace_zeros(model, random_weights.seed)
+        raise StageError(f"{failure}: {explanation(error)}.") from error
     return LoadedModel(model, frozenset(), whole)
 
 
@@ -227,36 +254,6 @@ def _eager_if_possible(make: Callable[..., Any]) -> Any:
         if "attn_implementation" not in str(error) and "attention implementation" not in str(error):
             raise
         return make()
-
-
-def model_without_weights(
-    loader: LoaderFields, folder: Path | None, tensors: Sequence[InputTensor] | None = None
-) -> LoadedModel:
-    """The architecture that *loader* describes, with weights that have shapes but no values; no weight file is read.
-
-    Without a *folder*, the architecture can take *tensors*.
-
-    Raises:
-        StageError: no such architecture or class exists, or only code in the folder could make it.
-    """
-    made_from = loader.random_weights or RandomWeights()
-    if folder is not None:
-        config = _saved_configuration(loader, folder)
-    elif loader.model_type is not None:
-        config = configuration(loader.model_type, made_from.config)
-        follow_tensors(config, made_from.config, tensors or ())
-    else:
-        raise StageError("There is neither a model folder nor loader.model_type, which says what architecture it is.")
-    config.architectures = config.architectures or []
-    model_class, whole = model_class_of(loader, config, None)
-    build = getattr(model_class, "from_config", None) or model_class._from_config
-    try:
-        with torch.device("meta"):
-            model = _eager_if_possible(lambda **how: build(config, dtype=torch.float32, **how))
-    except Exception as error:  # from an architecture that computes with values at construction
-        raise StageError(f"The architecture cannot be made without weights: {explanation(error)}.") from error
-    _prepare(model)
-    return LoadedModel(model, frozenset(), whole)
 
 
 def _replace_zeros(model: PreTrainedModel, seed: int) -> None:

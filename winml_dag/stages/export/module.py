@@ -21,10 +21,9 @@ from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
 from winml_dag.stages.export.configuration import did_you_mean, is_model_class
+from winml_dag.stages.export.inputs import UNKNOWN_SIZE, ModelInput, named_axes
 from winml_dag.stages.export.loading import LoadedModel
-from winml_dag.stages.export.makers import UNKNOWN_SIZE, ModelInput, named_axes
-from winml_dag.stages.export.outputs import named_tensors
-from winml_dag.stages.export.subject import Subject
+from winml_dag.stages.export.subject import Subject, named_tensors
 
 _MOST_NAMED = 5
 # How similar two names must be for one to count as a typo of the other.

@@ -1,34 +1,37 @@
-"""The object of an export: a PyTorch module, a whole model or a part of one, with the names of its input tensors."""
+"""What is exported: a PyTorch module, a whole model or a part of one, with the names of its inputs and outputs."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from transformers import PreTrainedConfig
 
-from winml_dag.stages.export.architectures import Component
-from winml_dag.stages.export.component_modules import component_module
+from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
+from winml_dag.stages.export import LoaderFields
+from winml_dag.stages.export.architectures import Component, chosen_components
+from winml_dag.stages.export.component_modules import DecoderModule, component_module
 from winml_dag.stages.export.detect import task_named
 
 if TYPE_CHECKING:
+    from winml_dag.stages.export.inputs import ModelInput
     from winml_dag.stages.export.loading import LoadedModel
-    from winml_dag.stages.export.makers import ModelInput
 
 
-# Classifiers that use the end of a text (BART, T5 and related models), in a form that has a graph.
-#
-# transformers selects the last end-of-text token of each row with a boolean index, and rejects rows with different
-# numbers of them; a graph of one shape supports neither. Here the position is computed, and its state is gathered.
+class SentenceEndClassifier(Module):  # type: ignore[misc]  # torch is not followed by the type checker
+    """A classifier that uses the end of a text (BART, T5 and related models), in a form that has a graph.
 
-
-class SentenceEndClassifier(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
-    """``logits`` of *model*, from ``input_ids`` and ``attention_mask``; a row without an end uses its start."""
+    transformers selects the last end-of-text token of each row with a boolean index, and rejects rows with different
+    numbers of them; a graph of one shape supports neither. Here the position is computed, and its state is gathered. A
+    row without an end uses its start.
+    """
 
     input_names = ("input_ids", "attention_mask")
 
@@ -70,7 +73,7 @@ class Subject:
         inputs: of a single module, whose inputs only the recipe knows; None if they follow from the other fields.
     """
 
-    module: torch.nn.Module
+    module: Module
     config: PreTrainedConfig
     task: str
     takes: tuple[str, ...]
@@ -78,6 +81,11 @@ class Subject:
     constants: Mapping[str, Tensor] = field(default_factory=dict)
     folder: Path | None = None
     inputs: tuple[ModelInput, ...] | None = None
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether it is a decoder with a cache among its inputs."""
+        return isinstance(self.module, DecoderModule)
 
 
 def whole_subject(loaded: LoadedModel, task: str, folder: Path | None) -> Subject:
@@ -97,10 +105,87 @@ def component_subject(loaded: LoadedModel, component: Component, folder: Path | 
     return Subject(module, module.config, component.task, module.input_names, (), {}, folder)
 
 
-def _constants(model: torch.nn.Module, takes: tuple[str, ...]) -> dict[str, Tensor]:
+def chosen_subject(loaded: LoadedModel, loader: LoaderFields, folder: Path | None) -> Subject:
+    """The component that the recipe names, else the whole model."""
+    chosen = chosen_components(loaded.model.config.model_type, loader.task, loader.model_class)
+    if loaded.whole or len(chosen) != 1:
+        return whole_subject(loaded, loader.task, folder)
+    return component_subject(loaded, chosen[0], folder)
+
+
+def _constants(model: Module, takes: tuple[str, ...]) -> dict[str, Tensor]:
     """Arguments that a model requires although they have only one sensible value."""
     backbone = getattr(model.config, "backbone_config", None)
     if "dataset_index" in takes and getattr(backbone, "num_experts", 1) > 1:
         # The expert of ViTPose+ for a data set: 0 is COCO, whose keypoints its head predicts.
         return {"dataset_index": torch.zeros(1, dtype=torch.int64)}
     return {}
+
+
+def call_model(model: Module, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The output tensors of *model*, by transformers' names.
+
+    Raises:
+        StageError: the model cannot take *arguments*.
+    """
+    try:
+        result = model(**arguments)
+    except Exception as error:  # whatever the model raises is about shapes, types and values from the recipe
+        given = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in arguments.items())
+        raise StageError(
+            f"The PyTorch model cannot run on {given}: {explanation(error)}.",
+            advice="Check export.input_tensors and export.dynamic_axes.",
+        ) from error
+    return named_tensors(result)
+
+
+def named_tensors(result: Any) -> dict[str, Tensor]:
+    """The tensors in a model's result, by name; caches and other objects are skipped.
+
+    The name is that of a field, or else ``output_0`` by number. A tensor within another value has both
+    (``feature_maps_0``).
+    """
+    if not isinstance(result, Mapping):
+        several = result if isinstance(result, list | tuple) else (result,)
+        result = {f"output_{place}": value for place, value in enumerate(several)}
+    return dict(tensor for name, value in result.items() for tensor in _tensors(name, value))
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _tensors(f"{name}_{place}", inner)
+
+
+def choose_outputs(produced: Sequence[str], asked: Sequence[str], usual: Sequence[str]) -> dict[str, str]:
+    """The outputs to export, those in *asked*, else those of the *usual* ones that the model has: its own names of
+    them, by the exported model's.
+
+    Names that the model has refer to its outputs. If it has none of the names, they are new names for its first
+    outputs, in order; a mixture would be a guess.
+
+    Raises:
+        StageError: there are more names than outputs, a name is used twice, only some names are known, or there is
+            nothing to export.
+    """
+    has = ", ".join(produced) or "none"
+    if not asked:
+        choices = {name: name for name in usual if name in produced}
+        if not choices:
+            raise StageError(
+                f"The model has none of the outputs that its task is about ({', '.join(usual)}); it has: {has}.",
+                advice="Name the outputs in export.output_tensors, or choose another task.",
+            )
+        return choices
+    if len(set(asked)) != len(asked):
+        raise StageError(f"export.output_tensors names an output twice: {', '.join(asked)}.")
+    if len(asked) > len(produced):
+        raise StageError(f"export.output_tensors names {len(asked)} outputs, but the model has {len(produced)}: {has}.")
+    unknown = [name for name in asked if name not in produced]
+    if not unknown:
+        return {name: name for name in asked}
+    if len(unknown) < len(asked):
+        raise StageError(f"export.output_tensors names {', '.join(unknown)}, but the model's outputs are: {has}.")
+    return dict(zip(asked, produced, strict=False))

@@ -16,9 +16,8 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import RecipeError, StageError
 from winml_dag.onnxmodel.files import load_model, save_model
-from winml_dag.onnxmodel.hierarchy import carry_tags, tag_of
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
-from winml_dag.onnxmodel.metadata import canonicalise, carry_metadata
+from winml_dag.onnxmodel.metadata import canonicalise, carry_metadata, carry_tags, tag_of
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.optimize import WHOLE, Discovered, OptimizeConfig, OptimizeTarget, Selection, select
 from winml_dag.stages.optimize.levels import IN_HALF_PRECISION, HalfPrecisionError, run_alone, to_portable_level

@@ -1,8 +1,12 @@
-"""The default input tensors of a model, by name, with shapes from its configuration and its preprocessor.
+"""The input tensors of models: one row for each, with the names of its axes and what makes the default tensor.
 
-Integers are int32, because NPUs have no int64, and recipes use it too; a range excludes its upper end, as in recipes. A
-text has 128 tokens: the cost of attention grows with the square of the length, and a fixed shape also pays for padding,
-so the maximum of the architecture is a bad default for a device.
+``export.shape_config`` and ``export.batch_size`` apply to axes by name; the names are winml-cli's. Default shapes
+follow from the configuration and the preprocessor of a model. Integers are int32, because NPUs have no int64, and
+recipes use it too; a range excludes its upper end, as in recipes. A text has 128 tokens: the cost of attention grows
+with the square of the length, and a fixed shape also pays for padding, so the maximum of the architecture is a bad
+default for a device.
+
+Planning reads this table, so torch and transformers are imported where they are used.
 """
 
 from __future__ import annotations
@@ -11,21 +15,73 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor
-from winml_dag.stages.export.component_modules import STATES, DecoderModule, cache_shape
-from winml_dag.stages.export.configuration import did_you_mean
-from winml_dag.stages.export.detect import TOKEN_TENSORS, sized
+from winml_dag.stages.export.architectures import STATES
 from winml_dag.stages.export.modelfolder import read_json
-from winml_dag.stages.export.subject import Subject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from winml_dag.stages.export.component_modules import DecoderModule
+    from winml_dag.stages.export.subject import Subject
+
+BATCH = "batch_size"
+# One number for each token of a text: the tokenizer makes them together, in one shape.
+TOKEN_TENSORS = ("input_ids", "attention_mask", "token_type_ids")
 
 # For a dynamic axis without any known size. Not 1: torch.export treats a size of 0 or 1 as a constant.
 UNKNOWN_SIZE = 2
+DEFAULT_TOKENS = 128
+DEFAULT_IMAGE_SIZE = (224, 224)
+DEFAULT_SAMPLES = 16000  # one second of audio, on which speech models are trained
+DEFAULT_FRAMES = 100  # of audio features: one second, at the usual 10 ms
+DEFAULT_CHOICES = 2
+PREPROCESSOR_FILE = "preprocessor_config.json"
+
+# A box is left, top, right and bottom, in thousandths of a page.
+_BOX = (0, 1000)
+
+# Parts of a composite configuration, in the order in which they are searched for a setting.
+_PARTS = (
+    "text_config",
+    "vision_config",
+    "audio_config",
+    "encoder",
+    "decoder",
+    "backbone_config",
+    "prompt_encoder_config",
+)
+
+Shape = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """An input tensor. A text in ``shape`` names a dynamic axis; ``sizes`` has a default size for those axes too."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    sizes: tuple[int, ...]
+    value_range: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that models take.
+
+    Attributes:
+        axes: their names, for every rank that it may have; "" is an axis whose size the tensor itself determines.
+        make: makes the default tensor for a model, from its name and the batch size; None if there is no default. The
+            result is None if too little is known about the model.
+    """
+
+    name: str
+    axes: tuple[tuple[str, ...], ...] = ()
+    make: Callable[[Subject, str, int], ModelInput | None] | None = None
 
 
 def model_inputs(subject: Subject, fields: ExportFields) -> tuple[ModelInput, ...]:
@@ -89,6 +145,8 @@ def _asked_inputs(
     completed = []
     for tensor in asked:
         if tensor.name not in takes:
+            from winml_dag.stages.export.configuration import did_you_mean
+
             raise StageError(
                 f"export.input_tensors names {tensor.name!r}, which the model does not take."
                 f"{did_you_mean(tensor.name, takes)}",
@@ -109,48 +167,25 @@ def _asked_inputs(
     return tuple(completed)
 
 
-DEFAULT_TOKENS = 128
-DEFAULT_IMAGE_SIZE = (224, 224)
-DEFAULT_SAMPLES = 16000  # one second of audio, on which speech models are trained
-DEFAULT_FRAMES = 100  # of audio features: one second, at the usual 10 ms
-DEFAULT_CHOICES = 2
-PREPROCESSOR_FILE = "preprocessor_config.json"
+def sized(tensor: str, shape: Shape, sizes: Mapping[str, int], batch_size: int) -> Shape:
+    """Apply *sizes* to the *shape* of *tensor*; dynamic axes stay dynamic.
 
-# A box is left, top, right and bottom, in thousandths of a page.
-_BOX = (0, 1000)
-
-# Parts of a composite configuration, in the order in which they are searched for a setting.
-_PARTS = (
-    "text_config",
-    "vision_config",
-    "audio_config",
-    "encoder",
-    "decoder",
-    "backbone_config",
-    "prompt_encoder_config",
-)
-
-Shape = tuple[int | str, ...]
-
-
-@dataclass(frozen=True)
-class ModelInput:
-    """An input tensor. A text in ``shape`` names a dynamic axis; ``sizes`` has a default size for those axes too."""
-
-    name: str
-    dtype: str
-    shape: Shape
-    sizes: tuple[int, ...]
-    value_range: tuple[float, float] | None
+    Recipes write a batch size of 1, so a leading batch axis of 1 becomes *batch_size*.
+    """
+    named = next((axes for axes in _AXES.get(tensor, ()) if len(axes) == len(shape)), ("",) * len(shape))
+    found = [size if isinstance(size, str) else sizes.get(name, size) for name, size in zip(named, shape, strict=True)]
+    if found and named[0] == BATCH and found[0] == 1:
+        found[0] = batch_size
+    return tuple(found)
 
 
 def usual_inputs(subject: Subject, batch_size: int) -> dict[str, ModelInput]:
     """The default inputs of *subject*, by name, in the order in which it is called with them."""
-    makers = dict(_MAKERS)
-    if isinstance(subject.module, DecoderModule):
-        makers = {**_DECODER_MAKERS, **{name: _past for name in subject.takes if name.startswith("past_")}}
-    made = {name: make(subject, name, batch_size) for name, make in makers.items() if name in subject.takes}
-    if "input_ids" not in made and not isinstance(subject.module, DecoderModule):
+    rows: tuple[Input, ...] = _INPUTS
+    if subject.is_decoder:
+        rows = (*_DECODER_INPUTS, *(Input(name, (), _past) for name in subject.takes if name.startswith("past_")))
+    made = {row.name: row.make(subject, row.name, batch_size) for row in rows if row.make and row.name in subject.takes}
+    if "input_ids" not in made and not subject.is_decoder:
         made.pop("attention_mask", None)  # a mask of something that is not text
     return {name: each for name, each in made.items() if each is not None}
 
@@ -160,8 +195,10 @@ def longest_text(subject: Subject) -> int | None:
     positions = _setting(subject.config, "max_position_embeddings", "max_target_positions", "n_positions")
     if not isinstance(positions, int) or positions <= 0:
         return None
+    from torch.nn import Embedding
+
     # A position table with a padding row starts counting after that row: RoBERTa's 514 rows are for 512 tokens.
-    tables = [module for module in subject.module.modules() if isinstance(module, torch.nn.Embedding)]
+    tables = [module for module in subject.module.modules() if isinstance(module, Embedding)]
     padding = [table.padding_idx for table in tables if table.num_embeddings == positions]
     return positions - max((row + 1 for row in padding if row is not None), default=0)
 
@@ -182,10 +219,6 @@ def _text_input(subject: Subject, name: str, batch: int, values: int, *inner: in
 def _input_ids(subject: Subject, name: str, batch: int) -> ModelInput | None:
     words = _setting(subject.config, "vocab_size")
     return _text_input(subject, name, batch, words) if words else None
-
-
-def _attention_mask(subject: Subject, name: str, batch: int) -> ModelInput:
-    return _text_input(subject, name, batch, 2)
 
 
 def _token_type_ids(subject: Subject, name: str, batch: int) -> ModelInput | None:
@@ -264,10 +297,6 @@ def _input_points(subject: Subject, name: str, batch: int) -> ModelInput:
     return _made(name, "float32", (batch, 1, 1, 2), (0, min(height, width)))
 
 
-def _input_labels(_: Subject, name: str, batch: int) -> ModelInput:
-    return _made(name, "int32", (batch, 1, 1), (0, 2))
-
-
 def _states(subject: Subject, name: str, batch: int) -> ModelInput:
     shape = _states_shape(subject.module, subject.folder)
     return _made(name, "float32", (batch, *shape), (0, 1))
@@ -275,6 +304,10 @@ def _states(subject: Subject, name: str, batch: int) -> ModelInput:
 
 def _states_shape(decoder: DecoderModule, folder: Path | None) -> tuple[int, int]:
     """The number and the width of the states that the encoder computes from its default inputs, found by running it."""
+    import torch
+
+    from winml_dag.stages.export.subject import Subject
+
     (encoder,) = decoder.encoder_of
     subject = Subject(encoder, encoder.config, "feature-extraction", encoder.input_names, (), {}, folder)
     inputs = usual_inputs(subject, 1)
@@ -293,15 +326,9 @@ def _next_token(subject: Subject, name: str, batch: int) -> ModelInput:
     return _made(name, "int32", (batch, 1), (0, words))
 
 
-def _cache_mask(subject: Subject, name: str, batch: int) -> ModelInput:
-    return _made(name, "int32", (batch, _tokens(subject)), (0, 2))
-
-
-def _cache_position(subject: Subject, name: str, _: int) -> ModelInput:
-    return _made(name, "int32", (1,), (0, _tokens(subject)))
-
-
 def _past(subject: Subject, name: str, batch: int) -> ModelInput:
+    from winml_dag.stages.export.component_modules import cache_shape
+
     heads, size = cache_shape(subject.config)
     return _made(name, "float32", (batch, heads, _tokens(subject), size), (0, 1))
 
@@ -320,25 +347,39 @@ def _setting(config: PreTrainedConfig, *names: str) -> Any:
     return None
 
 
-_Maker = Callable[[Subject, str, int], ModelInput | None]
-
-_MAKERS: Mapping[str, _Maker] = {
-    "input_ids": _input_ids,
-    "bbox": _bbox,
-    "attention_mask": _attention_mask,
-    "token_type_ids": _token_type_ids,
-    "pixel_values": _pixel_values,
-    "pixel_values_videos": _pixel_values,
-    "input_values": _input_values,
-    "input_features": _input_features,
-    "input_points": _input_points,
-    "input_labels": _input_labels,
-    "decoder_input_ids": _decoder_input_ids,
-}
-_DECODER_MAKERS: Mapping[str, _Maker] = {
-    "decoder_input_ids": _next_token,
-    STATES: _states,
-    "attention_mask": _source_mask,
-    "decoder_attention_mask": _cache_mask,
-    "cache_position": _cache_position,
-}
+_TEXT = (BATCH, "sequence_length")
+_TOKENS = (_TEXT, (BATCH, "num_choices", "sequence_length"))
+_POINTS = (BATCH, "point_batch_size", "nb_points_per_image")
+_IMAGE = ("num_channels", "height", "width")
+_INPUTS = (
+    Input("input_ids", _TOKENS, _input_ids),
+    Input("bbox", ((*_TEXT, ""),), _bbox),
+    Input("attention_mask", _TOKENS, lambda subject, name, batch: _text_input(subject, name, batch, 2)),
+    Input("token_type_ids", _TOKENS, _token_type_ids),
+    Input("position_ids", (_TEXT,)),
+    Input("pixel_values", ((BATCH, *_IMAGE), (BATCH, "num_frames", *_IMAGE)), _pixel_values),
+    Input("pixel_values_videos", (), _pixel_values),
+    Input("pixel_mask", ((BATCH, "height", "width"),)),
+    Input(
+        "input_values",
+        ((BATCH, "audio_sequence_length"), (BATCH, "nb_max_frames", "feature_size")),
+        _input_values,
+    ),
+    Input("input_features", ((BATCH, "feature_size", "nb_max_frames"),), _input_features),
+    Input("input_points", ((*_POINTS, ""),), _input_points),
+    Input("input_labels", (_POINTS,), lambda _, name, batch: _made(name, "int32", (batch, 1, 1), (0, 2))),
+    Input("decoder_input_ids", (), _decoder_input_ids),
+)
+# Those of a decoder with a cache, without the cache.
+_DECODER_INPUTS = (
+    Input("decoder_input_ids", (), _next_token),
+    Input(STATES, ((*_TEXT, ""),), _states),
+    Input("attention_mask", _TOKENS, _source_mask),
+    Input(
+        "decoder_attention_mask",
+        (),
+        lambda subject, name, batch: _made(name, "int32", (batch, _tokens(subject)), (0, 2)),
+    ),
+    Input("cache_position", (), lambda subject, name, _: _made(name, "int32", (1,), (0, _tokens(subject)))),
+)
+_AXES = {row.name: row.axes for row in (*_DECODER_INPUTS, *_INPUTS)}

@@ -1,7 +1,7 @@
-"""The work of capture: call the model once, and record the arguments of each module of the class.
+"""What `config` asks a model: its tensors, from the architecture alone, and the arguments of its modules, from a call.
 
-The call uses the model's default inputs. :mod:`winml_dag.stages.export.module` uses the record to call a module in the
-same way: tensors by name, everything else as constants.
+:mod:`winml_dag.stages.export.module` uses the arguments to call a module in the same way: tensors by name, everything
+else as constants.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,80 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.overrides import TorchFunctionMode
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
-from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
-from winml_dag.stages.export import MODEL_SOURCE, SCRIPT_SOURCE, CaptureConfig
+from winml_dag.stages.export import MODEL, MODEL_SOURCE, SCRIPT_SOURCE, CaptureConfig, SignatureConfig
 from winml_dag.stages.export.architectures import chosen_components
-from winml_dag.stages.export.axes import shape_at, sizes_by_run
-from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
-from winml_dag.stages.export.makers import model_inputs
+from winml_dag.stages.export.comparison import random_feed, sizes_by_run, tensors_of
+from winml_dag.stages.export.conversion import own_fields
+from winml_dag.stages.export.inputs import ModelInput, model_inputs
+from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model, model_without_weights
 from winml_dag.stages.export.module import assembled, named_outputs
-from winml_dag.stages.export.outputs import call_model
-from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
+from winml_dag.stages.export.subject import (
+    Subject,
+    call_model,
+    choose_outputs,
+    chosen_subject,
+    component_subject,
+    whole_subject,
+)
 
 _MOST_NAMED = 8
+
+
+class _EveryCheckHolds(TorchFunctionMode):  # type: ignore[misc]
+    """Makes every check of tensor values true, such as whether a mask hides nothing.
+
+    A model without values cannot evaluate such a check.
+    """
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return True if func is torch.Tensor.__bool__ else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _without_values() -> Iterator[None]:
+    with torch.no_grad(), torch.device("meta"), _EveryCheckHolds():
+        yield
+
+
+def run_signature(config: SignatureConfig, workspace: Workspace) -> JsonObject:
+    """Return ``input_tensors`` and, if they can be inferred without values, ``output_tensors``, as in a recipe.
+
+    The architecture is made without weights, so this takes only as long as its imports, whatever the size of the model.
+
+    Raises:
+        StageError: no such architecture exists, or nothing is known about its inputs.
+    """
+    folder = Path(named) if (named := workspace.machine_facts.get(MODEL)) else None
+    loaded = model_without_weights(config.loader, folder, config.export.input_tensors)
+    subject = chosen_subject(loaded, config.loader, folder)
+    fields = config.export if config.component is None else own_fields(config.component, subject)
+    with _without_values():  # the length of an encoder's states is known only after running it
+        inputs = model_inputs(subject, fields)
+    outputs: list[JsonValue] = []
+    # A model that counts by values (the number of tokens in a text) cannot run without values.
+    with suppress(StageError):
+        outputs = [{"name": name} for name in _outputs(subject, inputs, config.export.output_tensors or ())]
+    return {"input_tensors": [_input_tensor(each) for each in inputs], "output_tensors": outputs}
+
+
+def _outputs(subject: Subject, inputs: tuple[ModelInput, ...], asked: tuple[str, ...]) -> list[str]:
+    example = {each.name: torch.empty(each.sizes, dtype=getattr(torch, each.dtype), device="meta") for each in inputs}
+    with _without_values():
+        produced = tuple(call_model(subject.module, {**example, **subject.constants}))
+    return list(choose_outputs(produced, asked, subject.outputs or produced))
+
+
+def _input_tensor(each: ModelInput) -> JsonObject:
+    value_range = {} if each.value_range is None else {"value_range": [*each.value_range]}
+    return {"name": each.name, "dtype": each.dtype, "shape": [*each.shape], **value_range}
 
 
 @dataclass(frozen=True)
@@ -51,8 +110,8 @@ class _Arguments:
     others: list[str] = field(default_factory=list)
 
 
-def run(config: CaptureConfig, workspace: Workspace) -> JsonObject:
-    """Return ``modules`` and ``left_out``.
+def run_capture(config: CaptureConfig, workspace: Workspace) -> JsonObject:
+    """Call the model once on its default inputs, and return ``modules`` and ``left_out``.
 
     ``modules`` has the path, input tensors, arguments and outputs of each module of the class; ``left_out`` has, by
     path, why a module is skipped.
@@ -111,10 +170,7 @@ def _subjects(loaded: LoadedModel, config: CaptureConfig, folder: Path | None) -
 def _usual(subject: Subject, config: CaptureConfig) -> dict[str, Tensor]:
     """Random inputs with masks of ones: what a module makes of a partial mask does not hold for other inputs."""
     inputs = model_inputs(subject, config.export)
-    sizes = sizes_by_run(inputs)[0]
-    specs = [InputSpec(each.name, each.dtype, shape_at(each.shape, sizes), each.value_range) for each in inputs]
-    feed = next(random_feeds(specs, 0, 1))
-    tensors = {name: torch.from_numpy(array) for name, array in feed.items()}
+    tensors = tensors_of(random_feed(inputs, sizes_by_run(inputs)[0], 0))
     return {name: torch.ones_like(tensor) if name.endswith("mask") else tensor for name, tensor in tensors.items()}
 
 

@@ -1,11 +1,14 @@
-"""Sizes of named dimensions, for tensors given in a recipe and for generated ones."""
+"""Sizes of named dimensions, for tensors given in a recipe and for generated ones, and which outputs are exported."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.stages.export.detect import sized
+from winml_dag.errors import StageError
+from winml_dag.stages.export.inputs import sized
+from winml_dag.stages.export.subject import choose_outputs
 
 SIZES = st.integers(1, 5000)
 
@@ -35,3 +38,34 @@ def test_a_batch_of_one_that_is_spelled_out_becomes_the_batch_asked_for(batch: i
     assert sized("pixel_values", (1, 3, 8, 8), {}, batch) == (batch, 3, 8, 8)
     assert sized("pixel_values", (4, 3, 8, 8), {}, batch) == (4, 3, 8, 8)
     assert sized("cache_position", (1,), {}, batch) == (1,)
+
+
+PRODUCED = ("last_hidden_state", "pooler_output")
+
+
+def test_the_usual_outputs_that_the_model_has_are_exported() -> None:
+    found = choose_outputs(PRODUCED, (), ("text_embeds", "last_hidden_state"))
+    assert found == {"last_hidden_state": "last_hidden_state"}
+
+
+def test_outputs_are_picked_by_name_in_the_recipes_order() -> None:
+    chosen = choose_outputs(PRODUCED, ("pooler_output", "last_hidden_state"), ())
+    assert list(chosen.values()) == ["pooler_output", "last_hidden_state"]
+
+
+def test_names_of_the_recipes_own_are_given_in_order() -> None:
+    assert choose_outputs(PRODUCED, ("embedding",), ()) == {"embedding": "last_hidden_state"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("a", "b", "c"), "3 outputs, but the model has 2"),
+        (("pooler_output", "embedding"), "names embedding"),
+        (("a", "a"), "twice"),
+        ((), "none of the outputs"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(asked: tuple[str, ...], words: str) -> None:
+    with pytest.raises(StageError, match=words):
+        choose_outputs(PRODUCED, asked, ("logits",))
