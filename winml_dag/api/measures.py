@@ -10,7 +10,8 @@ from typing import Any, Unpack
 from winml_dag.api.arguments import FileArguments, only_known, remote_of, store_of
 from winml_dag.errors import MeasuredError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
-from winml_dag.pipeline.assess.eval import EvalResult, EvaluationRequest, eval_result, eval_section, plan_evaluation
+from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
+from winml_dag.pipeline.assess.evalresult import EvalResult, eval_result
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, carry_out
 from winml_dag.pipeline.assess.perf import PerfRequest, PerfResult, perf_result, plan_perf
 from winml_dag.pipeline.commandresult import CommandResult, validation_result

@@ -14,9 +14,9 @@ from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import Target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
+from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK
 from winml_dag.onnxmodel.precision import precision_of
-from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, options_on
+from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, run_target
 from winml_dag.pipeline.assess.host import Host
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
@@ -31,7 +31,6 @@ from winml_dag.stages.perf import (
     PerfConfig,
     PerfFields,
 )
-from winml_dag.stages.target import RunTarget
 from winml_dag.store.digest import Fingerprints
 
 _ITERATIONS = 100
@@ -128,18 +127,26 @@ def plan_perf(built: BuiltModel, request: PerfRequest, host: Host, fingerprints:
     baseline = _baseline(built, request, target)
     config = PerfConfig(
         _fields(built, request),
-        RunTarget(target.ep.name, target.device, options_on(built, target, request.options)),
+        run_target(built, target, request.options),
         host.identity(device=target.device),
     )
-    model, data = built.model.source(), _data(request.input_data)
-    baseline_source = None if baseline is None else baseline.source()
-    inputs = {"model": model, "baseline": baseline_source, "data": data}
-    measures = measuring_node(PERF, config_json(config), inputs, target, fingerprints)
-    precision = built.precision or precision_of(read_model(built.model.path)).name
+    inputs = {
+        "model": built.model.source(),
+        "baseline": None if baseline is None else baseline.source(),
+        "data": _data(request.input_data),
+    }
+    nodes = [measuring_node(PERF, config_json(config), inputs, target, fingerprints)]
+    path = built.model.path
+    precision = built.precision or precision_of(read_model(path)).name
     draws = request.draws and distribution_version("matplotlib") is not None
-    nodes = [measures, *([_drawing(measures, _title(built, precision, target))] if draws else [])]
+    if draws:
+        # The folder is in the title because most models have the same file name.
+        named = f"{path.resolve().parent.name}/{path.name} ({precision or 'precision unknown'})"
+        title = config_json(HistogramConfig(f"{named} on {target.ep.name} ({target.device})"))
+        read, tools = {"report": nodes[0].output("report")}, versions(HISTOGRAM.packages)
+        nodes.append(Node(HISTOGRAM.name, HISTOGRAM, title, read, toolchain=tools))
     # The scope includes the target: a comparison across providers would list too many differences.
-    scope = f"perf {built.model.path.resolve()}\n{target.ep.alias} {target.device}"
+    scope = f"perf {path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), fingerprints, scope)
     return PerfPlan(planned, built, target, precision, baseline, draws)
 
@@ -182,7 +189,14 @@ def perf_result(done: Measurement) -> PerfResult:
 
 def _fields(built: BuiltModel, request: PerfRequest) -> PerfFields:
     model, perf = built.model, request.perf
-    _refuse_batch(model, perf.batch_size)
+    for spec in model.summary.inputs if perf.batch_size is not None else ():
+        takes_any = bool(spec.shape) and isinstance(spec.shape[0], str)
+        if not takes_any and spec.shape[:1] != (perf.batch_size,):
+            raise UsageError(
+                f"A batch of {perf.batch_size} does not fit: {model.path.name} takes {spec.name} in the shape"
+                f" {list(spec.shape)} only.",
+                advice="Export it with export.batch_size, or with its first axis in export.dynamic_axes.",
+            )
     return PerfFields(
         warmup=perf.warmup,
         iterations=perf.iterations or (_ITERATIONS if perf.duration is None else None),
@@ -222,21 +236,6 @@ def _sizes(model: OnnxFile, request: PerfRequest) -> Mapping[str, int]:
     return sizes
 
 
-def _takes_any_batch(spec: TensorSpec) -> bool:
-    return bool(spec.shape) and isinstance(spec.shape[0], str)
-
-
-def _refuse_batch(model: OnnxFile, wanted: int | None) -> None:
-    """Raise UsageError when an input of *model* has a fixed batch other than *wanted*."""
-    for spec in model.summary.inputs if wanted is not None else ():
-        if not _takes_any_batch(spec) and spec.shape[:1] != (wanted,):
-            raise UsageError(
-                f"A batch of {wanted} does not fit: {model.path.name} takes {spec.name} in the shape"
-                f" {list(spec.shape)} only.",
-                advice="Export it with export.batch_size, or with its first axis in export.dynamic_axes.",
-            )
-
-
 def _baseline(built: BuiltModel, request: PerfRequest, target: Target) -> OnnxFile | None:
     if not request.has_baseline:
         return None
@@ -256,20 +255,3 @@ def _data(path: Path | None) -> Source | None:
         what = "does not exist" if not path.exists() else "is no .npz file"
         raise InputError(f"perf.input_data: {path} {what}.", advice="Save inputs by their names with numpy.savez.")
     return Source("input data", artifact_types.CALIBRATION_DATA, (SourceFile("data.npz", path),))
-
-
-def _drawing(measures: Node, title: str) -> Node:
-    return Node(
-        id=HISTOGRAM.name,
-        stage=HISTOGRAM,
-        config=config_json(HistogramConfig(title)),
-        inputs={"report": measures.output("report")},
-        toolchain=versions(HISTOGRAM.packages),
-    )
-
-
-def _title(built: BuiltModel, precision: str, target: Target) -> str:
-    path = built.model.path
-    # The folder is included because most models have the same file name.
-    named = f"{path.resolve().parent.name}/{path.name}"
-    return f"{named} ({precision or 'precision unknown'}) on {target.ep.name} ({target.device})"
