@@ -21,9 +21,9 @@ from winml_dag.pipeline.plan_cache import plan_each, plan_request
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.pipeline.search import WithoutRounds
 from winml_dag.pipeline.sweep.cells import (
-    Made,
     Selection,
     as_found,
+    cell_result,
     folder_of,
     keys_of,
     longest_chain,
@@ -239,20 +239,19 @@ class _Run:
         if self._sweep_run.modules:
             model = self._sweep_run.request.overrides.model
             write_summary(self._sweep_run.folder, self._sweep_run.modules, result.cells, model)
-        names = {cell.name for cell in self._sweep_run.cells} | {
-            trial.name for trial in (outcome or GoalOutcome(())).trials
-        }
-        cells = tuple(cell for cell in result.cells if cell.name in names)
+        # Trials were built by this run, too.
+        cells = tuple(cell for cell in result.cells if cell.name in self._results)
         words = [request.words for request in self._requests.values()]
         kept = tuple(word for word in (*words, *self._put_words) if word is not None)
         return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes), self._has_data)
 
+    def _request(self, cell: Cell) -> Request:
+        return request_of(cell, self._sweep_run.request, self._sweep_run.folder)
+
     def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], driver: Driver) -> None:
         """Bring the folders of *cells* up to date; *take* is called with each result as soon as it is available."""
         by_name = {cell.name: cell for cell in cells}
-        self._requests |= {
-            cell.name: request_of(cell, self._sweep_run.request, self._sweep_run.folder) for cell in cells
-        }
+        self._requests |= {cell.name: self._request(cell) for cell in cells}
         known = {} if driver.options.rebuild else dict(self._known(cells))
 
         def finish(result: CellResult) -> None:
@@ -267,12 +266,12 @@ class _Run:
         if not rest:
             return
         planned = plan_each([(cell.name, self._requests[cell.name]) for cell in rest], self._store)
-        made = Made(self._sweep_run.commands, self._timed.started_at)
 
         def done(outcome: Outcome) -> None:
             if outcome.error is not None:
                 self._refusals[outcome.label] = outcome.error.exit_code
-            finish(made.result(by_name[outcome.label], outcome))
+            command = self._sweep_run.commands.get(outcome.label, "")
+            finish(cell_result(by_name[outcome.label], outcome, command, self._timed.started_at))
 
         # One observer for each phase: repeated rounds are only relevant within one.
         outcomes = build_all(planned, replace(driver, observer=WithoutRounds(self._timed)), done)
@@ -291,11 +290,8 @@ class _Run:
             if last is None or words is None or not last.is_there:
                 continue
             current_plan = check(folder, words, around)
-            if (
-                current_plan is not None
-                and current_plan.is_up_to_date
-                and keys_of(last) <= {*keys_of_note(folder, words)}
-            ):
+            is_current = current_plan is not None and current_plan.is_up_to_date
+            if current_plan is not None and is_current and keys_of(last) <= {*keys_of_note(folder, words)}:
                 yield cell.name, (current_plan, replace(last, values=cell.values))
 
     @property
@@ -320,9 +316,10 @@ class _Run:
         def done(name: str) -> None:
             self._watcher.cell(name, self._results[name].status)
 
-        for name, measured in measure_cells(finished, measure, self._measuring, done).items():
-            result = replace(self._results[name], perf=measured.perf, eval=measured.eval)
-            self._results[name] = result
+        speeds, qualities = measure_cells(finished, measure, self._measuring, done)
+        for cell in there:
+            result = replace(self._results[cell.name], perf=speeds.get(cell.name), eval=qualities.get(cell.name))
+            self._results[cell.name] = result
             take(result)
 
     def _pursue(self) -> GoalOutcome:
@@ -331,7 +328,7 @@ class _Run:
         known |= {cell.name: cell for cell in self._outdated(known)}
         means = Means(
             folder=self._sweep_run.folder,
-            request=lambda cell: request_of(cell, self._sweep_run.request, self._sweep_run.folder),
+            request=self._request,
             carry_out=self._carry_out,
             put=self._put,
             driver=self._measuring,
@@ -342,7 +339,7 @@ class _Run:
         """Yield other runs' cells whose build is outdated: its metrics are not those of what would be published now."""
         cells = self._sweep_run.sweep.cells
         others = [cell for cell in cells if cell.name not in self._results and known[cell.name].is_there]
-        requests = [(cell.name, request_of(cell, self._sweep_run.request, self._sweep_run.folder)) for cell in others]
+        requests = [(cell.name, self._request(cell)) for cell in others]
         for planned in plan_each(requests, self._store):
             now = frozenset[str | None]()
             if not isinstance(planned.graph, WinmlDagError):
@@ -365,7 +362,7 @@ class _Run:
         Raises:
             StageError: when a stage failed; and any error of planning.
         """
-        request = replace(request_of(cell, self._sweep_run.request, self._sweep_run.folder), output_dir=folder)
+        request = replace(self._request(cell), output_dir=folder)
         planned = plan_request(request, self._store, download=True)
         result = build(planned, self._reusing)
         if result.failed:
