@@ -39,11 +39,13 @@ from winml_dag.recipe.fields import ListOf, Section, Text, problem
 from winml_dag.recipe.problems import problems
 from winml_dag.store.remote.protocol import FOLDERS
 from winml_dag.store.remote.settings import (
+    PATH_ADVICE,
     Mode,
     RemoteSettings,
     SigningKey,
     TierSettings,
     folder_of,
+    is_path,
     keys_in_file,
     new_key,
     shown,
@@ -55,11 +57,9 @@ F = TypeVar("F", bound=Section)
 # The strictest first.
 _STRICTEST_FIRST = (Mode.OFF, Mode.READ, Mode.READ_WRITE)
 _OWN_KEY = "own-folders.key"
-_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _HEADER = re.compile(r"\s*(\[\[?)([^\]]*)\]")
 _ASSIGNED = re.compile(r"\s*([\w.-]+|\"[^\"]*\"|'[^']*')\s*=")
 
-_PARTS = "It has letters, digits, '.', '_' and '-', with '/' between its parts: main, pull/12."
 _WORDS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
 
@@ -71,8 +71,8 @@ def _check_url(url: str) -> str:
 
 
 def _check_namespace(text: str) -> str:
-    if text and _NAMESPACE.fullmatch(text) is None:
-        raise problem(f"{text!r} is no namespace: it has letters, digits, '.', '_' and '-', with '/' between parts")
+    if not is_path(text):
+        raise problem(f"{text!r} is no namespace. {PATH_ADVICE}")
     return text
 
 
@@ -300,8 +300,9 @@ def _mode(options: RemoteOptions) -> Mode | None:
 
 def _namespace_of_environment() -> str | None:
     given = os.environ.get(NAMESPACE_VARIABLE, "").strip()
-    if given and _NAMESPACE.fullmatch(given) is None:
-        raise UsageError(f"{NAMESPACE_VARIABLE} is {given!r}, which is no namespace.", advice=_PARTS)
+    if not is_path(given):
+        advice = f"{PATH_ADVICE}: main, pull/12."
+        raise UsageError(f"{NAMESPACE_VARIABLE} is {given!r}, which is no namespace.", advice=advice)
     return given or None
 
 

@@ -46,7 +46,7 @@ _MODULES = {
 }
 _SCHEMES_ADVICE = "Say " + ", ".join(f"{scheme}://" for scheme in _MODULES) + " with what follows."
 _PATH_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between its parts"
+PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between its parts"
 
 
 class Mode(StrEnum):
@@ -116,8 +116,8 @@ def open_remote(url: str, namespace: str = "", *, gets_token: bool = False) -> R
             f"The URL of the remote {shown(url)} goes on after its path",
             advice=f"Leave that out; a token belongs into the environment variable {TOKEN}.",
         )
-    if not _is_path(namespace):
-        raise UsageError(f"{namespace!r} is no namespace of a remote", advice=f"{_PATH_ADVICE}, such as pull/12.")
+    if not is_path(namespace):
+        raise UsageError(f"{namespace!r} is no namespace of a remote", advice=f"{PATH_ADVICE}, such as pull/12.")
     scheme = parts.scheme.lower()
     for module in _MODULES[scheme]:
         if find_spec(module) is None:
@@ -194,8 +194,8 @@ def _open_bucket(parts: SplitResult, namespace: str) -> Remote:
     if not parts.netloc:
         raise UsageError(f"{parts.scheme}://{parts.path} names no bucket", advice=advice)
     prefix = _below(parts.path, namespace).strip("/")
-    if not _is_path(prefix):
-        raise UsageError(f"{prefix!r} is no path in a bucket", advice=f"{_PATH_ADVICE}.")
+    if not is_path(prefix):
+        raise UsageError(f"{prefix!r} is no path in a bucket", advice=f"{PATH_ADVICE}.")
     return open_bucket(parts.scheme.lower(), parts.netloc, prefix)
 
 
@@ -210,7 +210,8 @@ def _open_folder(parts: SplitResult, namespace: str) -> Remote:
     return open_folder(folder_of(parts), namespace)
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
+    """Whether *text* can be a namespace: it leaves no folder."""
     return not text or all(_PATH_PART.fullmatch(part) for part in text.split("/"))
 
 
@@ -248,9 +249,10 @@ def check_keys(settings: RemoteSettings) -> None:
             continue
         if tier.trusted is not None and not any(key.id in tier.trusted for key in settings.keys):
             trusted = ", ".join(sorted(tier.trusted)) or "none"
+            here = ", ".join(key.id for key in settings.keys) or "no key"
             raise UsageError(
-                f"Of the keys that {shown(tier.url)} is trusted with ({trusted}) none is here, so no record from there"
-                " could be believed.",
+                f"Of the keys that {shown(tier.url)} is trusted with ({trusted}) none is here ({here}), so no record"
+                " from there could be believed.",
                 advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE}, or use --remote-mode off.",
             )
         if not settings.keys and not settings.accept_unsigned:

@@ -259,7 +259,8 @@ def test_google_creates_only_as_well(server: FaultyServer, tmp_path: Path, monke
         "private_key_id": "",
     }
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
-    monkeypatch.setattr(bucket, "_endpoint", lambda _scheme: server.url)
+    monkeypatch.setenv("GCS_ENDPOINT", server.url)
+    monkeypatch.setitem(bucket._ENDPOINTS, "gs", ("GCS_ENDPOINT",))
     remote = open_remote("gs://cache/team", "main")
     assert remote.record(KEY) == b"the record"
     assert not remote.put_record(KEY, b"second")
