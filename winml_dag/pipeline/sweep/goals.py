@@ -160,9 +160,6 @@ def pursue_goals(sweep: Sweep, results: Sequence[CellResult], means: Means) -> G
     """Return the winners among *results*, one for each of *sweep*'s goals, and publish them.
 
     If the sweep requests a search, further cells compete, too.
-
-    Raises:
-        KeyboardInterrupt: after child processes have been stopped.
     """
     return _Pursuit(sweep, results, means).run()
 

@@ -62,9 +62,6 @@ def measure_cells(
     perf has the machine to itself, one model at a time; eval runs as many at once as *driver* has jobs. Cells with
     equal models are measured once. A failed measurement is returned with its error. *done* is called for each cell that
     is complete.
-
-    Raises:
-        KeyboardInterrupt: after child processes have been stopped.
     """
     from winml_dag.pipeline.assess.host import this_host
 
