@@ -240,7 +240,7 @@ def search_together(
 def rank_cells(
     cells: Mapping[str, Cell], request: Callable[[Cell], Request], search: Search, driver: Driver
 ) -> Mapping[str, Ranked | str]:
-    """Rank the nodes of each of *cells* by the quality that quantizing them costs; returns rankings or reasons by name."""
+    """Rank the nodes of each of *cells* by the quality that quantizing them costs; returns rankings, or why not."""
     planned = {name: _planned(request(cell), search, driver.store) for name, cell in cells.items()}
     graphs = {name: one[0] for name, one in planned.items() if not isinstance(one, str)}
     # Stages before the ranking belong to the cells, which --rebuild has already rebuilt.
