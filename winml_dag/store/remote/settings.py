@@ -8,7 +8,6 @@ replaced without a gap.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import re
 import secrets
@@ -282,32 +281,29 @@ def keys_in_file(path: Path) -> tuple[SigningKey, ...]:
     return _parse_keys(kept, str(path))
 
 
-def _parse_keys(texts: Sequence[tuple[str, str]], where: str) -> tuple[SigningKey, ...]:
+def _parse_keys(texts: Sequence[tuple[str, str]], source: str) -> tuple[SigningKey, ...]:
     """The keys in *texts*, each with its location; their names must be distinct."""
     keys: dict[str, SigningKey] = {}
-    for location, text in texts:
-        key = _parse_key(text, location)
-        if key.id in keys:
-            raise UsageError(f"{where} has two keys that are called {key.id!r}.", advice="Give each a name of its own.")
-        keys[key.id] = key
+    form = f"Write it as {_KEY_FORM}."
+    for where, text in texts:
+        name, colon, coded = text.strip().partition(":")
+        if not colon:
+            raise UsageError(f"{where} is no key: it has no colon.", advice=form)
+        _checked_name(name, where)
+        try:
+            secret = base64.b64decode(coded.strip(), validate=True)
+        except ValueError:
+            raise UsageError(f"{where}: what follows {name!r} is not base64.", advice=form) from None
+        if len(secret) < SECRET_BYTES:
+            raise UsageError(
+                f"{where}: the secret of {name!r} has {len(secret)} bytes, and fewer than {SECRET_BYTES} can be"
+                " guessed.",
+                advice="`winml-dag cache remote key` makes one.",
+            )
+        if name in keys:
+            raise UsageError(f"{source} has two keys that are called {name!r}.", advice="Give each a name of its own.")
+        keys[name] = SigningKey(name, secret)
     return tuple(keys.values())
-
-
-def _parse_key(text: str, where: str) -> SigningKey:
-    name, colon, coded = text.strip().partition(":")
-    if not colon:
-        raise UsageError(f"{where} is no key: it has no colon.", advice=f"Write it as {_KEY_FORM}.")
-    _checked_name(name, where)
-    try:
-        secret = base64.b64decode(coded.strip(), validate=True)
-    except (binascii.Error, ValueError):
-        raise UsageError(f"{where}: what follows {name!r} is not base64.", advice=f"Write it as {_KEY_FORM}.") from None
-    if len(secret) < SECRET_BYTES:
-        raise UsageError(
-            f"{where}: the secret of {name!r} has {len(secret)} bytes, and fewer than {SECRET_BYTES} can be guessed.",
-            advice="`winml-dag cache remote key` makes one.",
-        )
-    return SigningKey(name, secret)
 
 
 def _checked_name(name: str, where: str) -> str:

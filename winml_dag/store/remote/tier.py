@@ -20,12 +20,7 @@ from winml_dag.store.locks import Locks
 from winml_dag.store.quantities import counted
 from winml_dag.store.records import Record
 from winml_dag.store.remote.download import Downloader
-from winml_dag.store.remote.protocol import (
-    PART_SECONDS,
-    Remote,
-    Traffic,
-    TrafficCounter,
-)
+from winml_dag.store.remote.protocol import PART_SECONDS, Remote, Traffic, TrafficCounter
 from winml_dag.store.remote.settings import Mode, TierSettings, shown
 from winml_dag.store.remote.transfer import LEAST_BYTES_PER_SECOND, CircuitBreaker, RemoteUnavailable, Transfer, ask_all
 from winml_dag.store.remote.trust import Refused, Trust
@@ -80,11 +75,8 @@ class RemoteTier:
             return self._trust.verify(data, key, self.settings.namespace, self.settings.trusted)
         except Refused as refused:
             self._count.add(Traffic(refused=1))
-            why = refused.message.rstrip(".")
-            self._warn_of_record(
-                f"A record in the remote {self.name} is refused ({key[:12]}): {why}.",
-                f"of the remote {self.name} had to be refused",
-            )
+            sentence = f"A record in the remote {self.name} is refused ({key[:12]}): {refused.message.rstrip('.')}."
+            self._warn_of_record(sentence, f"of the remote {self.name} had to be refused")
             return None
 
     def has(self, digest: str, transfer: Transfer, *, to_put: bool = False) -> bool:
@@ -137,11 +129,9 @@ class RemoteTier:
         try:
             data = self._trust.sign(record, self.settings.namespace)
         except Refused as refused:
-            stage = record.key_inputs.stage
-            self._warn_of_record(
-                f"The record of {stage} is not put into the remote {self.name}: {refused}.",
-                f"were not put into the remote {self.name}",
-            )
+            there = f"put into the remote {self.name}"
+            sentence = f"The record of {record.key_inputs.stage} is not {there}: {refused}."
+            self._warn_of_record(sentence, f"were not {there}")
             return False
         put = self.writing.ask(transfer, partial(self.remote.put_record, record.cache_key, data))
         if put:
