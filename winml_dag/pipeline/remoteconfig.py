@@ -76,7 +76,7 @@ def _check_namespace(text: str) -> str:
     return text
 
 
-class Level(Section):
+class RemoteTable(Section):
     """One remote, in a table ``[[remote]]``; the nearest comes first."""
 
     url: Annotated[str, AfterValidator(_check_url)] = Field(
@@ -101,7 +101,7 @@ class Signing(Section):
 class ProjectFile(Section):
     """``winml_dag.toml``."""
 
-    remote: ListOf[Level] = ()
+    remote: ListOf[RemoteTable] = ()
 
 
 class UserFile(ProjectFile):
@@ -267,7 +267,7 @@ def _gets_token(url: str, *, named_by_user: bool) -> bool:
     return host in (parts.hostname, parts.netloc.rpartition("@")[2].lower())
 
 
-def _settled(tier: Level, *, named_by_user: bool = True) -> TierSettings:
+def _settled(tier: RemoteTable, *, named_by_user: bool = True) -> TierSettings:
     trusted = None if tier.trusted is None else frozenset(tier.trusted)
     gets_token = _gets_token(tier.url, named_by_user=named_by_user)
     return TierSettings(tier.url, Mode(tier.mode), tier.namespace, trusted, gets_token=gets_token)

@@ -96,13 +96,13 @@ def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp
     reader = remote_node("a", "b.out", "c.out")
     inputs = Inputs(Graph((reader,), {}, {}), store, tmp_path)
     read = {"in0": near, "in1": away}
-    inputs.share(reader, read, near=True, far=False)
+    inputs.share(reader, read, fetch=True, upload=False)
     assert store.told == ["bring far"]
     store.told.clear()
-    inputs.share(reader, read, near=True, far=True)
+    inputs.share(reader, read, fetch=True, upload=True)
     assert store.told == ["bring far", "offer near", "settle"]
     store.told.clear()
-    inputs.share(reader, read, near=False, far=True)
+    inputs.share(reader, read, fetch=False, upload=True)
     assert store.told == []
 
 

@@ -56,12 +56,12 @@ class Inputs:
         self._lock = threading.Lock()
         # Digests of artifacts that are in the store, and of those that are in the remote.
         self._here: set[str] = set()
-        self._far: set[str] = set()
+        self._uploaded: set[str] = set()
 
-    def share(self, node: Node, inputs: Mapping[str, Artifact], *, near: bool, far: bool) -> None:
+    def share(self, node: Node, inputs: Mapping[str, Artifact], *, fetch: bool, upload: bool) -> None:
         """Store the artifacts that *node* reads.
 
-        With *near*, fetch all of their bytes for workers that use the same store. With *far*, also upload them to the
+        With *fetch*, fetch all of their bytes for workers that use the same store. With *upload*, upload them to the
         remote, for workers with another store.
 
         Raises:
@@ -74,21 +74,21 @@ class Inputs:
                 if artifact.digest not in self._here:
                     self._store_source(node.inputs[slot], artifact)
                     self._here.add(artifact.digest)
-            if near:
+            if fetch:
                 # An artifact found in the remote may be only there: the record of a hit comes without its bytes.
                 self._store.fetch_ahead([file for artifact in inputs.values() for file in artifact.files])
-            new = [artifact for artifact in inputs.values() if far and artifact.digest not in self._far]
+            new = [artifact for artifact in inputs.values() if upload and artifact.digest not in self._uploaded]
             for artifact in new:
                 if not self._store.remote_only(artifact.files):
                     self._store.offer(_record(artifact))
             if new:
                 self._store.settle()
-            self._far.update(artifact.digest for artifact in new)
+            self._uploaded.update(artifact.digest for artifact in new)
 
-    def are_far(self, record: Record) -> None:
+    def are_in_remote(self, record: Record) -> None:
         """Record that the outputs of *record* are in the remote, because a worker has uploaded them."""
         with self._lock:
-            self._far.update(artifact.digest for artifact in record.outputs.values())
+            self._uploaded.update(artifact.digest for artifact in record.outputs.values())
 
     def _store_source(self, name: str, artifact: Artifact) -> None:
         source = self._graph.sources.get(name)
@@ -195,7 +195,7 @@ class ClusterRuns(LocalRuns):
                 if not (able := [worker for worker, why in fitness.items() if not why]):
                     raise _nobody_fits(fitness)
                 shared = {worker.shares_store for worker in able}
-                self._inputs.share(node, inputs, near=True in shared, far=False in shared)
+                self._inputs.share(node, inputs, fetch=True in shared, upload=False in shared)
                 if (answer := self._workers.perform(order, able, memory_bytes, watch)) is not None:
                     return self._concluded(node, decision, answer)
             raise StageError(f"{_MOST_LOST} times all workers were lost that could run it.", advice=LOST_ADVICE)
@@ -229,7 +229,7 @@ class ClusterRuns(LocalRuns):
             names = ", ".join(file.name for file in missing)
             raise _unreachable(f"{answer.address} has made {names}, and it is not to be found from here", answer)
         if answer.in_remote:
-            self._inputs.are_far(record)
+            self._inputs.are_in_remote(record)
         else:
             self._store.offer(record)
         if isinstance(outcome, Reuse):

@@ -283,13 +283,13 @@ class _Run:
 
     def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[CurrentPlan, CellResult]]]:
         """Yield each cell with nothing to do: its name, its current plan, and its last result."""
-        around = Environment.now()
+        environment = Environment.now()
         folder = str(self._store.folder)
         for cell in cells:
             last, words = self._ledger.last(cell), self._requests[cell.name].words
             if last is None or words is None or not last.is_there:
                 continue
-            current_plan = check(folder, words, around)
+            current_plan = check(folder, words, environment)
             is_current = current_plan is not None and current_plan.is_up_to_date
             if current_plan is not None and is_current and keys_of(last) <= {*keys_of_note(folder, words)}:
                 yield cell.name, (current_plan, replace(last, values=cell.values))
