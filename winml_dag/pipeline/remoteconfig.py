@@ -124,18 +124,13 @@ def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
             )
         return None
     user = _user_file()
-    tiers = _tiers(options, user)
-    mode = _mode(options)
-    namespace = _namespace_of_environment()
+    named = _named(options)
+    mode, namespace = _mode(options), _namespace_of_environment()
     tiers = [
-        replace(
-            tier,
-            mode=tier.mode if mode is None else mode,
-            namespace=tier.namespace if namespace is None else namespace,
-        )
-        for tier in tiers
+        replace(tier, mode=mode or tier.mode, namespace=namespace or tier.namespace)
+        for tier in _tiers(named, user, options.project_file)
     ]
-    if options.project_file is not None and named_by(options) == str(options.project_file):
+    if options.project_file is not None and named == options.project_file:
         _refuse_writing_outside(tiers, user, options.project_file)
     return _signed(tiers, user)
 
@@ -197,27 +192,28 @@ def _own_key() -> tuple[SigningKey, ...]:
 
 def named_by(options: RemoteOptions) -> str:
     """The first source that names remotes: the option, the variable, or a file."""
-    if options.urls:
-        return "--remote"
-    if os.environ.get(REMOTE_VARIABLE, "").strip():
-        return REMOTE_VARIABLE
-    project_file = options.project_file
-    return str(config_file() if project_file is None or not names_remotes(project_file) else project_file)
+    named = _named(options)
+    return str(named) if isinstance(named, Path) else "--remote" if options.urls else REMOTE_VARIABLE
 
 
-def _tiers(options: RemoteOptions, user: UserFile) -> list[TierSettings]:
-    """The tiers of the first source that names any."""
+def _named(options: RemoteOptions) -> tuple[str, ...] | Path:
+    """The URLs in the option or the variable, else the file that names remotes."""
     if urls := options.urls or _urls_of_environment():
-        return [TierSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in urls]
+        return urls
     project_file = options.project_file
-    if project_file is not None and names_remotes(project_file):
-        by_url = {_alike(tier.url): _settled(tier) for tier in user.remote}
-        project = _read(project_file, ProjectFile)
-        return [
-            _stricter(_settled(tier, named_by_user=_alike(tier.url) in by_url), by_url.get(_alike(tier.url)))
-            for tier in project.remote
-        ]
-    return [_settled(tier) for tier in user.remote]
+    return config_file() if project_file is None or not names_remotes(project_file) else project_file
+
+
+def _tiers(named: tuple[str, ...] | Path, user: UserFile, project_file: Path | None) -> list[TierSettings]:
+    if not isinstance(named, Path):
+        return [TierSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in named]
+    if named != project_file:
+        return [_settled(tier) for tier in user.remote]
+    by_url = {_alike(tier.url): _settled(tier) for tier in user.remote}
+    return [
+        _stricter(_settled(tier, named_by_user=_alike(tier.url) in by_url), by_url.get(_alike(tier.url)))
+        for tier in _read(named, ProjectFile).remote
+    ]
 
 
 def _refuse_writing_outside(tiers: Sequence[TierSettings], user: UserFile, project_file: Path) -> None:
