@@ -19,7 +19,6 @@ from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.result import CellResult, Measured
 from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.recipe.paths import resolve_path
 from winml_dag.stages.evaluate import METRICS
 from winml_dag.stages.perf.notices import EMULATED
 from winml_dag.store.store import Store
@@ -69,7 +68,7 @@ def measure_cells(
     qualities: Mapping[str, Measured] = {}
     if PERF in measure:
         alone = replace(driver, options=replace(driver.options, jobs=1))
-        speeds = _measured(cells, partial(_plan_perf, this_host()), alone, _ignore if EVAL in measure else done)
+        speeds = _measured(cells, partial(_plan_perf, host=this_host()), alone, _ignore if EVAL in measure else done)
     if EVAL in measure:
         qualities = _measured(cells, _plan_eval, driver, done)
     return speeds, qualities
@@ -113,13 +112,12 @@ def _measurement_of(plan: _Plan, done: Measurement) -> Measured:
     return Measured(done.freshness, done.made_at, perf_json(plan, done, None))
 
 
-def _plan_perf(host: Host, cell: Finished, store: Store) -> PerfPlan:
+def _plan_perf(cell: Finished, store: Store, host: Host) -> PerfPlan:
     from winml_dag.pipeline.assess.builtmodel import find_built_model
     from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
 
-    perf = cell.recipe.recipe.perf
-    data = None if perf.input_data is None else resolve_path(cell.recipe.path.parent, perf.input_data)
-    return plan_perf(find_built_model(cell.folder), PerfRequest(perf, data), host, store.fingerprints)
+    request = PerfRequest(cell.recipe.recipe.perf, cell.recipe.path.parent)
+    return plan_perf(find_built_model(cell.folder), request, store, host)
 
 
 def _plan_eval(cell: Finished, store: Store) -> EvaluationPlan:
