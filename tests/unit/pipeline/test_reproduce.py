@@ -23,7 +23,7 @@ from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.assess.reproduce import ReproduceOptions, Reproduction, StageReproduction, Verdict, reproduce
+from winml_dag.pipeline.assess.reproduce import Reproduction, StageReproduction, Verdict, reproduce
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import STAMP_NS
@@ -104,7 +104,7 @@ class Bench:
         return planned
 
     def reproduce(self, planned: BuildGraph, *names: str, runs: int = 1) -> Reproduction:
-        return reproduce(planned, self.store, names, ReproduceOptions(runs, jobs=2), executor=self.executor)
+        return reproduce(planned, self.store, names, runs=runs, jobs=2, executor=self.executor)
 
     def only(self, planned: BuildGraph, *, runs: int = 1) -> StageReproduction:
         (stage,) = self.reproduce(planned, runs=runs).stages

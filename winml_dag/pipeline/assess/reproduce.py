@@ -194,25 +194,20 @@ class Reproduction:
         return all(stage.verdict is Verdict.EQUAL for stage in self.stages)
 
 
-@dataclass(frozen=True)
-class ReproduceOptions:
-    """How many runs, how many at a time, and the time limit of a run (None: the limit that its stage declares)."""
-
-    runs: int = 1
-    jobs: int = 1
-    stage_timeout_seconds: float | None = None
-
-
 def reproduce(
     planned: BuildGraph,
     store: Store,
     names: Sequence[str] = (),
-    options: ReproduceOptions = ReproduceOptions(),
     *,
+    runs: int = 1,
+    jobs: int = 1,
+    stage_timeout_seconds: float | None = None,
     observer: Observer | None = None,
     executor: Executor | None = None,
 ) -> Reproduction:
     """Run the stages *names* (ids, or names of stages; none means all) again and compare their outputs.
+
+    *stage_timeout_seconds* None: the limit that each stage declares.
 
     Raises:
         UsageError: for a name that this build does not have, or has skipped.
@@ -237,10 +232,10 @@ def reproduce(
             failures=store.failures,
             made_by=TOOL_ID,
             rebuild=True,
-            timeout_seconds=options.stage_timeout_seconds,
+            timeout_seconds=stage_timeout_seconds,
         )
         reruns: dict[str, list[Rerun]] = {one.node.id: [] for one in able}
-        for rerun in run_again(able, runner, runs=options.runs, jobs=options.jobs, observer=observer):
+        for rerun in run_again(able, runner, runs=runs, jobs=jobs, observer=observer):
             reruns[rerun.recorded.node.id].append(rerun)
         comparison = _Comparison(store, witness, scratch / "recorded")
         stages = tuple(
