@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,13 +33,13 @@ class Evaluation:
     result: CellResult
     facts: Facts | None
 
-    @property
+    @cached_property
     def broken(self) -> list[Bound]:
         """The bounds that it does not meet."""
         found = {} if self.facts is None else self.facts.values
         return [one for one in self.goal.bounds if one.measure in found and not one.holds(found[one.measure])]
 
-    @property
+    @cached_property
     def unknown(self) -> Mapping[str, str]:
         """Required measures without a value, with the reason."""
         if self.facts is None:
