@@ -91,7 +91,7 @@ class Ledger:
                 yield cell.folder
 
     def take(self, result: CellResult) -> None:
-        """Record the result of a cell; occasionally write the file, if the result is new."""
+        """Record the result of a cell or trial; occasionally write the file, if the result is new."""
         self._results[result.name] = result
         last = self._last.get((result.name, result.folder))
         if time.monotonic() >= self._next_write and (last is None or _essence(last) != _essence(result)):

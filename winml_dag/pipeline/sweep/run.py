@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -225,8 +225,8 @@ class _Run:
     def run(self) -> SweepDone:
         gone = tuple(self._ledger.gone())
         try:
-            self._build(self._sweep_run.cells, self._ledger.take, self._driver)
-            self._measure(self._sweep_run.cells, self._ledger.take)
+            self._build(self._sweep_run.cells, self._driver)
+            self._measure(self._sweep_run.cells)
             outcome = self._pursue() if self._sweep_run.sweep.goals and self._sweep_run.whole else None
         except BaseException:
             # After any error: try to write the results so far.
@@ -248,8 +248,8 @@ class _Run:
     def _request(self, cell: Cell) -> Request:
         return request_of(cell, self._sweep_run.request, self._sweep_run.folder)
 
-    def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], driver: Driver) -> None:
-        """Bring the folders of *cells* up to date; *take* is called with each result as soon as it is available."""
+    def _build(self, cells: Sequence[Cell], driver: Driver) -> None:
+        """Bring the folders of *cells* up to date."""
         by_name = {cell.name: cell for cell in cells}
         self._requests |= {cell.name: self._request(cell) for cell in cells}
         known = {} if driver.options.rebuild else dict(self._known(cells))
@@ -257,7 +257,7 @@ class _Run:
         def finish(result: CellResult) -> None:
             self._results[result.name] = result
             self._watcher.cell(result.name, result.status, result.why)
-            take(result)
+            self._ledger.take(result)
 
         for current_plan, last in known.values():
             log_use(str(self._store.folder), current_plan)
@@ -303,7 +303,7 @@ class _Run:
         """Measurements are independent of each other, and all run on this machine."""
         return replace(self._driver, options=replace(self._driver.options, keep_going=True, cluster=None))
 
-    def _measure(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
+    def _measure(self, cells: Sequence[Cell]) -> None:
         """Measure those of *cells* that have a build, as the sweep requests."""
         measure = self._sweep_run.sweep.measure
         there = [cell for cell in cells if self._results[cell.name].is_there]
@@ -320,7 +320,7 @@ class _Run:
         for cell in there:
             result = replace(self._results[cell.name], perf=speeds.get(cell.name), eval=qualities.get(cell.name))
             self._results[cell.name] = result
-            take(result)
+            self._ledger.take(result)
 
     def _pursue(self) -> GoalOutcome:
         """Return the winners among all cells that have a build, whichever run made it."""
@@ -352,8 +352,8 @@ class _Run:
         self._watcher.phase("searching", [cell.name for cell in cells])
         # With --rebuild, stages that they share with the sweep's cells were already rebuilt; do not repeat that every
         # round.
-        self._build(cells, lambda _: None, self._reusing)
-        self._measure(cells, lambda _: None)
+        self._build(cells, self._reusing)
+        self._measure(cells)
         return [self._results[cell.name] for cell in cells]
 
     def _put(self, cell: Cell, folder: Path) -> None:
