@@ -319,7 +319,7 @@ def _ci_file(name: str) -> str:
 
 def remotes() -> str:
     """The keys of a table ``[[remote]]``."""
-    return _configured(remoteconfig.Level)
+    return _configured(remoteconfig.RemoteTable)
 
 
 def signing() -> str:

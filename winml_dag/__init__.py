@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         quantize_onnx,
         validate_onnx,
     )
-    from winml_dag.pipeline.assess.eval import EvalResult
+    from winml_dag.pipeline.assess.evalresult import EvalResult
     from winml_dag.pipeline.assess.perf import PerfResult
     from winml_dag.pipeline.commandresult import CommandResult
     from winml_dag.pipeline.quantized import QuantizeResult

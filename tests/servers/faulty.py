@@ -168,10 +168,6 @@ class FaultyServer:
         with self._changed:
             return sum(request.sent for request in self.requests)
 
-    def bytes_received(self) -> int:
-        with self._changed:
-            return sum(request.received for request in self.requests)
-
     def wait_until_begun(self, count: int) -> None:
         """Wait until *count* requests have arrived, answered or not. Raises TimeoutError after 30 seconds."""
         with self._changed:

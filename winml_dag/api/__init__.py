@@ -21,7 +21,7 @@ from winml_dag.api.builds import (
     quantize_onnx,
 )
 from winml_dag.api.measures import evaluate_onnx, measure_onnx, validate_onnx
-from winml_dag.pipeline.assess.eval import EvalResult
+from winml_dag.pipeline.assess.evalresult import EvalResult
 from winml_dag.pipeline.assess.perf import PerfResult
 from winml_dag.pipeline.commandresult import CommandResult
 from winml_dag.pipeline.quantized import QuantizeResult

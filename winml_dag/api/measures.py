@@ -10,7 +10,8 @@ from typing import Any, Unpack
 from winml_dag.api.arguments import FileArguments, only_known, remote_of, store_of
 from winml_dag.errors import MeasuredError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
-from winml_dag.pipeline.assess.eval import EvalResult, EvaluationRequest, eval_result, eval_section, plan_evaluation
+from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
+from winml_dag.pipeline.assess.evalresult import EvalResult, eval_result
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, carry_out
 from winml_dag.pipeline.assess.perf import PerfRequest, PerfResult, perf_result, plan_perf
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
@@ -73,19 +74,16 @@ def measure_onnx(
     time is measured as well, by default the one that a compiled model was made from. *output_dir*: where reports go.
     Raises the same errors as :func:`export_model`.
     """
-    from winml_dag.pipeline.assess.host import this_host
-
-    perf = Perf.from_dict(config or {})
     request = PerfRequest(
-        perf,
-        input_data=None if perf.input_data is None else Path(perf.input_data).absolute(),
+        Perf.from_dict(config or {}),
+        Path.cwd(),
         ep=ep,
         device=device,
         baseline=None if baseline is None else Path(baseline),
         draws=output_dir is not None,
     )
     with store_of(arguments, remote_of(arguments)) as store:
-        plan = plan_perf(find_built_model(Path(model)), request, this_host(), store.fingerprints)
+        plan = plan_perf(find_built_model(Path(model)), request, store)
         return perf_result(_measured(plan.measurement, store, arguments, output_dir))
 
 

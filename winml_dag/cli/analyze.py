@@ -111,7 +111,9 @@ def _analyze(built: BuiltModel, request: AnalysisRequest, options: Mapping[str, 
     if options["output"] is not None:
         put["report"] = put_json(options["output"], result, "analysis_timestamp", overwrite=how.overwrite)
     if options["optim_config"] is not None:
-        put["optim_config"] = put_json(options["optim_config"], optimizations(found), "optim", overwrite=how.overwrite)
+        put["optim_config"] = put_json(
+            options["optim_config"], optimizations(found[0]), "optim", overwrite=how.overwrite
+        )
     saved = _save_nodes(plan, done, found, store, options)
     if how.as_json:
         print_object(analysis_json(plan, done, found, result, put, saved))
@@ -170,18 +172,17 @@ def _save_nodes(
     store: Store,
     options: Mapping[str, Any],
 ) -> list[Path]:
-    from winml_dag.pipeline.assess.analysis import judged_model
-    from winml_dag.pipeline.assess.savednodes import nodes_to_save, save_nodes
+    from winml_dag.pipeline.assess.analysis import judged_model, nodes_to_save, save_nodes
 
     if not options["save_node"]:
         return []
     path = plan.built.model.path
     cases: Any = found[0].metrics["cases"]
-    nodes = list(nodes_to_save(cases, set(options["save_node"])))
+    nodes = nodes_to_save(cases, set(options["save_node"]))
     folder = options["save_dir"] or path.with_name(f"{path.stem}_nodes")
     with tempfile.TemporaryDirectory() as temporary:
         model = judged_model(plan, done, store, Path(temporary)) if nodes else path
-        return save_nodes(model, nodes, folder, overwrite=options["overwrite"]) if nodes else []
+        return list(save_nodes(model, nodes, folder, overwrite=options["overwrite"])) if nodes else []
 
 
 def analysis_json(

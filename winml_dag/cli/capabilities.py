@@ -97,34 +97,30 @@ def _long(entry: Capability) -> str:
 
 
 def print_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
-    """Print the changes. Raises the same errors as ``winml_dag.pipeline.assess.optimcheck.checked``."""
-    from winml_dag.pipeline.assess.optimcheck import checked
+    """Print the changes. Raises the same errors as the functions of ``winml_dag.pipeline.assess.optimcheck``."""
+    from winml_dag.pipeline.assess.optimcheck import changes_by, target_of
 
-    with checked(request, names) as found:
-        if format_ == "json":
-            listed: list[JsonValue] = [_change_json(change) for change in found.changes if _matters(change) or names]
-            print_object(
-                {
-                    "success": True,
-                    "model": str(request.overrides.onnx),
-                    "standard_domain_only": found.standard_domain_only,
-                    "capabilities": listed,
-                }
-            )
-            return 0
-        count = 0
-        for change in found.changes:
-            if not _matters(change) and not names:
-                continue
-            count += bool(change.places) and not change.on
-            for line in _change_lines(change, sys.maxsize if whole else _SHOWN):
-                echo(line)
+    model, target = request.overrides.onnx, target_of(request, names)
+    assert model is not None
+    found = (change for change in changes_by(names, model.absolute(), target) if change.places or change.left or names)
+    if format_ == "json":
+        listed: list[JsonValue] = [_change_json(change) for change in found]
+        print_object(
+            {
+                "success": True,
+                "model": str(model),
+                "standard_domain_only": target.standard_domain_only,
+                "capabilities": listed,
+            }
+        )
+        return 0
+    count = 0
+    for change in found:
+        count += bool(change.places) and not change.on
+        for line in _change_lines(change, sys.maxsize if whole else _SHOWN):
+            echo(line)
     echo(f"{count} capabilit{'y' if count == 1 else 'ies'} would change the model; nothing was written.")
     return 0
-
-
-def _matters(change: Change) -> bool:
-    return bool(change.places or change.left)
 
 
 def _change_json(change: Change) -> JsonObject:

@@ -86,17 +86,11 @@ def command(**options: Any) -> int:
     winml-dag perf out --duration 10 -o measured
     winml-dag perf -c recipe.yaml --format json
     """
-    from winml_dag.pipeline.assess.host import this_host
     from winml_dag.pipeline.assess.perf import perf_json, plan_perf
 
     how = How.of(options)
     with errors_as_object(how.as_json, success=False):
-        plan, done = assessed(
-            options,
-            how,
-            _request_of(options),
-            lambda built, request, store: plan_perf(built, request, this_host(), store.fingerprints),
-        )
+        plan, done = assessed(options, how, _request_of(options), plan_perf)
     if how.as_json:
         print_object(perf_json(plan, done, options["output_dir"]))
     else:
@@ -108,7 +102,6 @@ def command(**options: Any) -> int:
 def _request_of(options: Mapping[str, Any]) -> PerfRequest:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.perf import PerfRequest
-    from winml_dag.recipe.paths import resolve_path
     from winml_dag.recipe.schema import Perf
 
     refuse_both(options, "baseline")
@@ -120,10 +113,9 @@ def _request_of(options: Mapping[str, Any]) -> PerfRequest:
     for one, other in (("iterations", "duration"), ("input_data", "sizes")):
         if given.keys() & {one, other}:  # an option for either replaces both
             written = {name: value for name, value in written.items() if name not in (one, other)}
-    perf = Perf.from_dict({**written, **given})
     return PerfRequest(
-        perf,
-        input_data=None if perf.input_data is None else resolve_path(base, perf.input_data),
+        Perf.from_dict({**written, **given}),
+        base,
         ep=options["ep"],
         device=options["device"],
         options=options["ep_option"] or {},

@@ -50,13 +50,20 @@ def command(
     """
     with errors_as_json(format_):
         from winml_dag.cli.progress import progress
-        from winml_dag.pipeline.assess.reproduce import ReproduceOptions, reproduce
+        from winml_dag.pipeline.assess.reproduce import reproduce
 
-        how = ReproduceOptions(runs, jobs or os.cpu_count() or 1, stage_timeout)
         planned, store = planned_build(options)
         # Progress goes to stderr: stdout has only the result.
         with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes), starts=True) as observer:
-            found = reproduce(planned, store, stages, how, observer=observer)
+            found = reproduce(
+                planned,
+                store,
+                stages,
+                runs=runs,
+                jobs=jobs or os.cpu_count() or 1,
+                stage_timeout_seconds=stage_timeout,
+                observer=observer,
+            )
     if format_ == "json":
         print_object(_json(found))
     else:

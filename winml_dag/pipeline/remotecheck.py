@@ -11,15 +11,17 @@ import os
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from timeit import timeit
 from urllib.parse import urlsplit
 
+from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import TOKEN_HOST_VARIABLE
 from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, Remote, RemoteError
-from winml_dag.store.remote.settings import TOKEN, Mode, RemoteSettings, TierSettings, folder_of
+from winml_dag.store.remote.settings import TOKEN, Mode, RemoteSettings, TierSettings, check_keys, folder_of
 
 _NOTHING = hashlib.sha256(b"winml_dag probe: nothing is here").hexdigest()
 _OTHER_PROBE = b"winml_dag probe, put a second time\n"
@@ -47,23 +49,24 @@ class Finding:
     advice: str = ""
 
 
-def check_tier(
-    tier: TierSettings,
-    settings: RemoteSettings,
-    remote: Remote,
-    scratch: Path,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Finding]:
+def check_tier(tier: TierSettings, settings: RemoteSettings, remote: Remote, scratch: Path) -> Iterator[Finding]:
     """The findings for *remote*, which has the settings *tier*; *scratch*: a folder for a file of a few bytes."""
-    yield _check_keys(tier, settings)
-    yield from _token(tier)
+    yield _keys(tier, settings)
     parts = urlsplit(tier.url)
+    wants_token = parts.scheme in ("http", "https") and parts.username is None
+    if wants_token and not tier.gets_token and os.environ.get(TOKEN, "").strip():
+        yield Finding(
+            "token",
+            False,
+            f"The token in {TOKEN} is not sent there",
+            f"Set {TOKEN_HOST_VARIABLE} to its host, or name it in your own configuration, if it is meant for it.",
+        )
     if tier.mode is Mode.READ and parts.scheme == "file" and not (folder := folder_of(parts)).is_dir():
         # Reading a missing folder looks like reading an empty one.
         yield Finding("reach", False, f"there is no folder {folder}", "Look at the address, or whether it is mounted.")
         return
     try:
-        seconds = [_seconds(lambda: remote.record(_NOTHING), clock) for _ in range(_REQUESTS)]
+        seconds = [timeit(lambda: remote.record(_NOTHING), number=1) for _ in range(_REQUESTS)]
     except RemoteError as error:
         yield _failed("reach", error)
         return
@@ -79,45 +82,24 @@ def check_tier(
         yield from _writing(remote, scratch)
 
 
-def _check_keys(tier: TierSettings, settings: RemoteSettings) -> Finding:
+def _keys(tier: TierSettings, settings: RemoteSettings) -> Finding:
+    try:
+        check_keys(replace(settings, tiers=(tier,)))
+    except UsageError as error:
+        return Finding("keys", False, error.message.rstrip("."), error.advice)
     known = [key.id for key in settings.keys if tier.trusted is None or key.id in tier.trusted]
-    if not known and tier.trusted is not None and settings.keys:
-        here = ", ".join(key.id for key in settings.keys)
-        return Finding(
-            "keys",
-            False,
-            f"It is trusted with {', '.join(sorted(tier.trusted)) or 'no key at all'}, and here is {here}",
-            "Set WINML_DAG_REMOTE_KEYS or WINML_DAG_REMOTE_KEYS_FILE to one of those, or correct `trusted`.",
-        )
-    if not known and not settings.accept_unsigned:
-        return Finding(
-            "keys",
-            False,
-            "No key is here that its records may be signed with, so nothing of it could be believed",
-            "Set WINML_DAG_REMOTE_KEYS or WINML_DAG_REMOTE_KEYS_FILE; `winml-dag cache remote key` makes a key.",
-        )
     believed = f"believes what {', '.join(known)} signed" if known else "believes what nobody signed"
-    if tier.mode is Mode.READ_WRITE and settings.keys and settings.keys[0].id not in known:
-        return Finding(
-            "keys",
-            False,
-            f"{believed}, but this machine signs with {settings.keys[0].id}, which is not believed here",
-            "Put a key that is trusted here first, or use --remote-mode read.",
-        )
-    signs = f", signs with {settings.keys[0].id}" if tier.mode is Mode.READ_WRITE and settings.keys else ""
-    return Finding("keys", True, believed + signs)
-
-
-def _token(tier: TierSettings) -> Iterator[Finding]:
-    parts = urlsplit(tier.url)
-    wants_token = parts.scheme in ("http", "https") and parts.username is None
-    if wants_token and not tier.gets_token and os.environ.get(TOKEN, "").strip():
-        yield Finding(
-            "token",
-            False,
-            f"The token in {TOKEN} is not sent there",
-            f"Set {TOKEN_HOST_VARIABLE} to its host, or name it in your own configuration, if it is meant for it.",
-        )
+    if tier.mode is not Mode.READ_WRITE or not settings.keys:
+        return Finding("keys", True, believed)
+    signer = settings.keys[0].id
+    if signer in known:
+        return Finding("keys", True, f"{believed}, signs with {signer}")
+    return Finding(
+        "keys",
+        False,
+        f"{believed}, but this machine signs with {signer}, which is not believed here",
+        "Put a key that is trusted here first, or use --remote-mode read.",
+    )
 
 
 def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
@@ -141,18 +123,15 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
     finally:
         probe.unlink()
     if came != content or before is None:
-        yield Finding(
-            "write", False, "What was put there does not come back as it was", "Something there changes what is put."
-        )
+        text = "What was put there does not come back as it was"
+        yield Finding("write", False, text, "Something there changes what is put.")
         return
     yield Finding("write", True, f"may be written; the probe cas/{digest[:12]}... is left there")
-    first_wins = not was_put and before == after
-    yield Finding(
-        "first wins",
-        first_wins,
-        "what is there stays" if first_wins else "A second record took the place of the first",
-        "" if first_wins else "Whoever writes last decides what all get: let only one place write there.",
-    )
+    if not was_put and before == after:
+        yield Finding("first wins", True, "what is there stays")
+    else:
+        advice = "Whoever writes last decides what all get: let only one place write there."
+        yield Finding("first wins", False, "A second record took the place of the first", advice)
 
 
 def _clock_apart(url: str) -> Iterator[Finding]:
@@ -175,9 +154,3 @@ def _clock_apart(url: str) -> Iterator[Finding]:
 
 def _failed(what: str, error: RemoteError) -> Finding:
     return Finding(what, False, f"it {error.message}".rstrip("."), _ADVICE[error.trouble])
-
-
-def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    began = clock()
-    work()
-    return clock() - began

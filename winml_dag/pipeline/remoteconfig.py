@@ -39,11 +39,13 @@ from winml_dag.recipe.fields import ListOf, Section, Text, problem
 from winml_dag.recipe.problems import problems
 from winml_dag.store.remote.protocol import FOLDERS
 from winml_dag.store.remote.settings import (
+    PATH_ADVICE,
     Mode,
     RemoteSettings,
     SigningKey,
     TierSettings,
     folder_of,
+    is_path,
     keys_in_file,
     new_key,
     shown,
@@ -55,11 +57,9 @@ F = TypeVar("F", bound=Section)
 # The strictest first.
 _STRICTEST_FIRST = (Mode.OFF, Mode.READ, Mode.READ_WRITE)
 _OWN_KEY = "own-folders.key"
-_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _HEADER = re.compile(r"\s*(\[\[?)([^\]]*)\]")
 _ASSIGNED = re.compile(r"\s*([\w.-]+|\"[^\"]*\"|'[^']*')\s*=")
 
-_PARTS = "It has letters, digits, '.', '_' and '-', with '/' between its parts: main, pull/12."
 _WORDS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
 
@@ -71,12 +71,12 @@ def _check_url(url: str) -> str:
 
 
 def _check_namespace(text: str) -> str:
-    if text and _NAMESPACE.fullmatch(text) is None:
-        raise problem(f"{text!r} is no namespace: it has letters, digits, '.', '_' and '-', with '/' between parts")
+    if not is_path(text):
+        raise problem(f"{text!r} is no namespace. {PATH_ADVICE}")
     return text
 
 
-class Level(Section):
+class RemoteTable(Section):
     """One remote, in a table ``[[remote]]``; the nearest comes first."""
 
     url: Annotated[str, AfterValidator(_check_url)] = Field(
@@ -101,7 +101,7 @@ class Signing(Section):
 class ProjectFile(Section):
     """``winml_dag.toml``."""
 
-    remote: ListOf[Level] = ()
+    remote: ListOf[RemoteTable] = ()
 
 
 class UserFile(ProjectFile):
@@ -124,18 +124,13 @@ def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
             )
         return None
     user = _user_file()
-    tiers = _tiers(options, user)
-    mode = _mode(options)
-    namespace = _namespace_of_environment()
+    named = _named(options)
+    mode, namespace = _mode(options), _namespace_of_environment()
     tiers = [
-        replace(
-            tier,
-            mode=tier.mode if mode is None else mode,
-            namespace=tier.namespace if namespace is None else namespace,
-        )
-        for tier in tiers
+        replace(tier, mode=mode or tier.mode, namespace=namespace or tier.namespace)
+        for tier in _tiers(named, user, options.project_file)
     ]
-    if options.project_file is not None and named_by(options) == str(options.project_file):
+    if options.project_file is not None and named == options.project_file:
         _refuse_writing_outside(tiers, user, options.project_file)
     return _signed(tiers, user)
 
@@ -197,27 +192,28 @@ def _own_key() -> tuple[SigningKey, ...]:
 
 def named_by(options: RemoteOptions) -> str:
     """The first source that names remotes: the option, the variable, or a file."""
-    if options.urls:
-        return "--remote"
-    if os.environ.get(REMOTE_VARIABLE, "").strip():
-        return REMOTE_VARIABLE
-    project_file = options.project_file
-    return str(config_file() if project_file is None or not names_remotes(project_file) else project_file)
+    named = _named(options)
+    return str(named) if isinstance(named, Path) else "--remote" if options.urls else REMOTE_VARIABLE
 
 
-def _tiers(options: RemoteOptions, user: UserFile) -> list[TierSettings]:
-    """The tiers of the first source that names any."""
+def _named(options: RemoteOptions) -> tuple[str, ...] | Path:
+    """The URLs in the option or the variable, else the file that names remotes."""
     if urls := options.urls or _urls_of_environment():
-        return [TierSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in urls]
+        return urls
     project_file = options.project_file
-    if project_file is not None and names_remotes(project_file):
-        by_url = {_alike(tier.url): _settled(tier) for tier in user.remote}
-        project = _read(project_file, ProjectFile)
-        return [
-            _stricter(_settled(tier, named_by_user=_alike(tier.url) in by_url), by_url.get(_alike(tier.url)))
-            for tier in project.remote
-        ]
-    return [_settled(tier) for tier in user.remote]
+    return config_file() if project_file is None or not names_remotes(project_file) else project_file
+
+
+def _tiers(named: tuple[str, ...] | Path, user: UserFile, project_file: Path | None) -> list[TierSettings]:
+    if not isinstance(named, Path):
+        return [TierSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in named]
+    if named != project_file:
+        return [_settled(tier) for tier in user.remote]
+    by_url = {_alike(tier.url): _settled(tier) for tier in user.remote}
+    return [
+        _stricter(_settled(tier, named_by_user=_alike(tier.url) in by_url), by_url.get(_alike(tier.url)))
+        for tier in _read(named, ProjectFile).remote
+    ]
 
 
 def _refuse_writing_outside(tiers: Sequence[TierSettings], user: UserFile, project_file: Path) -> None:
@@ -267,7 +263,7 @@ def _gets_token(url: str, *, named_by_user: bool) -> bool:
     return host in (parts.hostname, parts.netloc.rpartition("@")[2].lower())
 
 
-def _settled(tier: Level, *, named_by_user: bool = True) -> TierSettings:
+def _settled(tier: RemoteTable, *, named_by_user: bool = True) -> TierSettings:
     trusted = None if tier.trusted is None else frozenset(tier.trusted)
     gets_token = _gets_token(tier.url, named_by_user=named_by_user)
     return TierSettings(tier.url, Mode(tier.mode), tier.namespace, trusted, gets_token=gets_token)
@@ -300,8 +296,9 @@ def _mode(options: RemoteOptions) -> Mode | None:
 
 def _namespace_of_environment() -> str | None:
     given = os.environ.get(NAMESPACE_VARIABLE, "").strip()
-    if given and _NAMESPACE.fullmatch(given) is None:
-        raise UsageError(f"{NAMESPACE_VARIABLE} is {given!r}, which is no namespace.", advice=_PARTS)
+    if not is_path(given):
+        advice = f"{PATH_ADVICE}: main, pull/12."
+        raise UsageError(f"{NAMESPACE_VARIABLE} is {given!r}, which is no namespace.", advice=advice)
     return given or None
 
 

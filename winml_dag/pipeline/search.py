@@ -187,14 +187,14 @@ def searches(results: Iterable[StageResult]) -> list[Searched]:
         place = round_of(result.node)
         if place is not None and result.node.stage.name == "analyze" and result.record is not None:
             lines.setdefault(place[0].removesuffix("analyze"), {})[place[1]] = result
-    return [_searched(line, by_round) for line, by_round in lines.items()]
-
-
-def _searched(line: str, by_round: Mapping[int, StageResult]) -> Searched:
-    number = max(by_round)
-    keys = {result.cache_key for result in by_round.values()}
-    known, before = _discovered(by_round[number]), _discovered(by_round.get(number - 1))
-    return Searched(line, by_round[number], len(keys), tuple(sorted(before)), tuple(sorted(known - before)))
+    found = []
+    for line, by_round in lines.items():
+        number = max(by_round)
+        keys = {result.cache_key for result in by_round.values()}
+        known, before = _discovered(by_round[number]), _discovered(by_round.get(number - 1))
+        left = tuple(sorted(known - before))
+        found.append(Searched(line, by_round[number], len(keys), tuple(sorted(before)), left))
+    return found
 
 
 def _discovered(result: StageResult | None) -> frozenset[str]:
@@ -222,18 +222,15 @@ def _with_capabilities(settings: JsonObject, searched: Searched) -> JsonObject:
     This works because every round of a search, too, applies all capabilities together to the exported model.
     """
     component = searched.line.removesuffix(".")
-    if not component:
-        return {**settings, "optim": _optim(settings, searched)}
-    components = settings.get("components")
-    by_name = components if isinstance(components, Mapping) else {}
-    own = by_name.get(component)
-    section: JsonObject = own if isinstance(own, Mapping) else {}
-    return {**settings, "components": {**by_name, component: {**section, "optim": _optim(section, searched)}}}
+    components = _section(settings, "components")
+    own = _section(components, component) if component else settings
+    own = {**own, "optim": {**_section(own, "optim"), **dict.fromkeys(searched.discovered, True)}}
+    return {**settings, "components": {**components, component: own}} if component else own
 
 
-def _optim(section: JsonObject, searched: Searched) -> JsonObject:
-    written = section.get("optim")
-    return {**(written if isinstance(written, Mapping) else {}), **dict.fromkeys(searched.discovered, True)}
+def _section(settings: JsonObject, name: str) -> JsonObject:
+    value = settings.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _sentences(searched: Searched, *, is_compiled: bool) -> Iterator[str]:
@@ -266,8 +263,7 @@ def refuse_unsupported(config: JsonObject, metrics: JsonObject) -> None:
 
 
 def _count(metrics: JsonObject, verdict: str) -> int:
-    nodes = metrics.get("nodes")
-    found = nodes.get(verdict) if isinstance(nodes, Mapping) else None
+    found = _section(metrics, "nodes").get(verdict)
     return found if isinstance(found, int) else 0
 
 
@@ -296,6 +292,5 @@ def _name(operator: Mapping[str, JsonValue]) -> str:
 
 
 def _target(config: JsonObject) -> str:
-    target = config.get("target")
-    assert isinstance(target, Mapping)
+    target = _section(config, "target")
     return f"{target['execution_provider']} ({target['device']})"

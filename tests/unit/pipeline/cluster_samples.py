@@ -25,8 +25,8 @@ from winml_dag.engine.schedule import Scheduler as EngineScheduler
 from winml_dag.engine.stage import Memory, Node, Source
 from winml_dag.pipeline.cluster.cluster import Cluster, ClusterOptions
 from winml_dag.pipeline.cluster.report import Installed, Report, folder_identity
-from winml_dag.pipeline.cluster.runs import connect
 from winml_dag.pipeline.cluster.worker import Order, Workplace, dask_worker
+from winml_dag.pipeline.cluster.workers import connect
 from winml_dag.store.remote.settings import RemoteSettings
 from winml_dag.store.store import Store
 

@@ -23,7 +23,7 @@ class Config:
 
 
 def same(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    texts = [path.read_text() for slot in sorted(workspace.inputs) for path in workspace.inputs[slot].iterdir()]
+    texts = [path.read_bytes().hex() for slot in sorted(workspace.inputs) for path in workspace.inputs[slot].iterdir()]
     (workspace.outputs["out"] / "same.txt").write_text(f"made from ({','.join(texts)})")
     return {}
 

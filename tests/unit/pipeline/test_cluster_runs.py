@@ -21,10 +21,10 @@ from winml_dag.engine.run import Damaged
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.errors import Interrupted, UsageError
 from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
-from winml_dag.pipeline.cluster.inputs import Inputs
 from winml_dag.pipeline.cluster.report import Installed, Report, Requirement, Worker
-from winml_dag.pipeline.cluster.runs import ClusterAdmission
+from winml_dag.pipeline.cluster.runs import Inputs
 from winml_dag.pipeline.cluster.worker import Order
+from winml_dag.pipeline.cluster.workers import ClusterAdmission
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import Record
@@ -94,15 +94,15 @@ def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp
     store.told = []
     near, away = (Artifact((FileEntry(name, f"sha256:{name[0].encode().hex() * 32}", 1),)) for name in ("near", "far"))
     reader = remote_node("a", "b.out", "c.out")
-    inputs = Inputs(Graph((reader,), {}, {}), store, tmp_path, "here")
+    inputs = Inputs(Graph((reader,), {}, {}), store, tmp_path)
     read = {"in0": near, "in1": away}
-    inputs.share(reader, read, near=True, far=False)
+    inputs.share(reader, read, fetch=True, upload=False)
     assert store.told == ["bring far"]
     store.told.clear()
-    inputs.share(reader, read, near=True, far=True)
+    inputs.share(reader, read, fetch=True, upload=True)
     assert store.told == ["bring far", "offer near", "settle"]
     store.told.clear()
-    inputs.share(reader, read, near=False, far=True)
+    inputs.share(reader, read, fetch=False, upload=True)
     assert store.told == []
 
 

@@ -30,8 +30,8 @@ from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.cluster import require_shared
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Requirement, Worker, environments_of, folder_identity
-from winml_dag.pipeline.cluster.runs import connect
 from winml_dag.pipeline.cluster.worker import Order, Workplace, serve
+from winml_dag.pipeline.cluster.workers import connect
 from winml_dag.pipeline.epplace import HERE, ep_place
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.stages.devices import DEVICES

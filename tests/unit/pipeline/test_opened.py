@@ -69,18 +69,3 @@ def test_what_is_wrong_with_a_remote_is_logged_once_and_counted(
     assert [record.message.partition(" cannot")[0] for record in caplog.records] == ["The remote http://127.0.0.1:1"]
     close_store(store)
     assert read_statistics(store.folder, store.locks).traffic.left_alone == 1
-
-
-def test_a_run_of_ci_is_told_what_it_may_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"GITHUB_ACTIONS": "true", "GITHUB_EVENT_NAME": "push", "GITHUB_REF": "refs/heads/x"}.items():
-        monkeypatch.setenv(name, value)
-    told: list[str] = []
-    open_store(tmp_path / "cache", RemoteOptions((tmp_path.as_uri(),), "read-write"), warn=told.append).close()
-    assert told[0].startswith("The branch x is not known to be protected: nothing is put into remotes.")
-
-
-def test_without_any_key_nothing_could_be_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED")
-    with pytest.raises(UsageError, match="There is no key to check the records of"):
-        open_store(tmp_path / "cache", RemoteOptions(("https://cache",)))
-    open_store(tmp_path / "cache", RemoteOptions(("https://cache",), "off")).close()

@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
 
 def plan(path: Path, store: Store, host: Host = HOST, **request: Any) -> PerfPlan:
     perf = request.pop("perf", {})
-    return plan_perf(find_built_model(path), PerfRequest(Perf(**perf), **request), host, store.fingerprints)
+    return plan_perf(find_built_model(path), PerfRequest(Perf(**perf), path.parent, **request), store, host)
 
 
 def key(planned: PerfPlan) -> str:
@@ -103,12 +103,12 @@ def test_what_is_read_is_in_the_key(tmp_path: Path, store: Store) -> None:
         key(plan(model, store)),
         key(plan(other, store)),
         key(plan(model, store, baseline=other)),
-        key(plan(model, store, input_data=data)),
+        key(plan(model, store, perf={"input_data": "data.npz"})),
     ]
     assert len(set(keys)) == 4
 
     np.savez(data, x=np.ones((1, 2, 3), np.float32))
-    assert key(plan(model, store, input_data=data)) not in keys
+    assert key(plan(model, store, perf={"input_data": "data.npz"})) not in keys
 
 
 def test_neither_a_picture_nor_a_seed_that_nothing_reads_is_in_the_key(tmp_path: Path, store: Store) -> None:
@@ -116,8 +116,8 @@ def test_neither_a_picture_nor_a_seed_that_nothing_reads_is_in_the_key(tmp_path:
     np.savez(data, x=np.zeros((1, 2, 3), np.float32))
 
     assert key(plan(model, store)) == key(plan(model, store, draws=True))
-    with_data = plan(model, store, input_data=data)
-    assert key(with_data) == key(plan(model, store, input_data=data, perf={"seed": 7}))
+    with_data = plan(model, store, perf={"input_data": "data.npz"})
+    assert key(with_data) == key(plan(model, store, perf={"input_data": "data.npz", "seed": 7}))
 
 
 def test_a_batch_that_the_model_does_not_take_is_refused(tmp_path: Path, store: Store) -> None:
@@ -131,8 +131,8 @@ def test_the_batch_of_a_fixed_model_is_what_is_given_or_what_its_build_fixed(tmp
     built = find_built_model(save(tmp_path / "model.onnx", first=2))
 
     def planned(size: int | None, **settings: Any) -> str:
-        request = PerfRequest(Perf(batch_size=size))
-        return key(plan_perf(replace(built, settings=settings), request, HOST, store.fingerprints))
+        request = PerfRequest(Perf(batch_size=size), tmp_path)
+        return key(plan_perf(replace(built, settings=settings), request, store, HOST))
 
     assert planned(2) == planned(None, export={"batch_size": 2})
     assert planned(2) != planned(None) == planned(None, export={"batch_size": 3})
@@ -147,7 +147,7 @@ def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: Store) 
             plan(model, store, perf={"sizes": {name: 3}})
     np.savez(tmp_path / "data.npz", x=np.zeros((1, 3), np.float32))
     with pytest.raises(UsageError, match=r"perf\.input_data has sizes of its own"):
-        plan(model, store, input_data=tmp_path / "data.npz", perf={"sizes": {"length": 3}})
+        plan(model, store, perf={"input_data": "data.npz", "sizes": {"length": 3}})
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("none.npz", "does not exist"), ("model.onnx", "is no .npz file")])
@@ -155,7 +155,7 @@ def test_data_that_is_not_there_is_named(tmp_path: Path, store: Store, name: str
     model = save(tmp_path / "model.onnx")
 
     with pytest.raises(InputError, match=rf"perf.input_data: .*{name} {wrong}"):
-        plan(model, store, input_data=tmp_path / name)
+        plan(model, store, perf={"input_data": name})
 
 
 def test_an_option_that_the_provider_does_not_know_is_refused(tmp_path: Path, store: Store) -> None:

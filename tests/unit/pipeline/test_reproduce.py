@@ -10,17 +10,20 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import reproduce_stages
+from memory_executor import MemoryExecutor
 from onnx import numpy_helper
-from reproduce_stages import SAYS
+from reproduce_stages import SAYS, Config
 
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Silent, StageResult
-from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.execute import Executor, LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
-from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage
+from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.assess.reproduce import ReproduceOptions, Reproduction, StageReproduction, Verdict, reproduce
+from winml_dag.pipeline.assess.reproduce import Reproduction, StageReproduction, Verdict, reproduce
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import STAMP_NS
@@ -33,11 +36,17 @@ def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:
     return Artifact.of(fingerprints.entry(file.path, file.name) for file in source.files)
 
 
+def _work(node: Node, workspace: Workspace) -> JsonObject:
+    done: JsonObject = getattr(reproduce_stages, node.stage.name)(Config(), workspace)
+    return done
+
+
 class Bench:
-    """A store, a source file, and graphs of the stages in ``reproduce_stages``."""
+    """A store, a source file, and graphs of the stages in ``reproduce_stages``, which run in this process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.executor: Executor = MemoryExecutor(_work)
         self.store = Store(folder / "cache")
         self.source = folder / "source.txt"
         self.source.write_text("a source")
@@ -80,7 +89,7 @@ class Bench:
             runner = Runner(
                 planned.graph,
                 self.store,
-                LocalExecutor(),
+                self.executor,
                 self.store.fingerprints,
                 scratch=scratch,
                 failures=self.folder / "failures",
@@ -95,7 +104,7 @@ class Bench:
         return planned
 
     def reproduce(self, planned: BuildGraph, *names: str, runs: int = 1) -> Reproduction:
-        return reproduce(planned, self.store, names, ReproduceOptions(runs, jobs=2))
+        return reproduce(planned, self.store, names, runs=runs, jobs=2, executor=self.executor)
 
     def only(self, planned: BuildGraph, *, runs: int = 1) -> StageReproduction:
         (stage,) = self.reproduce(planned, runs=runs).stages
@@ -192,6 +201,7 @@ def test_runs_that_agree_blame_the_record(bench: Bench, monkeypatch: pytest.Monk
 
 
 def test_every_run_has_a_process_of_its_own(bench: Bench) -> None:
+    bench.executor = LocalExecutor()
     stage = bench.only(bench.build({"process_number": None}), runs=2)
     numbers = {re.fullmatch(r"process\.id: (\d+) -> (\d+)", difference.text)[2] for difference in stage.differences}  # type: ignore[index]
     assert len(numbers) == 2
@@ -200,7 +210,7 @@ def test_every_run_has_a_process_of_its_own(bench: Bench) -> None:
 
 def test_a_stage_that_differs_does_not_reach_those_behind_it(bench: Bench) -> None:
     """Each runs from its recorded inputs, so only the faulty one differs."""
-    found = bench.reproduce(bench.build({"process_number": None, "same": "process_number"}))
+    found = bench.reproduce(bench.build({"random_bytes": None, "same": "random_bytes"}))
     assert [stage.verdict for stage in found.stages] == [Verdict.DIFFERS, Verdict.EQUAL]
     assert not found.equal
 
@@ -255,6 +265,7 @@ def test_what_was_not_built_as_it_is_now_says_what_changed(bench: Bench) -> None
 
 
 def test_a_stage_that_fails_is_reported_with_its_log(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.executor = LocalExecutor()
     planned = bench.build({"fails_when_told": None})
     before = bench.state()
     monkeypatch.setenv(SAYS, "no")
@@ -285,5 +296,5 @@ def test_an_interrupt_leaves_nothing_behind(bench: Bench) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce(planned, bench.store, observer=Interrupting())
+        reproduce(planned, bench.store, observer=Interrupting(), executor=bench.executor)
     assert bench.state() == before

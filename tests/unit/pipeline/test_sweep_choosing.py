@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.pipeline.sweep.goals import Evaluation, evaluate, is_pending, nearest, winner
+from winml_dag.pipeline.sweep.goals import Evaluation, nearest, winner
 from winml_dag.pipeline.sweep.measuring import Facts
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure
 from winml_dag.recipe.goal import Goal
@@ -30,7 +30,7 @@ VALUES = st.fixed_dictionaries(
 
 def evaluation(values: Mapping[str, float], name: str = "a/w8a8") -> Evaluation:
     missing = {each: "nobody looked" for each in ("latency", "size", "cosine") if each not in values}
-    return evaluate(GOAL, replace(THERE, name=name), Facts(values, missing))
+    return Evaluation(GOAL, replace(THERE, name=name), Facts(values, missing))
 
 
 @given(st.lists(VALUES, max_size=12))
@@ -41,20 +41,20 @@ def test_nothing_that_meets_the_bounds_is_better_than_the_winner(found: list[dic
         for place, values in enumerate(found)
         if len(values) == 3 and values["cosine"] >= 0.99 and values["size"] <= 50
     ]
-    best = winner(GOAL, cells)
+    best = winner(cells)
     assert (None if best is None else best.result.name) == (f"cell {min(meeting)[3]}" if meeting else None)
     # A cell with a reason against it does not win, and one without could have.
-    assert [one.candidate(GOAL).why == "" for one in cells] == [
+    assert [one.candidate().why == "" for one in cells] == [
         any(place == each for *_, each in meeting) for place in range(len(cells))
     ]
 
 
 def test_what_ruled_a_cell_out_is_told_with_its_figures() -> None:
-    assert evaluation({"latency": 1.0, "size": 60.0, "cosine": 0.98999}).candidate(GOAL).why == (
+    assert evaluation({"latency": 1.0, "size": 60.0, "cosine": 0.98999}).candidate().why == (
         "cosine is 0.98999, below 0.99; size is 60 bytes, above 50"
     )
-    assert evaluation({"size": 60.0}).candidate(GOAL).values == {"latency": None, "cosine": None, "size": 60.0}
-    assert evaluation({"size": 1.0, "cosine": 1.0}).candidate(GOAL).why == "latency is not known: nobody looked"
+    assert evaluation({"size": 60.0}).candidate().values == {"latency": None, "cosine": None, "size": 60.0}
+    assert evaluation({"size": 1.0, "cosine": 1.0}).candidate().why == "latency is not known: nobody looked"
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,9 @@ def test_what_ruled_a_cell_out_is_told_with_its_figures() -> None:
     ids=["failed", "refused"],
 )
 def test_a_cell_that_is_not_there_is_no_winner_and_says_why(result: CellResult, told: str) -> None:
-    one = evaluate(GOAL, result, None)
-    assert winner(GOAL, [one]) is None
-    assert one.candidate(GOAL).why == told
-    assert not is_pending([result])
+    one = Evaluation(GOAL, result, None)
+    assert winner([one]) is None
+    assert one.candidate().why == told
 
 
 def test_the_nearest_is_the_one_whose_largest_shortfall_is_smallest() -> None:
@@ -80,7 +79,7 @@ def test_the_nearest_is_the_one_whose_largest_shortfall_is_smallest() -> None:
     near = evaluation({"latency": 3.0, "size": 40.0, "cosine": 0.98}, "near")
     too_large = evaluation({"latency": 1.0, "size": 60.0, "cosine": 1.0}, "too large")
     unknown = evaluation({"latency": 1.0, "cosine": 0.98}, "unknown")
-    found = nearest(GOAL, [far, unknown, near, too_large])
+    found = nearest([far, unknown, near, too_large])
     assert found is not None
     assert found.result.name == "near"
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from winml_dag.pipeline.sweep.search import FLOAT, SIXTEEN, Keeping, with_kept
+from winml_dag.pipeline.sweep.search import FLOAT, SIXTEEN, Keeping, Ranked, with_kept
+from winml_dag.recipe.goal import Search
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.schema import Recipe
 
@@ -63,4 +64,5 @@ def test_nodes_in_float_are_added_to_those_that_are_left_out_already() -> None:
 
 
 def test_in_float_something_is_left_to_quantize() -> None:
-    assert (SIXTEEN_BITS.most(5), Keeping(FLOAT).most(5)) == (5, 4)
+    ranked = Ranked(tuple("abcde"), ())
+    assert [ranked.most(keeping, Search()) for keeping in (SIXTEEN_BITS, Keeping(FLOAT))] == [5, 4]

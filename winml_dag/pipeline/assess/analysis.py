@@ -1,25 +1,28 @@
-"""Plan and run analyze: a graph with one stage for each target that the model may run on.
+"""Plan and read analyze: a graph with one stage for each target that the model may run on.
 
-It is the same stage that builds use, so a model that was analyzed before is a cache hit.
+It is the same stage that builds use, so a model that was analyzed before is a cache hit. Single nodes can be saved as
+models of their own, with their weights: test cases for a provider's developers.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Node, Stage, config_json
 from winml_dag.ep.availability import can_be_asked, require_installed, resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep
 from winml_dag.ep.support import table_files
-from winml_dag.errors import UsageError
+from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.assess.builtmodel import BuiltModel
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, plan_measurement
 from winml_dag.pipeline.autoconf import analyze_target, support_of
@@ -34,8 +37,14 @@ from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto, ValueInfoProto
+
 ALL = "all"
 AUTO = "auto"
+# How many nodes are saved as models of their own.
+MOST_SAVED = 100
+_SAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,7 @@ class AnalysisRequest:
 class AnalysisPlan:
     """An analysis ready to run: one stage for each of ``targets``, in their order.
 
-    A target that needs a normalized model gets a normalize stage first. ``notices`` report what that decided, a
-    sentence
-    each.
+    A target that needs a normalized model gets a normalize stage first. ``notices`` report what that decided.
     """
 
     measurement: MeasurementGraph
@@ -105,7 +112,7 @@ def plan_analysis(built: BuiltModel, request: AnalysisRequest, fingerprints: Fin
         if request.must_ask:
             require_installed(target)
         config = _config(request, target)
-        judged = model.name
+        inputs = {"model": model.name}
         found = _normalization(built, request, target, config)
         if found.config is not None:
             node = Node(
@@ -117,7 +124,7 @@ def plan_analysis(built: BuiltModel, request: AnalysisRequest, fingerprints: Fin
                 toolchain=versions(NORMALIZE.packages),
             )
             nodes.append(node)
-            judged = node.output("model")
+            inputs["model"] = node.output("model")
             notices += found.notices
         asks = config.target.asks
         tables = None if request.lint_only else support_of(table_files(target, asks=asks))
@@ -125,12 +132,12 @@ def plan_analysis(built: BuiltModel, request: AnalysisRequest, fingerprints: Fin
             # With several targets, each has its own tables.
             tables = replace(tables, name=f"{tables.name} of {target.ep.alias} {target.device}")
             sources.append(tables)
+            inputs["support"] = tables.name
         elif not request.lint_only and not asks:
             notices.append(
                 f"{target.ep.name} is not installed here. There is no table of what it takes on the device"
                 f" {target.device} either, so its verdict on every operator is unknown. {_measured()}"
             )
-        inputs = {"model": judged, **({} if tables is None else {"support": tables.name})}
         place = ep_place(target, fingerprints) if asks else HERE
         nodes.append(
             Node(
@@ -234,17 +241,16 @@ def read_analyses(plan: AnalysisPlan, done: Measurement, store: Store) -> list[T
     Raises:
         BlobDamaged: when a result cannot be read; its stage has to run again.
     """
-    by_id = {result.node.id: result for result in done.results}
-    results = (by_id[_id(ANALYZE, target)] for target in plan.targets)
-    return [_read(target, result, store) for target, result in zip(plan.targets, results, strict=True)]
-
-
-def _read(target: Target, result: StageResult, store: Store) -> TargetAnalysis:
-    assert result.record is not None
-    with tempfile.TemporaryDirectory() as folder:
-        store.fetch(result.record.outputs["result"], Path(folder))
-        (path,) = Path(folder).iterdir()
-        return TargetAnalysis(target, result.record.metrics, json.loads(path.read_text(encoding="utf-8")))
+    records = {result.node.id: result.record for result in done.results}
+    found = []
+    for target in plan.targets:
+        record = records[_id(ANALYZE, target)]
+        assert record is not None
+        with tempfile.TemporaryDirectory() as folder:
+            store.fetch(record.outputs["result"], Path(folder))
+            (path,) = Path(folder).iterdir()
+            found.append(TargetAnalysis(target, record.metrics, json.loads(path.read_text(encoding="utf-8"))))
+    return found
 
 
 def judged_model(plan: AnalysisPlan, done: Measurement, store: Store, folder: Path) -> Path:
@@ -270,24 +276,79 @@ def merged(plan: AnalysisPlan, analyses: Sequence[TargetAnalysis], made_at: str)
         **first,
         "analysis_timestamp": made_at,
         "metadata": {**metadata, "model_path": plan.built.model.path.name},
-        "results": [result for each in analyses for result in _results(each)],
+        "results": [result for each in analyses for result in cast(list[JsonObject], each.file["results"])],
     }
 
 
-def optimizations(analyses: Sequence[TargetAnalysis]) -> JsonObject:
-    """Return the proposed optimizations as the recipe section that enables them.
-
-    Raises:
-        UsageError: when there are several targets, since their proposals may differ.
-    """
-    if len(analyses) > 1:
-        raise UsageError("--optim-config is for one target.", advice="Name it with --ep and --device.")
-    proposed = analyses[0].metrics["proposed"]
+def optimizations(analysis: TargetAnalysis) -> JsonObject:
+    """Return the proposed optimizations as the recipe section that enables them."""
+    proposed = analysis.metrics["proposed"]
     assert isinstance(proposed, Mapping)
     return {"optim": dict.fromkeys(sorted(proposed), True)}
 
 
-def _results(analysis: TargetAnalysis) -> Iterable[JsonObject]:
-    results = analysis.file["results"]
-    assert isinstance(results, list)
-    return results
+def nodes_to_save(cases: Sequence[Mapping[str, Any]], verdicts: Set[str]) -> Mapping[str, str]:
+    """Return the name of one node for each of *cases*, as listed by analyze, with one of *verdicts*, by the name of its
+    file; at most :data:`MOST_SAVED`.
+    """
+    chosen = islice((case for case in cases if case["verdict"] in verdicts and case["nodes"]), MOST_SAVED)
+    return {
+        f"{number:03}_{case['verdict']}_{_SAFE.sub('_', str(case['operator']))}.onnx": case["nodes"][0]
+        for number, case in enumerate(chosen, 1)
+    }
+
+
+def save_nodes(model: Path, nodes: Mapping[str, str], folder: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Write *nodes* of *model* into *folder*, each to its file; yields the files. Nodes in subgraphs are skipped.
+
+    Raises:
+        UsageError: when a file is in the way, and *overwrite* does not allow replacing it.
+        StoreError: when a file cannot be written.
+    """
+    import onnx
+
+    whole = onnx.load_model(model, load_external_data=False)
+    by_name = {name: node for node in whole.graph.node for name in (node.output[0], node.name) if name}
+    inferred = onnx.shape_inference.infer_shapes(whole, data_prop=True).graph
+    types = {value.name: value for group in (inferred.value_info, inferred.input, inferred.output) for value in group}
+    for name, node in nodes.items():
+        if node not in by_name:
+            continue
+        path = folder / name
+        content = _alone(whole, by_name[node], types, model.parent).SerializeToString()
+        if path.exists() and not overwrite and path.read_bytes() != content:
+            raise UsageError(f"{path} is in the way.", advice="Give --overwrite, or another folder with --save-dir.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be written: {error.strerror or error}.",
+                advice="Choose another folder with --save-dir.",
+            ) from error
+        yield path
+
+
+def _alone(model: ModelProto, node: NodeProto, types: dict[str, ValueInfoProto], base: Path) -> ModelProto:
+    from onnx import TensorProto, helper
+    from onnx.external_data_helper import load_external_data_for_model
+
+    from winml_dag.onnxmodel.protos import constant_tensors
+
+    constants = constant_tensors(model.graph)
+    names = dict.fromkeys(name for name in node.input if name)
+
+    def value_info(name: str) -> ValueInfoProto:
+        return types.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+    inputs = [value_info(name) for name in names if name not in constants]
+    graph = helper.make_graph([node], "one_node", inputs, [value_info(name) for name in node.output if name])
+    for name in names:
+        if name in constants:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(constants[name])
+            tensor.name = name
+    opsets = [opset for opset in model.opset_import if opset.domain in ("", node.domain)]
+    alone = helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
+    load_external_data_for_model(alone, str(base))
+    return alone

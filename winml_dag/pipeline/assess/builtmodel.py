@@ -35,6 +35,7 @@ from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_process
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import artifact_types
+from winml_dag.stages.target import RunTarget
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.store import Store
 
@@ -167,8 +168,8 @@ def measured_on(built: BuiltModel, ep: str | None, device: str | None) -> Target
     return target
 
 
-def options_on(built: BuiltModel, target: Target, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the provider options for running *built* on *target*: those it was built with, overridden by *given*.
+def run_target(built: BuiltModel, target: Target, given: Mapping[str, str]) -> RunTarget:
+    """Return *target* for running *built*, with the provider options it was built with, overridden by *given*.
 
     Options that name files are excluded: they control compilation, and their files are not inputs of this run.
 
@@ -177,8 +178,8 @@ def options_on(built: BuiltModel, target: Target, given: Mapping[str, str]) -> d
     """
     built_with = built.provider_options if target == built.target else {}
     options = complete_options(target, {**built_with, **given})
-    files = target.ep.file_options
-    return {name: value for name, value in options.items() if name not in files}
+    kept = {name: value for name, value in options.items() if name not in target.ep.file_options}
+    return RunTarget(target.ep.name, target.device, kept)
 
 
 def float_model(built: BuiltModel, store: Store) -> OnnxFile | StoredModel | None:
@@ -250,7 +251,9 @@ def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> Built
     component = manifest.build.component_of_file(model.path.name)
     settings = _settings(folder, component)
     compiled = model.kind == artifact_types.COMPILED_MODEL
-    target = _target_of_build(manifest)
+    build = manifest.build
+    named = build.execution_provider and build.device
+    target = Target(find_ep(build.execution_provider), build.device) if named else None
     # The binary takes precedence: its content is true of any file. The manifest decides only where the binary does not.
     says_whose = any(context.source for context in model.summary.ep_context)
     if target is None or (says_whose and target.ep != model.target.ep):
@@ -274,26 +277,19 @@ def _settings(folder: Path, component: str) -> JsonObject:
         return {}
     if not isinstance(value, dict):
         return {}
-    components = value.get("components")
-    own = components.get(component) if isinstance(components, dict) else None
-    return {**value, **own} if isinstance(own, dict) else value
+    return {**value, **_mapping(_mapping(value.get("components")).get(component))}
 
 
-def _target_of_build(manifest: Manifest) -> Target | None:
-    build = manifest.build
-    return (
-        Target(find_ep(build.execution_provider), build.device) if build.execution_provider and build.device else None
-    )
+def _mapping(value: object) -> JsonObject:
+    return value if isinstance(value, dict) else {}
 
 
 def _provider_options(settings: JsonObject, ep: ExecutionProvider) -> dict[str, str]:
-    section = settings.get("compile")
-    given = section.get("provider_options") if isinstance(section, Mapping) else None
-    if not isinstance(given, Mapping):
-        return {}
-    named = section.get("provider_option_file_keys") if isinstance(section, Mapping) else None
-    files = {*ep.file_options, *(named if isinstance(named, list | tuple) else ())}
-    return {str(name): str(value) for name, value in given.items() if name not in files}
+    section = _mapping(settings.get("compile"))
+    named = section.get("provider_option_file_keys")
+    files = {*ep.file_options, *(named if isinstance(named, list) else ())}
+    given = _mapping(section.get("provider_options"))
+    return {name: str(value) for name, value in given.items() if name not in files}
 
 
 def _left(

@@ -1,17 +1,16 @@
-"""Plan eval (a finished model, data and a reference) as a graph, and read its results."""
+"""Plan eval (a finished model, data and a reference) as a graph."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Source, config_json
 from winml_dag.ep.availability import require_installed
-from winml_dag.ep.registry import Target, is_emulated
+from winml_dag.ep.registry import is_emulated
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import read_json
 from winml_dag.pipeline.assess.builtmodel import (
@@ -19,11 +18,11 @@ from winml_dag.pipeline.assess.builtmodel import (
     StoredModel,
     float_model,
     measured_on,
-    options_on,
     processor_of,
     reference_at,
+    run_target,
 )
-from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, measuring_node, plan_measurement
 from winml_dag.pipeline.calibration import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, has_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
@@ -32,38 +31,20 @@ from winml_dag.recipe.schema import Dataset, Eval
 from winml_dag.stages.evaluate import (
     EVALUATE,
     EVALUATED_AS,
-    METRICS,
-    REPORT_FILE,
     TASKS,
     EvaluateConfig,
     EvaluateFields,
 )
 from winml_dag.stages.samples import TABLES, kind_of
-from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS
-from winml_dag.store.quantities import counted
 from winml_dag.store.store import Store
-
-if TYPE_CHECKING:
-    from winml_dag.onnxmodel.compare import Agreement
-    from winml_dag.stages.evaluate.metrics import Difference, Estimate
 
 _ASKER = Asker("eval.dataset.path", "eval.dataset.name", "eval.dataset.split", "eval.dataset.path")
 
 # Fields of winml-cli that build a model first or run one with its library; here the model is already finished.
 _BUILDS = (
-    "quant",
-    "optimize",
-    "analyze",
-    "max_optim_iterations",
-    "shape_config",
-    "export_overrides",
-    "skip_build",
-    "use_cache",
-    "rebuild",
-    "trust_remote_code",
-    "allow_unsupported_nodes",
-    "precision",
+    *("quant", "optimize", "analyze", "max_optim_iterations", "shape_config", "export_overrides", "skip_build"),
+    *("use_cache", "rebuild", "trust_remote_code", "allow_unsupported_nodes", "precision"),
 )
 _ELSEWHERE: Mapping[str, str] = {
     "runtime": "the ONNX model is run, by onnxruntime; give the float ONNX model as the reference",
@@ -106,62 +87,6 @@ class EvaluationPlan(AssessmentPlan):
     notices: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class MetricResult:
-    """One metric of the model and of its reference, and their difference; None without a reference."""
-
-    candidate: Estimate
-    reference: Estimate | None
-    difference: Difference | None
-
-
-@dataclass(frozen=True)
-class OutputResult:
-    """One output compared with the reference's.
-
-    None means undefined (no noise, NaN, no class scores, no integers). The metrics skip values that are NaN in the
-    reference; ``reference_nan_count`` counts these.
-    """
-
-    cosine: float
-    cosine_min: float | None
-    sqnr_db: float | None
-    max_abs_error: float | None
-    nan_count: int
-    inf_count: int
-    reference_nan_count: int
-    top1: Agreement | None
-    top5: Agreement | None
-    exact: Agreement | None
-
-
-@dataclass(frozen=True)
-class EvalResult:
-    """How good a model is.
-
-    Attributes:
-        cached, made_at: whether the result comes from the cache, and when it was evaluated.
-        samples, of: how many samples were used, and how many exist; ``of`` is None for random ones.
-        metrics: by name, the most important first; empty in mode compare.
-        outputs: by name, in mode compare.
-        full_texts: how many texts fill the model's input, and may have been truncated.
-        notices: what to know before relying on the numbers, one sentence each.
-        report: everything found, as in ``evaluation.json``.
-    """
-
-    cached: bool
-    made_at: str
-    mode: str
-    task: str | None
-    samples: int
-    of: int | None
-    metrics: Mapping[str, MetricResult]
-    outputs: Mapping[str, OutputResult]
-    full_texts: int
-    notices: tuple[str, ...]
-    report: JsonObject
-
-
 def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: Mapping[str, JsonValue]) -> Eval:
     """Return the recipe section *written*, with its fields overridden by *said* and those of its data set by *dataset*.
 
@@ -184,18 +109,16 @@ def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: Store)
         InputError: for missing data, tokenizer or reference.
     """
     section = request.section
-    _refuse_unavailable(section)
+    refuse_unbuilt(section)
     target = measured_on(built, section.ep, None if section.device == "auto" else section.device)
     require_installed(target)
-    compares = section.mode == "compare"
-    task = None if compares else _task(built, section)
-    _require_data(section)
-    data = _input_data(section, request.base) if compares and section.input_data else _data(request)
+    task = None if section.mode == "compare" else _task(built, section)
+    data = _data(request)
     processor = None if data is None else _processor(built, request, data, task)
     reference = _reference(built, request, store)
     config = EvaluateConfig(
         _fields(built, request, task, data),
-        RunTarget(target.ep.name, target.device, options_on(built, target, request.options)),
+        run_target(built, target, request.options),
     )
     inputs = {
         "model": built.model.source(),
@@ -207,31 +130,25 @@ def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: Store)
     node = measuring_node(EVALUATE, config_json(config), inputs, target, store.fingerprints, packages)
     scope = f"eval {section.mode} {built.model.path.resolve()}"
     planned = plan_measurement([node], inputs.values(), store.fingerprints, scope)
-    return EvaluationPlan(planned, built, target, task, reference, tuple(_notices(request, target, reference)))
+    notices = []
+    if reference is None and request.has_reference:
+        notices.append(
+            "No float model is at hand, so nothing says what the precision has cost. Give one with --reference."
+        )
+    if is_emulated(target):
+        notices.append(
+            "QNN's NPU is emulated on this processor: what is measured is the emulator's arithmetic, and slow."
+        )
+    return EvaluationPlan(planned, built, target, task, reference, tuple(notices))
 
 
 def refuse_unbuilt(section: Eval) -> None:
     """Reject errors that are visible before a recipe is built, since a build may take long.
 
     Raises:
-        RecipeError: for fields that eval does not support.
+        RecipeError: for fields that eval does not support: ignoring them would give a wrong result.
         UsageError: for a task without data.
     """
-    _refuse_unavailable(section)
-    _require_data(section)
-
-
-def _require_data(section: Eval) -> None:
-    if section.mode == "onnx" and section.dataset.path is None:
-        raise UsageError(
-            "There is no labelled data to evaluate on.",
-            advice="Give a file, a folder or a data set: --dataset, or eval.dataset.path in the recipe. The mode "
-            "compare (--mode, eval.mode) needs none.",
-        )
-
-
-def _refuse_unavailable(section: Eval) -> None:
-    """Raise RecipeError for fields that eval does not support: ignoring them would give a wrong result."""
     plain = Eval()
     problems = [
         f"eval.{name}: a model is built first, and evaluated as it is; say this where it is built"
@@ -239,7 +156,7 @@ def _refuse_unavailable(section: Eval) -> None:
         if getattr(section, name) != getattr(plain, name)
     ]
     for path, why in _ELSEWHERE.items():
-        given, usual = (_at(one, path) for one in (section, plain))
+        given, usual = map(attrgetter(path), (section, plain))
         if given not in (usual, "cpu" if path.startswith("reference_") else usual, "auto"):
             problems.append(f"eval.{path}: {why}")
     if section.mode == "onnx" and section.input_data is not None:
@@ -248,26 +165,21 @@ def _refuse_unavailable(section: Eval) -> None:
         problems.append("eval.dataset.label_mapping_file: there is a label_mapping as well; keep one of the two")
     if problems:
         raise RecipeError("The evaluation asks for what eval does not do.", problems=tuple(problems))
-
-
-def _at(section: Eval, path: str) -> object:
-    value: object = section
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
+    if section.mode == "onnx" and section.dataset.path is None:
+        raise UsageError(
+            "There is no labelled data to evaluate on.",
+            advice="Give a file, a folder or a data set: --dataset, or eval.dataset.path in the recipe. The mode "
+            "compare (--mode, eval.mode) needs none.",
+        )
 
 
 def _task(built: BuiltModel, section: Eval) -> str:
-    said = section.task or built.task
-    known = ", ".join(TASKS)
-    if said is None:
-        raise UsageError(
-            f"What is {built.name} for? Nobody says.", advice=f"Give --task, one of: {known}; or --mode compare."
-        )
+    said = section.task or built.task or ""
     task = EVALUATED_AS.get(said, said)
     if task not in TASKS:
         raise UsageError(
-            f"There are no metrics for {said}.", advice=f"Give --task, one of: {known}; or --mode compare."
+            f"There are no metrics for {said}." if said else f"What is {built.name} for? Nobody says.",
+            advice=f"Give --task, one of: {', '.join(TASKS)}; or --mode compare.",
         )
     return task
 
@@ -305,16 +217,13 @@ def _label_mapping(dataset: Dataset, base: Path) -> Mapping[str, int] | None:
     return value
 
 
-def _input_data(section: Eval, base: Path) -> Source:
-    assert section.input_data is not None
-    if section.dataset.path is not None:
-        raise RecipeError("eval.input_data and eval.dataset.path name two sets of data. Keep one of them.")
-    return calibration_source(resolve_path(base, section.input_data), "eval.input_data")
-
-
 def _data(request: EvaluationRequest) -> Source | None:
-    """Return the files of the data set: a file, a folder of files, a folder with splits, or a data set of the hub."""
-    dataset = request.section.dataset
+    """Return the inputs to compare on, or the files of the data set: a file, a folder, or a data set of the hub."""
+    dataset, inputs = request.section.dataset, request.section.input_data
+    if inputs is not None:
+        if dataset.path is not None:
+            raise RecipeError("eval.input_data and eval.dataset.path name two sets of data. Keep one of them.")
+        return calibration_source(resolve_path(request.base, inputs), "eval.input_data")
     if dataset.path is None:
         return None
     path = resolve_path(request.base, dataset.path)
@@ -367,134 +276,3 @@ def _reference(built: BuiltModel, request: EvaluationRequest, store: Store) -> O
             advice="Give one with --reference.",
         )
     return found
-
-
-def _notices(request: EvaluationRequest, target: Target, reference: OnnxFile | StoredModel | None) -> Iterator[str]:
-    if reference is None and request.has_reference:
-        yield "No float model is at hand, so nothing says what the precision has cost. Give one with --reference."
-    if is_emulated(target):
-        yield "QNN's NPU is emulated on this processor: what is measured is the emulator's arithmetic, and slow."
-
-
-# Metrics of outputs for which larger is better.
-_OF_OUTPUTS = ("cosine", "cosine_min", "sqnr_db")
-AGREEMENTS = ("top1", "top5", "exact")
-
-
-def evaluated_json(
-    plan: EvaluationPlan, done: Measurement, folder: Path | None, bounds: Mapping[str, float]
-) -> JsonObject:
-    """Return the full report: what was evaluated, with what, the results, and where the report was written."""
-    keeps = kept(bounds, done)
-    found = figures(done)
-    return {
-        "success": all(keeps.values()),
-        "model": str(plan.built.model.path),
-        "precision": plan.built.precision,
-        "reference": None if plan.reference is None else str(plan.reference.path),
-        "measured": done.freshness,
-        "made_at": done.made_at,
-        "elapsed_seconds": round(done.elapsed_seconds, 3),
-        **report_of(done),
-        "bounds": {
-            name: {"at_least": bound, "found": _finite(found[name]), "kept": keeps[name]}
-            for name, bound in bounds.items()
-        },
-        "notices": list(notices_of(plan, done)),
-        "toolchain": done.toolchain,
-        "report": None if folder is None else str(folder / REPORT_FILE),
-    }
-
-
-def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
-    """Return the result of *done*, the evaluation of *plan*, which succeeded."""
-    from winml_dag.onnxmodel.compare import Agreement
-    from winml_dag.stages.evaluate.metrics import Difference, Estimate
-
-    def estimate(value: Any) -> Estimate:
-        return Estimate(value["value"], value["low"], value["high"], value["interval"])
-
-    def difference(value: Any) -> Difference:
-        return Difference(value["value"], value["low"], value["high"], value["significant"], value["p_value"])
-
-    found: Any = report_of(done)
-    metrics = {
-        name: MetricResult(
-            estimate(one["candidate"]),
-            None if one["reference"] is None else estimate(one["reference"]),
-            None if one["difference"] is None else difference(one["difference"]),
-        )
-        for name, one in found.get("metrics", {}).items()
-    }
-    outputs = {
-        name: OutputResult(**{**one, **{each: one[each] and Agreement(**one[each]) for each in AGREEMENTS}})
-        for name, one in found.get("outputs", {}).items()
-    }
-    return EvalResult(
-        cached=not done.is_live,
-        made_at=done.made_at,
-        mode=found["mode"],
-        task=plan.task,
-        samples=found["samples"],
-        of=found["of"],
-        metrics=metrics,
-        outputs=outputs,
-        full_texts=found.get("full_texts", 0),
-        notices=plan.notices,
-        report=done.report,
-    )
-
-
-def kept(bounds: Mapping[str, float], done: Measurement) -> dict[str, bool]:
-    """Return whether the model meets each of *bounds*. An undefined value meets none; an infinite ratio meets all."""
-    found = figures(done)
-    return {name: (value := found[name]) is not None and value >= bound for name, bound in bounds.items()}
-
-
-def figures(done: Measurement) -> dict[str, float | None]:
-    """Return the values that bounds apply to: the metrics of a task, or the worst value over all outputs."""
-    found: Any = report_of(done)
-    if "metrics" in found:
-        return {name: metric["candidate"]["value"] for name, metric in found["metrics"].items()}
-    outputs = found["outputs"].values()
-    worst: dict[str, float | None] = {}
-    for name in _OF_OUTPUTS:
-        values = [_ratio(output) if name == "sqnr_db" else output[name] for output in outputs]
-        worst[name] = min((value for value in values if value is not None), default=None)
-    for name in AGREEMENTS:
-        known = [output[name] for output in outputs if output[name] is not None]
-        if known:
-            worst[name] = min(one["agreed"] / one["of"] if one["of"] else 1.0 for one in known)
-    return worst
-
-
-def report_of(done: Measurement) -> JsonObject:
-    """Return the report of the stage, with metrics in the task's order, because records sort names."""
-    found: Any = dict(done.report)
-    if "metrics" in found:
-        metrics = found["metrics"]
-        found["metrics"] = {name: metrics[name] for name in METRICS[found["task"]] if name in metrics}
-    report: JsonObject = found
-    return report
-
-
-def notices_of(plan: EvaluationPlan, done: Measurement) -> Iterator[str]:
-    yield from plan.notices
-    full: Any = done.metrics.get("full_texts")
-    if full:
-        yield (
-            f"{counted(full, 'text')} {'fills' if full == 1 else 'fill'} the model's input to its last token; what was"
-            " longer has been cut."
-        )
-
-
-def _ratio(output: Any) -> float:
-    """Return the ratio; without noise it is infinite, which JSON cannot represent."""
-    ratio = output["sqnr_db"]
-    if ratio is None:
-        return float("inf") if output["cosine"] == 1 else float("-inf")
-    return float(ratio)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

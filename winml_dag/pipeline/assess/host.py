@@ -64,18 +64,10 @@ def this_host() -> Host:
         system=f"{sys.platform} {platform.machine().lower()}",
         processor=_processor() or "unknown",
         logical_cores=os.cpu_count() or 0,
-        usable_cores=_usable_cores(),
+        usable_cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 0,
         memory_gib=round(physical_memory_bytes() / _GIB),
         accelerators=tuple(sorted(_accelerators())),
     )
-
-
-def _usable_cores() -> int:
-    if sys.platform == "linux":
-        found = len(os.sched_getaffinity(0))
-    else:
-        found = os.cpu_count() or 0
-    return found
 
 
 def _processor() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,11 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.ep.registry import Target
 from winml_dag.pipeline.buildresult import record_stats
-from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.epplace import ep_place
 from winml_dag.pipeline.publish import OutputFile, prepare_folder, refuse_file
 from winml_dag.pipeline.run import BuildOptions, Driver, GraphJob
 from winml_dag.stages.normalize import NORMALIZE
-from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.artifact import Artifact
 from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
@@ -55,15 +54,12 @@ class AssessmentPlan:
 class Measurement:
     """The result of a measurement: one result for each stage, in the order in which they ran.
 
-    ``files`` lists all output files; none after a failure. ``note`` is a sentence if the cache was trimmed to its
-    limit.
+    ``note`` is a sentence if the cache was trimmed to its limit.
     """
 
     results: tuple[StageResult, ...]
     elapsed_seconds: float
-    files: tuple[FileEntry, ...] = ()
     note: str = ""
-    put: PublishedChange = field(default_factory=PublishedChange)
 
     @property
     def failed(self) -> StageResult | None:
@@ -181,15 +177,12 @@ class MeasurementJob(GraphJob[Measurement]):
             prepare_folder(self._folder)
 
     def finish(self, results: tuple[StageResult, ...], began: float) -> Measurement:
-        if any(result.record is None for result in results):
-            return Measurement(results, time.monotonic() - began)
-        files = tuple(sorted(file for result in results for file in _files(result)))
-        put = PublishedChange() if self._folder is None else self._put(files, self._folder)
-        return Measurement(results, time.monotonic() - began, files, put=put)
-
-    def _put(self, files: Sequence[FileEntry], folder: Path) -> PublishedChange:
-        read = (file.path for source in self.graph.sources.values() for file in source.files)
-        return OutputFile(folder, files[0].name, read, self._store, overwrite=self._overwrite).publish(files)
+        records = [result.record for result in results if result.record is not None]
+        if self._folder is not None and len(records) == len(results):
+            files = sorted(file for record in records for file in record.files())
+            read = (file.path for source in self.graph.sources.values() for file in source.files)
+            OutputFile(self._folder, files[0].name, read, self._store, overwrite=self._overwrite).publish(files)
+        return Measurement(results, time.monotonic() - began)
 
     def settle(self, done: Measurement, results: tuple[StageResult, ...]) -> Measurement:
         return replace(done, note=record_stats(None, results, self._store))
@@ -219,8 +212,3 @@ def carry_out(
     options = BuildOptions(rebuild=rebuild, stage_timeout_seconds=timeout_seconds)
     job = MeasurementJob(planned, store, folder=folder, overwrite=overwrite)
     return Driver(store, options, observer, executor).run_one(job)
-
-
-def _files(result: StageResult) -> tuple[FileEntry, ...]:
-    assert result.record is not None
-    return tuple(file for artifact in result.record.outputs.values() for file in artifact.files)

@@ -6,8 +6,7 @@ It is not a stage: the answer is used once, and trying all capabilities takes as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -25,35 +24,8 @@ if TYPE_CHECKING:
 _ASKS_FOR_THE_FORM = "quick_gelu_fusion"
 
 
-@dataclass(frozen=True)
-class Checked:
-    """The target's operator domain, and the changes, yielded as each capability is tried."""
-
-    standard_domain_only: bool
-    changes: Iterator[Change]
-
-
-@contextmanager
-def checked(request: Request, names: tuple[str, ...]) -> Iterator[Checked]:
-    """Yield what the capabilities *names* would do to the model of *request*, a request of the command ``optimize``.
-
-    Without *names*, all capabilities that are off are tried.
-
-    Raises:
-        UsageError, InputError: as ``build_of_one``.
-        StageError: for a model that cannot be optimized.
-    """
-    from winml_dag.stages.optimize.check import changes, optional_capabilities
-
-    target = _target(request, names)
-    assert request.overrides.onnx is not None
-    with TemporaryDirectory(prefix="winml-dag-") as folder:
-        model = request.overrides.onnx.absolute()
-        found = changes(model, names or optional_capabilities(), target, Path(folder))
-        yield Checked(target.standard_domain_only, found)
-
-
-def _target(request: Request, names: tuple[str, ...]) -> OptimizeTarget:
+def target_of(request: Request, names: tuple[str, ...]) -> OptimizeTarget:
+    """Return the target of *request*, a request of the command ``optimize``. Raises as ``build_of_one``."""
     # Each is tried alone, so they may contradict each other; they only have to exist.
     optim: dict[str, JsonValue] = {**dict.fromkeys(names, False), _ASKS_FOR_THE_FORM: True}
     settings = {**(request.overrides.settings or {}), "optim": optim}
@@ -61,3 +33,15 @@ def _target(request: Request, names: tuple[str, ...]) -> OptimizeTarget:
     assert isinstance(build, Build)
     assert not isinstance(build.optimize, Skip)
     return build.optimize.target
+
+
+def changes_by(names: tuple[str, ...], model: Path, target: OptimizeTarget) -> Iterator[Change]:
+    """Yield what the capabilities *names* would do to *model*, as each is tried; without *names*, all that are off.
+
+    Raises:
+        StageError: for a model that cannot be optimized.
+    """
+    from winml_dag.stages.optimize.check import changes, optional_capabilities
+
+    with TemporaryDirectory(prefix="winml-dag-") as folder:
+        yield from changes(model, names or optional_capabilities(), target, Path(folder))

@@ -14,12 +14,13 @@ from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import Target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
+from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK
 from winml_dag.onnxmodel.precision import precision_of
-from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, options_on
-from winml_dag.pipeline.assess.host import Host
+from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, run_target
+from winml_dag.pipeline.assess.host import Host, this_host
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Perf
 from winml_dag.stages import artifact_types
 from winml_dag.stages.perf import (
@@ -31,8 +32,7 @@ from winml_dag.stages.perf import (
     PerfConfig,
     PerfFields,
 )
-from winml_dag.stages.target import RunTarget
-from winml_dag.store.digest import Fingerprints
+from winml_dag.store.store import Store
 
 _ITERATIONS = 100
 
@@ -42,8 +42,7 @@ class PerfRequest:
     """How to measure a model.
 
     Attributes:
-        perf: the recipe section, with the overrides of this run.
-        input_data: the path of ``perf.input_data``.
+        perf: the recipe section, with the overrides of this run; its path is relative to *base*.
         ep, device: the target to run on; None for the one it was built for.
         options: provider options that override those it was built with.
         baseline: the model whose load time is also measured; None for the one that a compiled model was made from.
@@ -52,7 +51,7 @@ class PerfRequest:
     """
 
     perf: Perf
-    input_data: Path | None = None
+    base: Path
     ep: str | None = None
     device: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
@@ -115,8 +114,8 @@ class PerfResult:
     report: JsonObject
 
 
-def plan_perf(built: BuiltModel, request: PerfRequest, host: Host, fingerprints: Fingerprints) -> PerfPlan:
-    """Plan the measurement of *built* on *host* that *request* describes.
+def plan_perf(built: BuiltModel, request: PerfRequest, store: Store, host: Host | None = None) -> PerfPlan:
+    """Plan the measurement of *built* that *request* describes, on *host*, by default this one.
 
     Raises:
         UsageError: for a target that is not installed or that the model cannot run on, for options that the provider
@@ -128,19 +127,27 @@ def plan_perf(built: BuiltModel, request: PerfRequest, host: Host, fingerprints:
     baseline = _baseline(built, request, target)
     config = PerfConfig(
         _fields(built, request),
-        RunTarget(target.ep.name, target.device, options_on(built, target, request.options)),
-        host.identity(device=target.device),
+        run_target(built, target, request.options),
+        (host or this_host()).identity(device=target.device),
     )
-    model, data = built.model.source(), _data(request.input_data)
-    baseline_source = None if baseline is None else baseline.source()
-    inputs = {"model": model, "baseline": baseline_source, "data": data}
-    measures = measuring_node(PERF, config_json(config), inputs, target, fingerprints)
-    precision = built.precision or precision_of(read_model(built.model.path)).name
+    inputs = {
+        "model": built.model.source(),
+        "baseline": None if baseline is None else baseline.source(),
+        "data": _data(request),
+    }
+    nodes = [measuring_node(PERF, config_json(config), inputs, target, store.fingerprints)]
+    path = built.model.path
+    precision = built.precision or precision_of(read_model(path)).name
     draws = request.draws and distribution_version("matplotlib") is not None
-    nodes = [measures, *([_drawing(measures, _title(built, precision, target))] if draws else [])]
+    if draws:
+        # The folder is in the title because most models have the same file name.
+        named = f"{path.resolve().parent.name}/{path.name} ({precision or 'precision unknown'})"
+        title = config_json(HistogramConfig(f"{named} on {target.ep.name} ({target.device})"))
+        read, tools = {"report": nodes[0].output("report")}, versions(HISTOGRAM.packages)
+        nodes.append(Node(HISTOGRAM.name, HISTOGRAM, title, read, toolchain=tools))
     # The scope includes the target: a comparison across providers would list too many differences.
-    scope = f"perf {built.model.path.resolve()}\n{target.ep.alias} {target.device}"
-    planned = plan_measurement(nodes, inputs.values(), fingerprints, scope)
+    scope = f"perf {path.resolve()}\n{target.ep.alias} {target.device}"
+    planned = plan_measurement(nodes, inputs.values(), store.fingerprints, scope)
     return PerfPlan(planned, built, target, precision, baseline, draws)
 
 
@@ -182,7 +189,14 @@ def perf_result(done: Measurement) -> PerfResult:
 
 def _fields(built: BuiltModel, request: PerfRequest) -> PerfFields:
     model, perf = built.model, request.perf
-    _refuse_batch(model, perf.batch_size)
+    for spec in model.summary.inputs if perf.batch_size is not None else ():
+        takes_any = bool(spec.shape) and isinstance(spec.shape[0], str)
+        if not takes_any and spec.shape[:1] != (perf.batch_size,):
+            raise UsageError(
+                f"A batch of {perf.batch_size} does not fit: {model.path.name} takes {spec.name} in the shape"
+                f" {list(spec.shape)} only.",
+                advice="Export it with export.batch_size, or with its first axis in export.dynamic_axes.",
+            )
     return PerfFields(
         warmup=perf.warmup,
         iterations=perf.iterations or (_ITERATIONS if perf.duration is None else None),
@@ -190,7 +204,7 @@ def _fields(built: BuiltModel, request: PerfRequest) -> PerfFields:
         threads=perf.threads,
         batch_size=_built_batch(built) if perf.batch_size is None else perf.batch_size,
         sizes=_sizes(model, request),
-        seed=perf.seed if request.input_data is None else None,
+        seed=perf.seed if perf.input_data is None else None,
         loads=perf.loads,
     )
 
@@ -210,7 +224,7 @@ def _sizes(model: OnnxFile, request: PerfRequest) -> Mapping[str, int]:
         UsageError: for an axis that the model does not have, or its first, and when the inputs are given.
     """
     sizes = request.perf.sizes
-    if sizes and request.input_data is not None:
+    if sizes and request.perf.input_data is not None:
         raise UsageError("perf.sizes is for random inputs, and perf.input_data has sizes of its own.")
     known = {size for spec in model.summary.inputs for size in spec.shape[1:] if isinstance(size, str)}
     for name in sizes.keys() - (known - {UNKNOWN_DIMENSION, UNKNOWN_RANK}):
@@ -220,21 +234,6 @@ def _sizes(model: OnnxFile, request: PerfRequest) -> Mapping[str, int]:
             advice=f"It leaves open: {named}. The batch is perf.batch_size.",
         )
     return sizes
-
-
-def _takes_any_batch(spec: TensorSpec) -> bool:
-    return bool(spec.shape) and isinstance(spec.shape[0], str)
-
-
-def _refuse_batch(model: OnnxFile, wanted: int | None) -> None:
-    """Raise UsageError when an input of *model* has a fixed batch other than *wanted*."""
-    for spec in model.summary.inputs if wanted is not None else ():
-        if not _takes_any_batch(spec) and spec.shape[:1] != (wanted,):
-            raise UsageError(
-                f"A batch of {wanted} does not fit: {model.path.name} takes {spec.name} in the shape"
-                f" {list(spec.shape)} only.",
-                advice="Export it with export.batch_size, or with its first axis in export.dynamic_axes.",
-            )
 
 
 def _baseline(built: BuiltModel, request: PerfRequest, target: Target) -> OnnxFile | None:
@@ -249,27 +248,11 @@ def _baseline(built: BuiltModel, request: PerfRequest, target: Target) -> OnnxFi
     return baseline
 
 
-def _data(path: Path | None) -> Source | None:
-    if path is None:
+def _data(request: PerfRequest) -> Source | None:
+    if request.perf.input_data is None:
         return None
+    path = resolve_path(request.base, request.perf.input_data)
     if path.suffix.casefold() != ".npz" or not path.is_file():
         what = "does not exist" if not path.exists() else "is no .npz file"
         raise InputError(f"perf.input_data: {path} {what}.", advice="Save inputs by their names with numpy.savez.")
     return Source("input data", artifact_types.CALIBRATION_DATA, (SourceFile("data.npz", path),))
-
-
-def _drawing(measures: Node, title: str) -> Node:
-    return Node(
-        id=HISTOGRAM.name,
-        stage=HISTOGRAM,
-        config=config_json(HistogramConfig(title)),
-        inputs={"report": measures.output("report")},
-        toolchain=versions(HISTOGRAM.packages),
-    )
-
-
-def _title(built: BuiltModel, precision: str, target: Target) -> str:
-    path = built.model.path
-    # The folder is included because most models have the same file name.
-    named = f"{path.resolve().parent.name}/{path.name}"
-    return f"{named} ({precision or 'precision unknown'}) on {target.ep.name} ({target.device})"

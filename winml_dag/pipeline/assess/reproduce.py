@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import BinaryIO
 
 from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonValue
@@ -117,24 +116,15 @@ def _shown(text: str) -> str:
 
 
 def _byte_difference(recorded: Path, found: Path) -> str:
+    offset = 0
     with recorded.open("rb") as before, found.open("rb") as now:
-        offset = _first_byte(before, now)
+        while (old := before.read(_BUFFER)) == (new := now.read(_BUFFER)) and old:
+            offset += len(old)
+    both = min(len(old), len(new))
+    offset += next((index for index in range(both) if old[index] != new[index]), both)
     sizes = [path.stat().st_size for path in (recorded, found)]
     lengths = "" if sizes[0] == sizes[1] else f" ({sizes[0]} -> {sizes[1]} bytes)"
     return f"differs from byte {offset} on{lengths}"
-
-
-def _first_byte(before: BinaryIO, now: BinaryIO) -> int:
-    """Return the offset of the first byte that differs, or the length of the shorter file."""
-    offset = 0
-    while True:
-        old, new = before.read(_BUFFER), now.read(_BUFFER)
-        if old != new:
-            both = min(len(old), len(new))
-            return offset + next((place for place in range(both) if old[place] != new[place]), both)
-        if not old:
-            return offset
-        offset += len(old)
 
 
 THE_RECORD = "the record"
@@ -204,25 +194,20 @@ class Reproduction:
         return all(stage.verdict is Verdict.EQUAL for stage in self.stages)
 
 
-@dataclass(frozen=True)
-class ReproduceOptions:
-    """How many runs, how many at a time, and the time limit of a run (None: the limit that its stage declares)."""
-
-    runs: int = 1
-    jobs: int = 1
-    stage_timeout_seconds: float | None = None
-
-
 def reproduce(
     planned: BuildGraph,
     store: Store,
     names: Sequence[str] = (),
-    options: ReproduceOptions = ReproduceOptions(),
     *,
+    runs: int = 1,
+    jobs: int = 1,
+    stage_timeout_seconds: float | None = None,
     observer: Observer | None = None,
     executor: Executor | None = None,
 ) -> Reproduction:
     """Run the stages *names* (ids, or names of stages; none means all) again and compare their outputs.
+
+    *stage_timeout_seconds* None: the limit that each stage declares.
 
     Raises:
         UsageError: for a name that this build does not have, or has skipped.
@@ -247,16 +232,16 @@ def reproduce(
             failures=store.failures,
             made_by=TOOL_ID,
             rebuild=True,
-            timeout_seconds=options.stage_timeout_seconds,
+            timeout_seconds=stage_timeout_seconds,
         )
         reruns: dict[str, list[Rerun]] = {one.node.id: [] for one in able}
-        for rerun in run_again(able, runner, runs=options.runs, jobs=options.jobs, observer=observer):
+        for rerun in run_again(able, runner, runs=runs, jobs=jobs, observer=observer):
             reruns[rerun.recorded.node.id].append(rerun)
         comparison = _Comparison(store, witness, scratch / "recorded")
         stages = tuple(
-            comparison.stage(found, reruns[node.id])
-            if isinstance(found := looked_up[node.id], Recorded)
-            else StageReproduction(node.id, Verdict.NOT_RUN, reason=found)
+            StageReproduction(node.id, Verdict.NOT_RUN, reason=found)
+            if isinstance(found := looked_up[node.id], str)
+            else comparison.stage(found, reruns[node.id])
             for node in nodes
         )
     return Reproduction(stages, time.monotonic() - started)
@@ -295,14 +280,6 @@ def _lost(names: Iterable[str]) -> str:
     return f"missing or damaged in the cache: {', '.join(names)}"
 
 
-@dataclass(frozen=True)
-class _Variant:
-    """One distinct output of a slot, and the runs that produced it."""
-
-    artifact: Artifact
-    runs: tuple[int, ...]
-
-
 class _Comparison:
     """Compares the outputs of runs with the record, and with each other."""
 
@@ -333,18 +310,25 @@ class _Comparison:
         )
 
     def _differences(self, record: Record, done: Sequence[tuple[int, Record]]) -> Iterator[Difference]:
+        """Yield how each distinct output differs from the record, and from that of the first run that does."""
         for slot, before in sorted(record.outputs.items()):
-            outputs = [(number, result.outputs[slot]) for number, result in done]
-            variants = [variant for variant in _variants(outputs) if variant.artifact != before]
-            if not variants:
+            runs: dict[Artifact, list[int]] = {}
+            for number, result in done:
+                if result.outputs[slot] != before:
+                    runs.setdefault(result.outputs[slot], []).append(number)
+            if not runs:
                 continue
-            kept = [self._witness.kept(record.cache_key, slot, variant.artifact) for variant in variants]
-            recorded = self._fetched(before)
-            for variant, folder in zip(variants, kept, strict=True):
-                yield from _differences(slot, variant, folder, THE_RECORD, before, recorded)
-            first = f"run {variants[0].runs[0]}"
-            for variant, folder in zip(variants[1:], kept[1:], strict=True):
-                yield from _differences(slot, variant, folder, first, variants[0].artifact, kept[0])
+            kept = {artifact: self._witness.kept(record.cache_key, slot, artifact) for artifact in runs}
+            first, *further = runs
+            others = [(THE_RECORD, before, self._fetched(before), [first, *further])]
+            others.append((f"run {runs[first][0]}", first, kept[first], further))
+            for other, artifact, folder, differing in others:
+                for each in differing:
+                    for name in changed_files(artifact, each):
+                        text = "nobody can say where, because the recorded file has gone from the cache"
+                        if folder is not None:
+                            text = first_difference(folder, kept[each], name)
+                        yield Difference(slot, name, tuple(runs[each]), other, text)
 
     def _fetched(self, artifact: Artifact) -> Path | None:
         """Return a folder with *artifact*; None when the cache no longer has all of it."""
@@ -354,22 +338,3 @@ class _Comparison:
         except BlobDamaged:
             return None
         return folder
-
-
-def _variants(outputs: Sequence[tuple[int, Artifact]]) -> list[_Variant]:
-    """Return the distinct artifacts of *outputs* (run number, artifact), in the order of their first runs."""
-    runs: dict[Artifact, list[int]] = {}
-    for number, artifact in outputs:
-        runs.setdefault(artifact, []).append(number)
-    return [_Variant(artifact, tuple(numbers)) for artifact, numbers in runs.items()]
-
-
-def _differences(
-    slot: str, variant: _Variant, folder: Path, other: str, other_artifact: Artifact, other_folder: Path | None
-) -> Iterator[Difference]:
-    for name in changed_files(other_artifact, variant.artifact):
-        if other_folder is None:
-            text = "nobody can say where, because the recorded file has gone from the cache"
-        else:
-            text = first_difference(other_folder, folder, name)
-        yield Difference(slot, name, variant.runs, other, text)

@@ -20,9 +20,9 @@ from winml_dag.pipeline.assess.builtmodel import (
     StoredModel,
     float_model,
     measured_on,
-    options_on,
     processor_of,
     reference_at,
+    run_target,
 )
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, measuring_node, plan_measurement
 from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
@@ -34,7 +34,6 @@ from winml_dag.recipe.schema import Quant, Validate
 from winml_dag.stages import artifact_types
 from winml_dag.stages.quality import AS_IT_IS, Bounds, rounding
 from winml_dag.stages.samples import TABLES, Columns, kind_of
-from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields
 from winml_dag.store.store import Store
 
@@ -89,16 +88,19 @@ def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store)
     require_installed(target)
     reference = _reference(built, request, target, store)
     precision = _precision(built, request, reference)
-    data = _data(request)
-    kind = None if data is None else str(kind_of(data.files[0].name))
-    # Arrays are used as inputs without a processor.
-    prepared = kind is not None and (request.model_id is not None or kind not in ("npz", "npy"))
-    processor = processor_of(built, request.model_id, request.base, download=True) if prepared else None
+    data = processor = kind = None
+    if request.section.input_data is not None:
+        data = calibration_source(resolve_path(request.base, request.section.input_data), "validate.input_data")
+        kind = str(kind_of(data.files[0].name))
+        require_packages(kind)
+        # Arrays are used as inputs without a processor.
+        if request.model_id is not None or kind not in ("npz", "npy"):
+            processor = processor_of(built, request.model_id, request.base, download=True)
     fields = _fields(built, request, precision, data, has_reference=reference is not None, in_half=target.ep != CPU)
     columns = columns_of(Quant(), request.task or built.task) if kind in TABLES else None
     config = ValidateConfig(
         fields,
-        RunTarget(target.ep.name, target.device, options_on(built, target, request.options)),
+        run_target(built, target, request.options),
         None if columns is None else Columns(columns),
     )
     inputs = {
@@ -140,14 +142,6 @@ def _precision(built: BuiltModel, request: ValidationRequest, reference: OnnxFil
     if reference is not None and reference.path == built.model.path:
         return AS_IT_IS
     return built.precision or precision_of(read_model(built.model.path)).name or AS_IT_IS
-
-
-def _data(request: ValidationRequest) -> Source | None:
-    if request.section.input_data is None:
-        return None
-    source = calibration_source(resolve_path(request.base, request.section.input_data), "validate.input_data")
-    require_packages(str(kind_of(source.files[0].name)))
-    return source
 
 
 def _fields(

@@ -8,11 +8,12 @@ used.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.inplace import KEPT
@@ -27,6 +28,8 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
 from winml_dag.store.records import KeyInputs
+
+T = TypeVar("T")
 
 # The prefix of files that builds keep for themselves in a folder.
 HIDDEN = ".winml-dag"
@@ -93,7 +96,9 @@ def verify(path: Path) -> list[Verification]:
     if path.is_file() and path.name != MANIFEST:
         return [_verify_file(path)]
     folder = path.parent if path.is_file() else path
-    folders = [folder] if (folder / MANIFEST).exists() else _kept(folder)
+    folders = [folder]
+    if not (folder / MANIFEST).exists():  # recipes without an output folder have manifests in a folder beside them
+        folders = sorted(path.parent for path in (folder / KEPT).glob(f"*/{MANIFEST}"))
     if not folders:
         raise InputError(
             f"{folder} has no {MANIFEST}, so nothing says what should be in it.",
@@ -117,11 +122,6 @@ def intermediates(build: BuildManifest) -> frozenset[str]:
                 own = build.component_of(stage) or slot.removesuffix("model").rstrip("_")
                 passed.update(prefixed(name, own) for name in files)
     return frozenset(passed - shipped)
-
-
-def _kept(folder: Path) -> list[Path]:
-    """Return the folders with the manifests of recipes in *folder* that have no output folder."""
-    return sorted(path.parent for path in (folder / KEPT).glob(f"*/{MANIFEST}"))
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -153,9 +153,8 @@ def _fault(path: Path) -> str:
     if version != SCHEMA_VERSION:
         return f"has schema_version {version!r}, and this version of winml-dag reads {SCHEMA_VERSION} only."
     try:
-        Artifact.from_json(value.get("files"))
-        for stage in value["stages"]:
-            Artifact.from_json(stage.get("placed", []))
+        for files in (value["files"], *(stage.get("placed", []) for stage in value["stages"])):
+            Artifact.from_json(files)
     except StoreError as error:
         return f"is damaged: {error}"
     except (KeyError, TypeError, AttributeError):
@@ -196,16 +195,11 @@ def _verify_file(path: Path) -> Verification:
     entries = {entry.name: entry for entry in manifest.files}
     if path.name not in entries:
         raise InputError(f"{folder / MANIFEST} does not list {path.name}: no build of ours put it there.")
-    names = {path.name, *_together(manifest, entries[path.name])}
+    outputs = (output.files for stage in manifest.build.stages for output in stage.outputs.values())
+    together = (file.name for files in outputs if entries[path.name] in files for file in files)
+    names = {path.name, *together}
     checks = tuple(check_file(folder / name, entries[name]) for name in sorted(names & entries.keys()))
     return Verification(folder / MANIFEST, checks, unfinished=is_changing(folder))
-
-
-def _together(manifest: Manifest, entry: FileEntry) -> Iterator[str]:
-    for stage in manifest.build.stages:
-        for output in stage.outputs.values():
-            if entry in output.files:
-                yield from (file.name for file in output.files)
 
 
 def recipe_folder(folder: Path, manifest: Manifest) -> Path | None:
@@ -269,10 +263,13 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
     for stage in build.stages:
         if not stage.is_done:
             continue
-        if _config_hash(stage) != stage.config_hash:
+        if _hash_or_none(config_hash, stage.config) != stage.config_hash:
             yield f"{stage.id} has another config_hash than its config makes."
-        elif _key(stage) not in (stage.cache_key, None):
-            yield f"{stage.id} has another cache_key than its version, config, inputs and toolchain make."
+        elif stage.version is not None:  # an older manifest has none
+            inputs = {slot: str(given.digest) for slot, given in stage.inputs.items()}
+            made_from = KeyInputs(stage.name, stage.version, stage.config, inputs, stage.toolchain)
+            if _hash_or_none(cache_key, made_from) != stage.cache_key:
+                yield f"{stage.id} has another cache_key than its version, config, inputs and toolchain make."
         for slot, given in stage.inputs.items():
             if _digest_of_input(given, build.sources, made) not in (given.digest, None):
                 yield f"{stage.id} reads other bytes as {slot} than {given.maker} put out."
@@ -294,21 +291,10 @@ def _models(manifest: Manifest) -> Iterator[str]:
                 yield f"{file.name} has another digest among the files than {stage.id} put out."
 
 
-def _key(stage: Stage) -> str | None:
-    """Return the key that follows from the manifest's entry for *stage*; None if the entry is old and incomplete."""
-    if stage.version is None:
-        return None
-    inputs = {slot: str(given.digest) for slot, given in stage.inputs.items()}
+def _hash_or_none(function: Callable[[T], str], value: T) -> str | None:
     try:
-        return cache_key(KeyInputs(stage.name, stage.version, stage.config, inputs, stage.toolchain))
-    except ValueError:  # text that cannot be encoded as UTF-8: no build has made such a key
-        return ""
-
-
-def _config_hash(stage: Stage) -> str | None:
-    try:
-        return config_hash(stage.config)
-    except ValueError:  # as above
+        return function(value)
+    except ValueError:  # text that cannot be encoded as UTF-8: no build has made such a hash
         return None
 
 

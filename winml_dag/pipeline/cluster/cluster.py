@@ -18,7 +18,7 @@ from typing import Any
 from distributed import Scheduler, Security, SpecCluster
 from pydantic import ValidationError
 
-from winml_dag import TOOL_ID, __version__
+from winml_dag import __version__
 from winml_dag.engine.execute import LOG_FILE, log_tail, python_path
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.process import ProcessGroup
@@ -28,10 +28,10 @@ from winml_dag.ep.availability import installed
 from winml_dag.ep.environments import knowing
 from winml_dag.ep.registry import find_ep
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.cluster.inputs import Inputs
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environments_of, folder_identity
-from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns, Workers, connect
+from winml_dag.pipeline.cluster.runs import ClusterRuns, Inputs
 from winml_dag.pipeline.cluster.worker import silence
+from winml_dag.pipeline.cluster.workers import ClusterAdmission, Workers, connect
 from winml_dag.pipeline.opened import allowed_remotes
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote.settings import Mode, RemoteSettings
@@ -81,7 +81,7 @@ class Cluster:
         """The runs of *graph*; *runner* does what cannot leave this machine."""
         return ClusterRuns(
             runner,
-            Inputs(graph, store, scratch, TOOL_ID),
+            Inputs(graph, store, scratch),
             store,
             self.workers,
             self.admission,

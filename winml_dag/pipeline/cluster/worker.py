@@ -118,6 +118,10 @@ class _Running:
         if self.runner is not None:
             self.runner.stop()
 
+    def check(self) -> None:
+        if self.stopped.is_set():
+            raise Interrupted("Stopped.")
+
 
 class Workplace:
     """Executes orders, each in the caller's thread; *folder* contains its store.
@@ -164,8 +168,7 @@ class Workplace:
 
     def stop(self, key: str) -> None:
         """Stop a task that is no longer wanted; does not wait."""
-        running = self._running.get(key)
-        if running is not None:
+        if (running := self._running.get(key)) is not None:
             threading.Thread(target=running.stop, daemon=True).start()
 
     def close(self) -> None:
@@ -190,32 +193,27 @@ class Workplace:
             raise StageError("Its worker makes another key of it.", advice="Install one winml_dag everywhere.")
         watch = Watch()
         with store.scratch.open() as scratch, ExitStack() as closing:
-            running.runner = runner = self._runner(node, store, scratch, order)
+            running.runner = runner = Runner(
+                Graph((node,), {}, {}),
+                store,
+                LocalExecutor(),
+                store.fingerprints,
+                scratch=scratch,
+                failures=store.failures,
+                made_by=TOOL_ID,
+                rebuild=order.rebuild,
+                timeout_seconds=order.timeout_seconds,
+            )
             closing.callback(runner.close)
-            if running.stopped.is_set():
-                raise Interrupted("Stopped.")
+            running.check()
             closing.enter_context(self._publishing(order.topic, key, watch))
             outcome = runner.run(node, Run(order.key, key_inputs, events.FIRST_BUILD, None), order.inputs, watch)
-        if running.stopped.is_set():
-            raise Interrupted("Stopped.")
+        running.check()
         if isinstance(outcome, Reuse) and not store.came_from_remote(order.key):
             # It was made for a build with another remote, or this one has lost it.
             store.offer(outcome.record)
         store.settle()
         return outcome
-
-    def _runner(self, node: Node, store: Store, scratch: Path, order: Order) -> Runner:
-        return Runner(
-            Graph((node,), {}, {}),
-            store,
-            LocalExecutor(),
-            store.fingerprints,
-            scratch=scratch,
-            failures=store.failures,
-            made_by=TOOL_ID,
-            rebuild=order.rebuild,
-            timeout_seconds=order.timeout_seconds,
-        )
 
     @contextmanager
     def _store(self, order: Order, warn: Callable[[str], None]) -> Iterator[Store]:
@@ -257,8 +255,7 @@ def _devices(pools: Collection[str], running: _Running) -> Iterator[None]:
         for pool in sorted(pools):
             device = Semaphore(name=f"winml-dag/{socket.gethostname()}/{pool}")
             while not device.acquire(timeout=_SECONDS_BETWEEN_LOOKS):
-                if running.stopped.is_set():
-                    raise Interrupted("Stopped.")
+                running.check()
             held.callback(device.release)
         yield
 
@@ -310,8 +307,6 @@ def serve(address: str, folder: Path, report: Report, name: str | None, began: C
         StageError: when the scheduler has gone.
         KeyboardInterrupt: after all running stages have been killed.
     """
-    silence()
-    check_address(address)
     silence()
     check_address(address)
     try:

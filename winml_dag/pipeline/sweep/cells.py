@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from winml_dag.engine.events import Status
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, SharedGraph, StageRun
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, SharedGraph, StageRun, read_sweep
 
 if TYPE_CHECKING:
     from winml_dag.engine.eta import CriticalPath
@@ -67,21 +67,14 @@ def selected(sweep: Sweep, selection: Selection, folder: Path | None = None) -> 
     if not selection.retry_failed:
         return cells
     assert folder is not None
-    failed = _failed(folder)
-    return tuple(cell for cell in cells if cell.name in failed)
-
-
-def _failed(folder: Path) -> frozenset[str]:
-    """Return the names of cells that failed, or were rejected, when they were last tried."""
-    from winml_dag.pipeline.sweep.result import read_sweep
-
     try:
         last = read_sweep(folder)
     except InputError as error:
         raise UsageError(error.message, advice=error.advice) from None
     if last is None:
         raise UsageError(f"No sweep was run in {folder} yet.", advice="Leave out --retry-failed.")
-    return frozenset(cell.name for cell in last.cells if cell.status in FAILED)
+    failed = {cell.name for cell in last.cells if cell.status in FAILED}
+    return tuple(cell for cell in cells if cell.name in failed)
 
 
 # The options that set a field of a recipe for every cell.
@@ -96,10 +89,10 @@ def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
     Raises:
         UsageError: naming the option.
     """
-    recipes = [cell.recipe for cell in sweep.cells if cell.recipe is not None and sweep.axes]
+    recipes = [cell.recipe.recipe for cell in sweep.cells if cell.recipe is not None and sweep.axes]
     for field, option in _OPTIONS.items():
         overridden = getattr(overrides, field) or (field == "model" and overrides.onnx)
-        said = {_said(recipe, field) for recipe in recipes}
+        said = {str(getattr(recipe, field) or "none") for recipe in recipes}
         if overridden and len(said) > 1:
             raise UsageError(
                 f"{option} would be one {field} for all cells, and the matrix has several: {', '.join(sorted(said))}.",
@@ -107,13 +100,7 @@ def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
             )
 
 
-def _said(recipe: LoadedRecipe, field: str) -> str:
-    value = getattr(recipe.recipe, field)
-    return "none" if value is None else str(value)
-
-
 _STOPPED = "another cell failed before its turn came, and --no-keep-going was given"
-_THERE = (Status.RAN, Status.REUSED)
 
 
 def request_of(cell: Cell, request: Request, folder: Path) -> Request:
@@ -132,76 +119,55 @@ def recipe_of(cell: Cell) -> LoadedRecipe:
     return load_recipe(cell.file, cell.item)
 
 
-@dataclass(frozen=True)
-class Made:
-    """Makes results of cells.
-
-    Attributes:
-        commands: the command that builds each cell.
-        started: when each stage that ran was started, by key, in seconds of the run.
+def cell_result(cell: Cell, outcome: Outcome, command: str, started: Mapping[str, float]) -> CellResult:
+    """Return the result of *cell*, which *command* builds. *started*: when each stage that ran was started, by key, in
+    seconds of the run.
     """
-
-    commands: Mapping[str, str]
-    started: Mapping[str, float]
-
-    def result(self, cell: Cell, outcome: Outcome) -> CellResult:
-        """Return the result of *cell*."""
-        result = CellResult(
-            cell.name, cell.values, cell.folder, CellStatus.BUILT, command=self.commands.get(cell.name, "")
-        )
-        if outcome.error is not None:
-            refused = isinstance(outcome.error, UsageError | InputError)
-            if refused:
-                return replace(result, status=CellStatus.REFUSED, why=str(outcome.error))
-            failure = Failure(None, outcome.error.message, outcome.error.advice)
-            return replace(result, status=CellStatus.FAILED, why=str(outcome.error), failure=failure)
-        if outcome.result is None:
-            return replace(result, status=CellStatus.NOT_REACHED, why=_STOPPED)
-        stages = tuple(self._stage(view) for view in outcome.result.stages)
-        there = [view.id for view in outcome.result.stages if view.status in _THERE]
-        status, why, failure_ = _became(outcome)
-        return replace(
-            result,
-            status=status,
-            why=why,
-            failure=failure_,
-            stages=stages,
-            reached=there[-1] if there else None,
-            elapsed_seconds=round(sum(stage.elapsed_seconds for stage in stages), 3),
-            saved_seconds=saved(stages),
-        )
-
-    def _stage(self, view: StageView) -> StageRun:
-        record = None if view.result is None else view.result.record
-        worked = view.status in (Status.RAN, Status.FAILED)
-        peak = None if record is None else record.metrics.get("peak_memory_bytes")
-        return StageRun(
-            id=view.id,
-            stage=view.stage,
-            status=str(view.status),
-            reason=view.reason,
-            cache_key=view.cache_key,
-            elapsed_seconds=round(view.elapsed_seconds or 0.0, 3) if worked else 0.0,
-            made_in_seconds=None if record is None else record.elapsed_seconds,
-            started_seconds=self.started.get(view.cache_key or "") if worked else None,
-            peak_memory_bytes=peak if isinstance(peak, int) and not isinstance(peak, bool) else None,
-            made_at="" if record is None else record.made_at,
-            made_by="" if record is None else record.made_by,
-        )
-
-
-def _became(outcome: Outcome) -> tuple[CellStatus, str, Failure | None]:
-    result = outcome.result
-    assert result is not None
-    for view in result.stages:
-        if view.status is Status.FAILED and view.result is not None:
-            failed = view.result
-            log = None if failed.log is None else str(failed.log)
+    result = CellResult(cell.name, cell.values, cell.folder, CellStatus.BUILT, command=command)
+    if outcome.error is not None:
+        if isinstance(outcome.error, UsageError | InputError):
+            return replace(result, status=CellStatus.REFUSED, why=str(outcome.error))
+        failure = Failure(None, outcome.error.message, outcome.error.advice)
+        return replace(result, status=CellStatus.FAILED, why=str(outcome.error), failure=failure)
+    if outcome.result is None:
+        return replace(result, status=CellStatus.NOT_REACHED, why=_STOPPED)
+    views = outcome.result.stages
+    stages = tuple(_stage_run(view, started) for view in views)
+    result = replace(
+        result,
+        stages=stages,
+        reached=next((view.id for view in reversed(views) if view.status in (Status.RAN, Status.REUSED)), None),
+        elapsed_seconds=round(sum(stage.elapsed_seconds for stage in stages), 3),
+        saved_seconds=saved(stages),
+    )
+    for view in views:
+        if view.status is Status.FAILED and (failed := view.result) is not None:
             why = f"{view.id} failed: {failed.error}" if failed.record is None else failed.error
-            return CellStatus.FAILED, why, Failure(view.id, failed.error, failed.advice, log, failed.tail)
+            log = None if failed.log is None else str(failed.log)
+            failure = Failure(view.id, failed.error, failed.advice, log, failed.tail)
+            return replace(result, status=CellStatus.FAILED, why=why, failure=failure)
     if outcome.stopped:
-        return CellStatus.NOT_REACHED, _STOPPED, None
-    return (CellStatus.BUILT if outcome.changed else CellStatus.UP_TO_DATE), "", None
+        return replace(result, status=CellStatus.NOT_REACHED, why=_STOPPED)
+    return replace(result, status=CellStatus.BUILT if outcome.changed else CellStatus.UP_TO_DATE)
+
+
+def _stage_run(view: StageView, started: Mapping[str, float]) -> StageRun:
+    record = None if view.result is None else view.result.record
+    worked = view.status in (Status.RAN, Status.FAILED)
+    peak = None if record is None else record.metrics.get("peak_memory_bytes")
+    return StageRun(
+        id=view.id,
+        stage=view.stage,
+        status=str(view.status),
+        reason=view.reason,
+        cache_key=view.cache_key,
+        elapsed_seconds=round(view.elapsed_seconds or 0.0, 3) if worked else 0.0,
+        made_in_seconds=None if record is None else record.elapsed_seconds,
+        started_seconds=started.get(view.cache_key or "") if worked else None,
+        peak_memory_bytes=peak if isinstance(peak, int) and not isinstance(peak, bool) else None,
+        made_at="" if record is None else record.made_at,
+        made_by="" if record is None else record.made_by,
+    )
 
 
 def saved(stages: Iterable[StageRun]) -> float:

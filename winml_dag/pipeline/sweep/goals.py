@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,31 +18,34 @@ from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.measuring import Facts, facts_of
 from winml_dag.pipeline.sweep.result import Candidate, CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.search import PrecisionSearch, rank_cells, search_together
-from winml_dag.recipe.goal import MEASURES, Bound, Goal, group_axes, groups, winner_folder
+from winml_dag.recipe.goal import MEASURES, Bound, Goal, Search, group_axes, groups, winner_folder
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
 
 
-# Tie-breakers among cells with equal minimized values; after these, the order of cells decides.
-_TIES = ("cosine", "size", "latency")
-
-
 @dataclass(frozen=True)
 class Evaluation:
-    """A cell evaluated for a goal.
+    """A cell evaluated for a goal; *facts* are None for a cell without a build."""
 
-    Attributes:
-        facts: None for a cell without a result.
-        broken: the bounds that it does not meet.
-        unknown: required measures without a value, with the reason.
-    """
-
+    goal: Goal
     result: CellResult
     facts: Facts | None
-    broken: tuple[Bound, ...]
-    unknown: Mapping[str, str]
+
+    @cached_property
+    def broken(self) -> list[Bound]:
+        """The bounds that it does not meet."""
+        found = {} if self.facts is None else self.facts.values
+        return [one for one in self.goal.bounds if one.measure in found and not one.holds(found[one.measure])]
+
+    @cached_property
+    def unknown(self) -> Mapping[str, str]:
+        """Required measures without a value, with the reason."""
+        if self.facts is None:
+            return {}
+        missing = (name for name in self.goal.measures if name not in self.facts.values)
+        return {name: self.facts.missing.get(name, "") for name in missing}
 
     @property
     def meets(self) -> bool:
@@ -55,95 +59,69 @@ class Evaluation:
     @property
     def keeps_quality(self) -> bool:
         """Whether it meets all bounds on quality, regardless of other bounds."""
-        unknown = any(MEASURES[name].of_quality for name in self.unknown)
+        against = (*self.unknown, *(one.measure for one in self.broken))
+        return self.facts is not None and not any(MEASURES[name].of_quality for name in against)
+
+    @property
+    def minimized(self) -> float:
+        return self._value(self.goal.minimize, float("inf"))
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Its place among others, the best first. After what is minimized, ties go to quality, size, then speed."""
+        infinite = float("inf")
         return (
-            self.facts is not None and not unknown and not any(MEASURES[one.measure].of_quality for one in self.broken)
+            self.minimized,
+            -self._value("cosine", -infinite),
+            self._value("size", infinite),
+            self._value("latency", infinite),
         )
 
-    def value(self, measure: str) -> float | None:
-        return None if self.facts is None else self.facts.values.get(measure)
+    @property
+    def shortfall(self) -> float:
+        """The largest distance from a bound that it breaks, relative to the bound."""
+        return max(abs(self._value(one.measure) - one.value) / max(abs(one.value), 1e-12) for one in self.broken)
 
-    def candidate(self, goal: Goal) -> Candidate:
+    def candidate(self) -> Candidate:
+        found = {} if self.facts is None else self.facts.values
         return Candidate(
-            self.result.name, {name: self.value(name) for name in goal.measures}, "; ".join(self._against())
+            self.result.name, {name: found.get(name) for name in self.goal.measures}, "; ".join(self._against())
         )
+
+    def _value(self, measure: str, default: float = 0.0) -> float:
+        return default if self.facts is None else self.facts.values.get(measure, default)
 
     def _against(self) -> Iterator[str]:
         """Yield the reasons that rule it out, as sentences without a full stop."""
         if self.facts is None:
-            yield absence(self.result)
-            return
+            yield _absence(self.result)
         for name, why in self.unknown.items():
             yield f"{name} is not known: {why.rstrip('.')}"
         for bound in self.broken:
             side = "below" if bound.at_least else "above"
-            found = figure(bound.measure, self.facts.values[bound.measure])
+            # Precise enough to differ from a bound that it just misses.
+            found = f"{self._value(bound.measure):.8g} {MEASURES[bound.measure].unit}".rstrip()
             yield f"{bound.measure} is {found}, {side} {bound.text[2:].strip()}"
 
 
-def evaluate(goal: Goal, result: CellResult, facts: Facts | None) -> Evaluation:
-    """Evaluate *result* against the bounds of *goal*."""
-    if facts is None:
-        return Evaluation(result, None, (), {})
-    unknown = {name: facts.missing.get(name, "") for name in goal.measures if name not in facts.values}
-    broken = tuple(
-        bound for bound in goal.bounds if bound.measure in facts.values and not bound.holds(facts.values[bound.measure])
-    )
-    return Evaluation(result, facts, broken, unknown)
+def winner(evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """Return the best cell that meets all bounds; the first of several."""
+    return min((one for one in evaluations if one.meets), key=lambda one: one.rank, default=None)
 
 
-def winner(goal: Goal, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the best cell that meets the bounds of *goal*; ties go to quality, then size, then speed, then order."""
-    order = {id(one): place for place, one in enumerate(evaluations)}
-    meeting = [one for one in evaluations if one.meets]
-    return min(meeting, key=lambda one: (*_rank(goal, one), order[id(one)]), default=None)
+def nearest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """Return the cell nearest to the bounds when none meets them: the one whose largest shortfall is smallest."""
+    missing = (one for one in evaluations if one.broken and not one.unknown)
+    return min(missing, key=lambda one: (one.shortfall, *one.rank), default=None)
 
 
-def nearest(goal: Goal, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the cell nearest to the bounds of *goal* when none meets them.
-
-    It is the one whose largest shortfall, relative to the bound, is smallest.
-    """
-    missing = [one for one in evaluations if one.broken and not one.unknown]
-    order = {id(one): place for place, one in enumerate(missing)}
-    return min(missing, key=lambda one: (_shortfall(one), *_rank(goal, one), order[id(one)]), default=None)
-
-
-def absence(result: CellResult) -> str:
+def _absence(result: CellResult) -> str:
     """Return why *result* has no build."""
     if result.failure is not None:
         at = "" if result.failure.stage is None else f" at {result.failure.stage}"
         return f"failed{at}: {result.failure.error.rstrip('.')}"
     why = f": {result.why.rstrip('.')}" if result.why else ""
     return f"{result.status.value}{why}"
-
-
-def is_pending(results: Sequence[CellResult]) -> bool:
-    """Whether some of *results* are not available yet: then the best one is undetermined."""
-    return any(result.status is CellStatus.NOT_REACHED for result in results)
-
-
-def figure(measure: str, value: float) -> str:
-    """Return *value* with its unit, precise enough to differ from a bound that it just misses."""
-    unit = MEASURES[measure].unit
-    return f"{value:.8g} {unit}".rstrip()
-
-
-def _rank(goal: Goal, one: Evaluation) -> tuple[float, ...]:
-    ties = (one.value(name) for name in _TIES)
-    signed = (
-        float("inf") if value is None else -value if MEASURES[name].more_is_better else value
-        for name, value in zip(_TIES, ties, strict=True)
-    )
-    minimized = one.value(goal.minimize)
-    return (float("inf") if minimized is None else minimized, *signed)
-
-
-def _shortfall(one: Evaluation) -> float:
-    assert one.facts is not None
-    return max(
-        abs(one.facts.values[bound.measure] - bound.value) / max(abs(bound.value), 1e-12) for bound in one.broken
-    )
 
 
 # In the folder of a winner: which cell it is, and the metrics it won by.
@@ -183,22 +161,18 @@ def pursue_goals(sweep: Sweep, results: Sequence[CellResult], means: Means) -> G
     """Return the winners among *results*, one for each of *sweep*'s goals, and publish them.
 
     If the sweep requests a search, further cells compete, too.
-
-    Raises:
-        KeyboardInterrupt: after child processes have been stopped.
     """
     return _Pursuit(sweep, results, means).run()
 
 
 @dataclass
 class _Choice:
-    """One goal in one group of cells; ``precision_search``: the search started in it, ``why``: why none was."""
+    """One goal in one group of cells, and the search started in it, or why none was."""
 
     goal: Goal
     group: Mapping[str, str]
-    members: tuple[Cell, ...]
-    precision_search: PrecisionSearch | None = None
-    why: str = ""
+    members: Mapping[str, Cell]
+    search: PrecisionSearch | str = ""
 
 
 @dataclass
@@ -212,41 +186,32 @@ class _Pursuit:
     def run(self) -> GoalOutcome:
         choices = list(self._choices())
         if self.sweep.search is not None:
-            self._search(choices)
+            self._search(choices, self.sweep.search)
         goals = tuple(self._result(choice) for choice in choices)
         return GoalOutcome(goals, tuple(result for _, result in self.trials.values()))
-
-    @cached_property
-    def _by_name(self) -> Mapping[str, CellResult]:
-        return {result.name: result for result in self.results}
 
     def _choices(self) -> Iterator[_Choice]:
         cells = [cell for cell in self.sweep.cells if not cell.left_out]
         for goal in self.sweep.goals:
             for group in groups(group_axes(goal, self.sweep.axes, self.sweep.cells), cells):
-                members = tuple(cell for cell in cells if all(cell.values[axis] == group[axis] for axis in group))
-                yield _Choice(goal, group, members)
+                members = (cell for cell in cells if all(cell.values[axis] == group[axis] for axis in group))
+                yield _Choice(goal, group, {cell.name: cell for cell in members})
 
     def _evaluations(self, choice: _Choice) -> list[Evaluation]:
         """Return the evaluations of the cells to choose from, and of the trials that started from one of them."""
-        names = {cell.name for cell in choice.members}
-        own = [self._by_name[cell.name] for cell in choice.members if cell.name in self._by_name]
-        trials = [result for _, result in self.trials.values() if result.trial_of in names]
-        return [evaluate(choice.goal, result, self._facts_of(result)) for result in (*own, *trials)]
+        own = [result for result in self.results if result.name in choice.members]
+        trials = [result for _, result in self.trials.values() if result.trial_of in choice.members]
+        return [self._evaluation(choice.goal, result) for result in (*own, *trials)]
 
-    def _facts_of(self, result: CellResult) -> Facts | None:
-        if not result.is_there:
-            return None
-        if result.name not in self._facts:
+    def _evaluation(self, goal: Goal, result: CellResult) -> Evaluation:
+        if result.is_there and result.name not in self._facts:
             self._facts[result.name] = facts_of(result, self.means.folder)
-        return self._facts[result.name]
+        return Evaluation(goal, result, self._facts.get(result.name))
 
-    def _search(self, choices: Sequence[_Choice]) -> None:
-        search = self.sweep.search
-        assert search is not None
+    def _search(self, choices: Sequence[_Choice], search: Search) -> None:
         for choice in choices:
-            self._begin(choice)
-        searches = [choice.precision_search for choice in choices if choice.precision_search is not None]
+            choice.search = self._begin(choice)
+        searches = [choice.search for choice in choices if isinstance(choice.search, PrecisionSearch)]
         ranked = rank_cells(
             {one.cell.name: one.cell for one in searches}, self.means.request, search, self.means.driver
         )
@@ -263,39 +228,31 @@ class _Pursuit:
             results.append(replace(result, command=command))
         return results
 
-    def _begin(self, choice: _Choice) -> None:
-        """Start a search from the cell that would win if a few of its nodes were better, if there is one."""
+    def _begin(self, choice: _Choice) -> PrecisionSearch | str:
+        """Return a search from the cell that would win if a few of its nodes were better, or why there is none."""
         evaluations = self._evaluations(choice)
-        if is_pending([one.result for one in evaluations]):
-            return
-        best = winner(choice.goal, evaluations)
-        cells = {cell.name: cell for cell in choice.members}
+        if any(one.result.status is CellStatus.NOT_REACHED for one in evaluations):
+            return ""
+        best = winner(evaluations)
         starts = sorted(
             (one for one in evaluations if one.misses_quality_only or _failed_validation(one.result)),
-            key=lambda one: _or_infinite(one.value(choice.goal.minimize)),
+            key=lambda one: one.minimized,
         )
         if not starts:
-            choice.why = "no cell misses only a bound on quality, so there was nothing to search"
-            return
-        start = next((one for one in starts if best is None or _is_less(choice.goal, one, best)), None)
+            return "no cell misses only a bound on quality, so there was nothing to search"
+        # One that failed in validate was not measured, and may become better than any.
+        could_win = (one for one in starts if best is None or isinf(one.minimized) or one.minimized < best.minimized)
+        start = next(could_win, None)
         if start is None:
-            choice.why = (
+            return (
                 f"nothing was searched: {starts[0].result.name} misses a bound on quality, and is no better in"
                 f" {choice.goal.minimize} than the winner"
             )
-            return
-        folder = cells[start.result.name].folder
+        name = start.result.name
+        folder = choice.members[name].folder
         if taken := next((cell for cell in self.sweep.cells if cell.folder.startswith(f"{folder}+")), None):
-            choice.why = (
-                f"nothing was searched: trials of {start.result.name} would be called like the cell {taken.name}"
-            )
-            return
-        choice.precision_search = PrecisionSearch(
-            cells[start.result.name], lambda result: self._keeps_quality(choice.goal, result)
-        )
-
-    def _keeps_quality(self, goal: Goal, result: CellResult) -> bool:
-        return evaluate(goal, result, self._facts_of(result)).keeps_quality
+            return f"nothing was searched: trials of {name} would be called like the cell {taken.name}"
+        return PrecisionSearch(choice.members[name], lambda result: self._evaluation(choice.goal, result).keeps_quality)
 
     def _result(self, choice: _Choice) -> GoalResult:
         evaluations = self._evaluations(choice)
@@ -305,33 +262,31 @@ class _Pursuit:
             goal.minimize,
             dict(goal.subject_to),
             None,
-            tuple(one.candidate(goal) for one in evaluations),
+            tuple(one.candidate() for one in evaluations),
             search=self._searched(choice),
         )
-        results = [one.result for one in evaluations]
-        if is_pending(results):
-            waiting = sum(result.status is CellStatus.NOT_REACHED for result in results)
+        if waiting := sum(one.result.status is CellStatus.NOT_REACHED for one in evaluations):
             have = "has" if waiting == 1 else "have"
-            return replace(result, pending=True, why=f"{waiting} of {len(results)} cells {have} no result yet")
-        folder = winner_folder(goal, choice.group)
-        best = winner(goal, evaluations)
+            return replace(result, pending=True, why=f"{waiting} of {len(evaluations)} cells {have} no result yet")
+        name = winner_folder(goal, choice.group)
+        folder = self.means.folder / name
+        best = winner(evaluations)
         if best is None:
-            return replace(result, why=f"{_no_winner(goal, evaluations)}{_left_behind(self.means.folder / folder)}")
-        why = _of_an_emulator(goal, best)
-        result = replace(result, winner=best.result.name, why=why)
+            return replace(result, why=f"{_no_winner(evaluations)}{_left_behind(folder)}")
+        result = replace(result, winner=best.result.name, why=_of_an_emulator(best))
         try:
-            self.means.put(self._cell(best.result.name), self.means.folder / folder)
-            _write_note(self.means.folder / folder, self.sweep.name, result)
+            self.means.put(self._cell(best.result.name), folder)
+            _write_note(folder, self.sweep.name, result)
         except WinmlDagError as error:
-            return replace(result, why=f"it could not be put into {folder}: {error}")
-        return replace(result, folder=folder)
+            return replace(result, why=f"it could not be put into {name}: {error}")
+        return replace(result, folder=name)
 
     def _searched(self, choice: _Choice) -> SearchResult | None:
-        if self.sweep.search is None:
+        if self.sweep.search is None or not choice.search:
             return None
-        if choice.precision_search is None:
-            return SearchResult("", "", 0, {}, why=choice.why) if choice.why else None
-        return choice.precision_search.result(self.sweep.search)
+        if isinstance(choice.search, str):
+            return SearchResult("", "", 0, {}, why=choice.search)
+        return choice.search.result(self.sweep.search)
 
     def _cell(self, name: str) -> Cell:
         if name in self.trials:
@@ -339,33 +294,21 @@ class _Pursuit:
         return next(cell for cell in self.sweep.cells if cell.name == name)
 
 
-def _or_infinite(value: float | None) -> float:
-    """Return *value*; missing values sort last."""
-    return float("inf") if value is None else value
-
-
 def _failed_validation(result: CellResult) -> bool:
     """Whether validate rejected a cell because it is too far from its float model: then it has no measurements."""
     return result.failure is not None and (result.failure.stage or "").endswith("validate")
 
 
-def _is_less(goal: Goal, one: Evaluation, best: Evaluation) -> bool:
-    """Whether *one*, whose value may be missing, could become better than *best*."""
-    mine, its = one.value(goal.minimize), best.value(goal.minimize)
-    return mine is None or its is None or mine < its
-
-
-def _no_winner(goal: Goal, evaluations: Sequence[Evaluation]) -> str:
-    near = nearest(goal, evaluations)
+def _no_winner(evaluations: Sequence[Evaluation]) -> str:
+    near = nearest(evaluations)
     if near is None:
-        first = next((f"; {one.result.name}: {one.candidate(goal).why}" for one in evaluations), "")
+        first = next((f"; {one.result.name}: {one.candidate().why}" for one in evaluations), "")
         return f"of no cell all is known that the goal needs{first}"
-    against = near.candidate(goal).why
-    return f"no cell meets the bounds; {near.result.name} comes nearest: {against}"
+    return f"no cell meets the bounds; {near.result.name} comes nearest: {near.candidate().why}"
 
 
-def _of_an_emulator(goal: Goal, best: Evaluation) -> str:
-    goes_by = [name for name in goal.measures if name in _OF_THE_DEVICE]
+def _of_an_emulator(best: Evaluation) -> str:
+    goes_by = [name for name in best.goal.measures if name in _OF_THE_DEVICE]
     if best.facts is None or not best.facts.emulated or not goes_by:
         return ""
     return f"measured on an emulator, which says nothing about a real device: {', '.join(goes_by)}"

@@ -28,7 +28,6 @@ from winml_dag.pipeline.sweep.result import (
     CellResult,
     CellStatus,
     GoalResult,
-    Measured,
     SweepResult,
     read_sweep,
     write_sweep,
@@ -36,7 +35,6 @@ from winml_dag.pipeline.sweep.result import (
 from winml_dag.recipe.reading import ModuleItem, module_items
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.documents import BuildManifest
     from winml_dag.pipeline.sweep.result import CellResult
     from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.store.store import Store
@@ -71,22 +69,18 @@ class Ledger:
         except InputError as error:
             # Raise it as a usage error: for a build, the wrong folder was chosen.
             raise UsageError(error.message, advice=error.advice) from None
+        self._last = _by_name(self.before)
         self._results: dict[str, CellResult] = {}
         # None until this run determines them.
         self._trials: dict[str, CellResult] | None = None
-        self._goals: tuple[GoalResult, ...] | None = None
+        self._goals: tuple[GoalResult, ...] = ()
         self._longest = CriticalPath((), 0.0)
         self._next_write = self._began + _SECONDS_BETWEEN
         self._has_written = False
 
-    @property
-    def elapsed_seconds(self) -> float:
-        """The time since the run began."""
-        return time.monotonic() - self._began
-
     def last(self, cell: Cell) -> CellResult | None:
         """Return the file's result of *cell* from when the run began, if the cell's folder is the same."""
-        return _by_name(self.before).get((cell.name, cell.folder))
+        return self._last.get((cell.name, cell.folder))
 
     def gone(self) -> Iterator[str]:
         """Yield existing folders of cells that the sweep no longer has."""
@@ -97,9 +91,10 @@ class Ledger:
                 yield cell.folder
 
     def take(self, result: CellResult) -> None:
-        """Record the result of a cell; occasionally write the file, if the result is new."""
+        """Record the result of a cell or trial; occasionally write the file, if the result is new."""
         self._results[result.name] = result
-        if time.monotonic() >= self._next_write and self._is_news(result):
+        last = self._last.get((result.name, result.folder))
+        if time.monotonic() >= self._next_write and (last is None or _essence(last) != _essence(result)):
             # An error here does not end a run of hours; the final write reports it.
             with suppress(StoreError, InputError):
                 self.write(interrupted=True)
@@ -133,13 +128,19 @@ class Ledger:
         """Return the current state: of this run, and otherwise what is *written* in the file."""
         now = _by_name(written)
         cells = [self._of(cell, now) for cell in self._cells.values()]
-        trials, goals = self._pursued(written)
+        # Trials and goals are from this run, else as written, unless the sweep now has no goals.
+        trials, goals = self._trials, self._goals
+        if trials is None:
+            trials = {}
+            if written is not None and self._has_goals:
+                kept = (each for each in written.cells if each.trial_of in self._cells and each.name not in self._cells)
+                trials, goals = {each.name: each for each in kept}, written.goals
         every = with_sharing([*cells, *trials.values()])
         # Results of other cells in the file are from an earlier run.
         own = [each for each in every if each.name in self._results or each.name in (self._trials or ())]
         return replace(
             self._head,
-            elapsed_seconds=round(self.elapsed_seconds, 3),
+            elapsed_seconds=round(time.monotonic() - self._began, 3),
             cells=every,
             graph=replace(
                 shared_graph(own),
@@ -150,15 +151,6 @@ class Ledger:
             interrupted=interrupted,
         )
 
-    def _pursued(self, written: SweepResult | None) -> tuple[Mapping[str, CellResult], tuple[GoalResult, ...]]:
-        """Return trials by name, and goals: from this run, else as *written*, unless the sweep now has no goals."""
-        if self._trials is not None and self._goals is not None:
-            return self._trials, self._goals
-        if written is None or not self._has_goals:
-            return {}, ()
-        kept = (each for each in written.cells if each.trial_of in self._cells and each.name not in self._cells)
-        return {each.name: each for each in kept}, written.goals
-
     def is_as_before(self) -> bool:
         """Whether the file already has this state: a run with nothing to do does not rewrite it."""
         before = self.before
@@ -166,35 +158,25 @@ class Ledger:
         if before is None or before.interrupted or self._has_written or not self._requested <= self._results.keys():
             return False
         # The file cannot have measurements of this run, even if their times, in whole seconds, are equal.
-        if any(
-            each is not None and each.measured == "live" for one in self._results.values() for each in _measured(one)
-        ):
+        measured = (each for one in self._results.values() for each in (one.perf, one.eval))
+        if any(each is not None and each.measured == "live" for each in measured):
             return False
-        now = self.result(before)
-        return (before.axes, before.name, before.recipe, before.goals) == (
-            now.axes,
-            now.name,
-            now.recipe,
-            now.goals,
-        ) and [_essence(cell) for cell in before.cells] == [_essence(cell) for cell in now.cells]
-
-    def _is_news(self, result: CellResult) -> bool:
-        last = _by_name(self.before).get((result.name, result.folder))
-        return last is None or _essence(last) != _essence(result)
+        was, now = (
+            (each.axes, each.name, each.recipe, each.goals, [_essence(cell) for cell in each.cells])
+            for each in (before, self.result(before))
+        )
+        return was == now
 
     def _of(self, cell: Cell, now: Mapping[tuple[str, str], CellResult]) -> CellResult:
         if cell.name in self._results:
             return self._results[cell.name]
-        result = CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
         if cell.left_out:
-            return result
-        written = now.get((cell.name, cell.folder))
-        if written is not None:
-            written = replace(written, values=cell.values)
+            return CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
         # The folder still has that build, even if the recipe has changed.
-        return written or replace(
-            result, status=CellStatus.NOT_REACHED, why=_ENDED if cell.name in self._requested else _NOT_REQUESTED
-        )
+        if (written := now.get((cell.name, cell.folder))) is not None:
+            return replace(written, values=cell.values)
+        why = _ENDED if cell.name in self._requested else _NOT_REQUESTED
+        return CellResult(cell.name, cell.values, cell.folder, CellStatus.NOT_REACHED, why=why)
 
 
 def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
@@ -222,12 +204,8 @@ def _by_name(sweep: SweepResult | None) -> dict[tuple[str, str], CellResult]:
 def _essence(cell: CellResult) -> tuple[object, ...]:
     """Return what is equal for a cell in two runs of which the second had nothing to do."""
     status = CellStatus.UP_TO_DATE if cell.is_there else cell.status
-    measured = [None if each is None else (bool(each.error), each.made_at) for each in _measured(cell)]
+    measured = [None if each is None else (bool(each.error), each.made_at) for each in (cell.perf, cell.eval)]
     return cell.name, cell.folder, dict(cell.values), status, cell.why, keys_of(cell), measured, cell.trial_of
-
-
-def _measured(cell: CellResult) -> tuple[Measured | None, ...]:
-    return cell.perf, cell.eval
 
 
 SUMMARY = "module_summary.json"
@@ -250,10 +228,25 @@ def modules_of(sweep: Sweep, folder: Path) -> tuple[ModuleItem, ...]:
 
 def write_summary(folder: Path, items: Sequence[ModuleItem], cells: Sequence[CellResult], model: str | None) -> None:
     """Write the results of *cells*, each one of *items* of *model*, to *folder*; an equal summary is not rewritten."""
-    made = [_manifest(folder / cell.folder) if cell.is_there else None for cell in cells]
-    instances = [_instance(folder, *each) for each in zip(items, cells, made, strict=True)]
+    from winml_dag.pipeline.manifest import read_manifest
+
+    instances: list[JsonObject] = []
+    model_ids: list[str] = []
+    for item, cell in zip(items, cells, strict=True):
+        manifest = read_manifest(folder / cell.folder) if cell.is_there else None
+        elapsed = None if manifest is None else manifest.build.elapsed_seconds
+        model_ids += [manifest.build.model_id] if manifest is not None and manifest.build.model_id else []
+        instances.append(
+            {
+                "module_path": item.module_path,
+                "class_name": item.class_name or "module",
+                "output_dir": str(folder / cell.folder),
+                "build_elapsed_s": round(cell.elapsed_seconds if elapsed is None else elapsed, 2),
+                "error": None if cell.is_there else cell.why,
+            }
+        )
     value: JsonObject = {
-        "model_id": next((of.model_id for of in made if of is not None and of.model_id), model),
+        "model_id": next(iter(model_ids), model),
         "module_class": instances[0]["class_name"],
         "instance_count": len(instances),
         "instances": instances,
@@ -265,25 +258,6 @@ def write_summary(folder: Path, items: Sequence[ModuleItem], cells: Sequence[Cel
 
         with in_words(f"Cannot write {path}"):
             write_whole(path, data)
-
-
-def _instance(folder: Path, item: ModuleItem, cell: CellResult, made: BuildManifest | None) -> JsonObject:
-    """Return the summary of one module; ``error`` is null if its build exists."""
-    elapsed = None if made is None else made.elapsed_seconds
-    return {
-        "module_path": item.module_path,
-        "class_name": item.class_name or "module",
-        "output_dir": str(folder / cell.folder),
-        "build_elapsed_s": round(cell.elapsed_seconds if elapsed is None else elapsed, 2),
-        "error": None if cell.is_there else cell.why,
-    }
-
-
-def _manifest(folder: Path) -> BuildManifest | None:
-    from winml_dag.pipeline.manifest import read_manifest
-
-    manifest = read_manifest(folder)
-    return None if manifest is None else manifest.build
 
 
 def _is_summary(path: Path) -> bool:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementJob
-from winml_dag.pipeline.documents import EvalReport, Figures, PerfReport, Stage
+from winml_dag.pipeline.documents import EvalReport, Figures, PerfReport
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.result import CellResult, Measured
 from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.recipe.paths import resolve_path
 from winml_dag.stages.evaluate import METRICS
 from winml_dag.stages.perf.notices import EMULATED
 from winml_dag.store.store import Store
@@ -53,94 +53,80 @@ class Finished:
         return any(each is not None for each in given)
 
 
-@dataclass(frozen=True)
-class CellMeasured:
-    """The measurements of a cell; None for those that were not requested."""
-
-    perf: Measured | None = None
-    eval: Measured | None = None
-
-
 def measure_cells(
     cells: Sequence[Finished], measure: Collection[str], driver: Driver, done: Callable[[str], None]
-) -> Mapping[str, CellMeasured]:
-    """Run those of perf and eval that *measure* names on *cells*; returns results by cell name.
+) -> tuple[Mapping[str, Measured], Mapping[str, Measured]]:
+    """Run those of perf and eval that *measure* names on *cells*; returns the results of each by cell name.
 
     perf has the machine to itself, one model at a time; eval runs as many at once as *driver* has jobs. Cells with
     equal models are measured once. A failed measurement is returned with its error. *done* is called for each cell that
     is complete.
-
-    Raises:
-        KeyboardInterrupt: after child processes have been stopped.
     """
     from winml_dag.pipeline.assess.host import this_host
 
     speeds: Mapping[str, Measured] = {}
-    if PERF in measure:
-        host = this_host()
-        planned = {cell.name: _planned_perf(cell, host, driver.store) for cell in cells}
-        one_at_a_time = replace(driver, options=replace(driver.options, jobs=1))
-        speeds = _measured(planned, one_at_a_time, (lambda _: None) if EVAL in measure else done)
     qualities: Mapping[str, Measured] = {}
+    if PERF in measure:
+        alone = replace(driver, options=replace(driver.options, jobs=1))
+        speeds = _measured(cells, partial(_plan_perf, host=this_host()), alone, _ignore if EVAL in measure else done)
     if EVAL in measure:
-        plans = {cell.name: _planned_eval(cell, driver.store) for cell in cells}
-        qualities = _measured(plans, driver, done)
-    return {cell.name: CellMeasured(speeds.get(cell.name), qualities.get(cell.name)) for cell in cells}
+        qualities = _measured(cells, _plan_eval, driver, done)
+    return speeds, qualities
+
+
+def _ignore(_name: str) -> None:
+    """For a cell that is not complete yet."""
 
 
 def _measured(
-    plans: Mapping[str, _Plan | WinmlDagError], driver: Driver, done: Callable[[str], None]
+    cells: Sequence[Finished], plan: Callable[[Finished, Store], _Plan], driver: Driver, done: Callable[[str], None]
 ) -> Mapping[str, Measured]:
-    """Return the results of *plans*, by cell name; *done* is called for each that has ended."""
-    measured = {name: Measured(error=str(plan)) for name, plan in plans.items() if isinstance(plan, WinmlDagError)}
-    for name in measured:
-        done(name)
-    planned = {name: plan for name, plan in plans.items() if not isinstance(plan, WinmlDagError)}
-    jobs = [MeasurementJob(plan.measurement, driver.store, name) for name, plan in planned.items()]
+    """Return the results of what *plan* returns, by cell name; *done* is called for each that has ended."""
+    measured: dict[str, Measured] = {}
+    planned: dict[str, _Plan] = {}
+    for cell in cells:
+        try:
+            planned[cell.name] = plan(cell, driver.store)
+        except WinmlDagError as error:
+            measured[cell.name] = Measured(error=str(error))
+            done(cell.name)
+    jobs = [MeasurementJob(each.measurement, driver.store, name) for name, each in planned.items()]
     ended = driver.run(jobs, lambda name, _: done(name))
-    for (name, plan), became in zip(planned.items(), ended, strict=True):
+    for (name, each), became in zip(planned.items(), ended, strict=True):
         assert became is not None
         measured[name] = (
-            Measured(error=str(became)) if isinstance(became, WinmlDagError) else _measurement_of(plan, became)
+            Measured(error=str(became)) if isinstance(became, WinmlDagError) else _measurement_of(each, became)
         )
     return measured
 
 
 def _measurement_of(plan: _Plan, done: Measurement) -> Measured:
-    from winml_dag.pipeline.assess.eval import EvaluationPlan, evaluated_json
+    from winml_dag.pipeline.assess.eval import EvaluationPlan
+    from winml_dag.pipeline.assess.evalresult import evaluated_json
     from winml_dag.pipeline.assess.perf import perf_json
 
-    if done.failed is not None:
-        failed = done.failed
+    if (failed := done.failed) is not None:
         return Measured(error=f"{failed.node.id} failed: {failed.error} {failed.advice}".rstrip())
     if isinstance(plan, EvaluationPlan):
         return Measured(done.freshness, done.made_at, evaluated_json(plan, done, None, {}))
     return Measured(done.freshness, done.made_at, perf_json(plan, done, None))
 
 
-def _planned_perf(cell: Finished, host: Host, store: Store) -> PerfPlan | WinmlDagError:
+def _plan_perf(cell: Finished, store: Store, host: Host) -> PerfPlan:
     from winml_dag.pipeline.assess.builtmodel import find_built_model
     from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
 
-    perf = cell.recipe.recipe.perf
-    try:
-        data = None if perf.input_data is None else resolve_path(cell.recipe.path.parent, perf.input_data)
-        return plan_perf(find_built_model(cell.folder), PerfRequest(perf, data), host, store.fingerprints)
-    except WinmlDagError as error:
-        return error
+    request = PerfRequest(cell.recipe.recipe.perf, cell.recipe.path.parent)
+    return plan_perf(find_built_model(cell.folder), request, store, host)
 
 
-def _planned_eval(cell: Finished, store: Store) -> EvaluationPlan | WinmlDagError:
+def _plan_eval(cell: Finished, store: Store) -> EvaluationPlan:
     from winml_dag.pipeline.assess.builtmodel import find_built_model
-    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation, refuse_unbuilt
+    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
 
-    try:
-        section = eval_section(cell.recipe.recipe.eval, {}, {})
-        refuse_unbuilt(section)
-        request = EvaluationRequest(section, cell.recipe.path.parent, {}, download=False)
-        return plan_evaluation(find_built_model(cell.folder), request, store)
-    except WinmlDagError as error:
-        return error
+    section = eval_section(cell.recipe.recipe.eval, {}, {})
+    request = EvaluationRequest(section, cell.recipe.path.parent, {}, download=False)
+    return plan_evaluation(find_built_model(cell.folder), request, store)
 
 
 # Replaces an infinite signal-to-noise ratio, which JSON cannot represent: no bound is higher.
@@ -171,7 +157,9 @@ def facts_of(cell: CellResult, folder: Path) -> Facts:
         values.update((name, value) for name, value in found.items() if value is not None)
         missing.update((name, why) for name, value in found.items() if value is None)
 
-    add("the build ships no model", size=_size(done))
+    # Of the shipped files, counting equal content once.
+    sizes = {file.digest: file.size for stage in done if stage.name == "finalize" for file in stage.files}
+    add("the build ships no model", size=sum(sizes.values()) if sizes else None)
     figures = [found for stage in done if stage.name == "validate" and (found := stage.metrics.quality) is not None]
     add(
         "the build was not validated against its float model",
@@ -194,12 +182,6 @@ def _why(measured: Measured | None, command: str) -> str:
     if command == "eval":
         return "eval has no such figure (accuracy is the first metric of a task, its drop is against a float model)"
     return "perf has no such figure"
-
-
-def _size(done: Iterable[Stage]) -> int | None:
-    """Return the size of the shipped files, counting equal content once."""
-    sizes = {file.digest: file.size for stage in done if stage.name == "finalize" for file in stage.files}
-    return sum(sizes.values()) if sizes else None
 
 
 def _ratio(figures: Figures) -> float:

@@ -283,7 +283,10 @@ def read_sweep(folder: Path) -> SweepResult | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except DecodeError as error:
-        raise _unusable(path, str(error)) from None
+        raise InputError(
+            f"{path} is not what a sweep has left there: {error}.",
+            advice="Move it away, or choose another folder with -o.",
+        ) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
 
@@ -321,9 +324,3 @@ def write_sweep(folder: Path, sweep: SweepResult) -> None:
             f"Cannot write {folder / SWEEP}: {error.strerror or error}.",
             advice="Make the folder writable, free some space, or choose another one with -o.",
         ) from None
-
-
-def _unusable(path: Path, why: str) -> InputError:
-    return InputError(
-        f"{path} is not what a sweep has left there: {why}.", advice="Move it away, or choose another folder with -o."
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +21,9 @@ from winml_dag.pipeline.plan_cache import plan_each, plan_request
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.pipeline.search import WithoutRounds
 from winml_dag.pipeline.sweep.cells import (
-    Made,
     Selection,
     as_found,
+    cell_result,
     folder_of,
     keys_of,
     longest_chain,
@@ -225,8 +225,8 @@ class _Run:
     def run(self) -> SweepDone:
         gone = tuple(self._ledger.gone())
         try:
-            self._build(self._sweep_run.cells, self._ledger.take, self._driver)
-            self._measure(self._sweep_run.cells, self._ledger.take)
+            self._build(self._sweep_run.cells, self._driver)
+            self._measure(self._sweep_run.cells)
             outcome = self._pursue() if self._sweep_run.sweep.goals and self._sweep_run.whole else None
         except BaseException:
             # After any error: try to write the results so far.
@@ -239,26 +239,25 @@ class _Run:
         if self._sweep_run.modules:
             model = self._sweep_run.request.overrides.model
             write_summary(self._sweep_run.folder, self._sweep_run.modules, result.cells, model)
-        names = {cell.name for cell in self._sweep_run.cells} | {
-            trial.name for trial in (outcome or GoalOutcome(())).trials
-        }
-        cells = tuple(cell for cell in result.cells if cell.name in names)
+        # Trials were built by this run, too.
+        cells = tuple(cell for cell in result.cells if cell.name in self._results)
         words = [request.words for request in self._requests.values()]
         kept = tuple(word for word in (*words, *self._put_words) if word is not None)
         return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes), self._has_data)
 
-    def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], driver: Driver) -> None:
-        """Bring the folders of *cells* up to date; *take* is called with each result as soon as it is available."""
+    def _request(self, cell: Cell) -> Request:
+        return request_of(cell, self._sweep_run.request, self._sweep_run.folder)
+
+    def _build(self, cells: Sequence[Cell], driver: Driver) -> None:
+        """Bring the folders of *cells* up to date."""
         by_name = {cell.name: cell for cell in cells}
-        self._requests |= {
-            cell.name: request_of(cell, self._sweep_run.request, self._sweep_run.folder) for cell in cells
-        }
+        self._requests |= {cell.name: self._request(cell) for cell in cells}
         known = {} if driver.options.rebuild else dict(self._known(cells))
 
         def finish(result: CellResult) -> None:
             self._results[result.name] = result
             self._watcher.cell(result.name, result.status, result.why)
-            take(result)
+            self._ledger.take(result)
 
         for current_plan, last in known.values():
             log_use(str(self._store.folder), current_plan)
@@ -267,12 +266,12 @@ class _Run:
         if not rest:
             return
         planned = plan_each([(cell.name, self._requests[cell.name]) for cell in rest], self._store)
-        made = Made(self._sweep_run.commands, self._timed.started_at)
 
         def done(outcome: Outcome) -> None:
             if outcome.error is not None:
                 self._refusals[outcome.label] = outcome.error.exit_code
-            finish(made.result(by_name[outcome.label], outcome))
+            command = self._sweep_run.commands.get(outcome.label, "")
+            finish(cell_result(by_name[outcome.label], outcome, command, self._timed.started_at))
 
         # One observer for each phase: repeated rounds are only relevant within one.
         outcomes = build_all(planned, replace(driver, observer=WithoutRounds(self._timed)), done)
@@ -284,18 +283,15 @@ class _Run:
 
     def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[CurrentPlan, CellResult]]]:
         """Yield each cell with nothing to do: its name, its current plan, and its last result."""
-        around = Environment.now()
+        environment = Environment.now()
         folder = str(self._store.folder)
         for cell in cells:
             last, words = self._ledger.last(cell), self._requests[cell.name].words
             if last is None or words is None or not last.is_there:
                 continue
-            current_plan = check(folder, words, around)
-            if (
-                current_plan is not None
-                and current_plan.is_up_to_date
-                and keys_of(last) <= {*keys_of_note(folder, words)}
-            ):
+            current_plan = check(folder, words, environment)
+            is_current = current_plan is not None and current_plan.is_up_to_date
+            if current_plan is not None and is_current and keys_of(last) <= {*keys_of_note(folder, words)}:
                 yield cell.name, (current_plan, replace(last, values=cell.values))
 
     @property
@@ -307,7 +303,7 @@ class _Run:
         """Measurements are independent of each other, and all run on this machine."""
         return replace(self._driver, options=replace(self._driver.options, keep_going=True, cluster=None))
 
-    def _measure(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
+    def _measure(self, cells: Sequence[Cell]) -> None:
         """Measure those of *cells* that have a build, as the sweep requests."""
         measure = self._sweep_run.sweep.measure
         there = [cell for cell in cells if self._results[cell.name].is_there]
@@ -320,10 +316,11 @@ class _Run:
         def done(name: str) -> None:
             self._watcher.cell(name, self._results[name].status)
 
-        for name, measured in measure_cells(finished, measure, self._measuring, done).items():
-            result = replace(self._results[name], perf=measured.perf, eval=measured.eval)
-            self._results[name] = result
-            take(result)
+        speeds, qualities = measure_cells(finished, measure, self._measuring, done)
+        for cell in there:
+            result = replace(self._results[cell.name], perf=speeds.get(cell.name), eval=qualities.get(cell.name))
+            self._results[cell.name] = result
+            self._ledger.take(result)
 
     def _pursue(self) -> GoalOutcome:
         """Return the winners among all cells that have a build, whichever run made it."""
@@ -331,7 +328,7 @@ class _Run:
         known |= {cell.name: cell for cell in self._outdated(known)}
         means = Means(
             folder=self._sweep_run.folder,
-            request=lambda cell: request_of(cell, self._sweep_run.request, self._sweep_run.folder),
+            request=self._request,
             carry_out=self._carry_out,
             put=self._put,
             driver=self._measuring,
@@ -342,7 +339,7 @@ class _Run:
         """Yield other runs' cells whose build is outdated: its metrics are not those of what would be published now."""
         cells = self._sweep_run.sweep.cells
         others = [cell for cell in cells if cell.name not in self._results and known[cell.name].is_there]
-        requests = [(cell.name, request_of(cell, self._sweep_run.request, self._sweep_run.folder)) for cell in others]
+        requests = [(cell.name, self._request(cell)) for cell in others]
         for planned in plan_each(requests, self._store):
             now = frozenset[str | None]()
             if not isinstance(planned.graph, WinmlDagError):
@@ -355,8 +352,8 @@ class _Run:
         self._watcher.phase("searching", [cell.name for cell in cells])
         # With --rebuild, stages that they share with the sweep's cells were already rebuilt; do not repeat that every
         # round.
-        self._build(cells, lambda _: None, self._reusing)
-        self._measure(cells, lambda _: None)
+        self._build(cells, self._reusing)
+        self._measure(cells)
         return [self._results[cell.name] for cell in cells]
 
     def _put(self, cell: Cell, folder: Path) -> None:
@@ -365,7 +362,7 @@ class _Run:
         Raises:
             StageError: when a stage failed; and any error of planning.
         """
-        request = replace(request_of(cell, self._sweep_run.request, self._sweep_run.folder), output_dir=folder)
+        request = replace(self._request(cell), output_dir=folder)
         planned = plan_request(request, self._store, download=True)
         result = build(planned, self._reusing)
         if result.failed:

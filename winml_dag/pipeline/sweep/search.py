@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from winml_dag.store.store import Store
 
 
-# A cell with some nodes in higher precision: the fields of ``quant`` that a user would write for it.
-
-
 SIXTEEN = "16 bits"
 FLOAT = "float"
 _FIELDS = {SIXTEEN: "node_overrides", FLOAT: "nodes_to_exclude"}
@@ -61,10 +58,6 @@ class Keeping:
     @property
     def words(self) -> str:
         return RELIEF[self.field]
-
-    def most(self, ranked: int) -> int:
-        """Return how many of the nodes *ranked* can be kept: at least one must remain to quantize."""
-        return ranked if self.kept == SIXTEEN else ranked - 1
 
 
 def keepings_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) -> tuple[Keeping, ...] | str:
@@ -94,23 +87,20 @@ def keepings_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) ->
 def with_kept(loaded: LoadedRecipe, nodes: Sequence[str], keeping: Keeping) -> LoadedRecipe:
     """Return the recipe *loaded* with *nodes* kept as in *keeping*, in addition to those that it already keeps."""
     recipe = loaded.recipe
-    of_compile = recipe.compile if recipe.quant is None else None
-    written = of_compile.quant_config if of_compile is not None else recipe.quant
-    changed = Quant.from_dict(_with_nodes(written or Quant(), nodes, keeping))
-    if of_compile is not None and of_compile.quant_config is not None:
-        compiled = of_compile.model_copy(update={"quant_config": changed})
-        return replace(loaded, recipe=recipe.model_copy(update={"compile": compiled}))
-    return replace(loaded, recipe=recipe.model_copy(update={"quant": changed}))
-
-
-def _with_nodes(quant: Quant, nodes: Sequence[str], keeping: Keeping) -> dict[str, JsonValue]:
-    fields = quant.to_dict()
+    compiled = recipe.compile
+    nested = compiled.quant_config if recipe.quant is None and compiled is not None else None
+    quant = nested or recipe.quant or Quant()
+    kept: JsonValue
     if keeping.kept == FLOAT:
-        excluded = [*(quant.nodes_to_exclude or ()), *nodes]
-        return {**fields, "nodes_to_exclude": list(dict.fromkeys(excluded))}
-    own = {name: types.model_dump(mode="json", exclude_none=True) for name, types in quant.node_overrides.items()}
-    wide = {name: {**own.get(name, {}), "activation_type": keeping.wide} for name in nodes}
-    return {**fields, "node_overrides": {**own, **wide}}
+        kept = list(dict.fromkeys([*(quant.nodes_to_exclude or ()), *nodes]))
+    else:
+        own = {name: types.model_dump(mode="json", exclude_none=True) for name, types in quant.node_overrides.items()}
+        kept = {**own, **{name: {**own.get(name, {}), "activation_type": keeping.wide} for name in nodes}}
+    changed = Quant.from_dict({**quant.to_dict(), keeping.field: kept})
+    update: dict[str, object] = {"quant": changed}
+    if nested is not None and compiled is not None:
+        update = {"compile": compiled.model_copy(update={"quant_config": changed})}
+    return replace(loaded, recipe=recipe.model_copy(update=update))
 
 
 # How many of the worst nodes to keep next: a pure function of the results so far.
@@ -149,8 +139,8 @@ class Ranked:
     keepings: tuple[Keeping, ...]
 
     def most(self, keeping: Keeping, search: Search) -> int:
-        """Return how many nodes may be kept as in *keeping*."""
-        possible = keeping.most(len(self.nodes))
+        """Return how many nodes may be kept as in *keeping*: of float ones, at least one must remain to quantize."""
+        possible = len(self.nodes) - (keeping.kept == FLOAT)
         return possible if search.nodes_at_most is None else min(possible, search.nodes_at_most)
 
 
@@ -232,11 +222,7 @@ def search_together(
     search: Search,
     carry_out: Callable[[Sequence[Cell]], Sequence[CellResult]],
 ) -> Mapping[str, tuple[Cell, CellResult]]:
-    """Run all *searches* to their end, one round of trials of all at a time; returns every trial by name.
-
-    Raises:
-        KeyboardInterrupt: after child processes have been stopped.
-    """
+    """Run all *searches* to their end, one round of trials of all at a time; returns every trial by name."""
     made: dict[str, tuple[Cell, CellResult]] = {}
     while True:
         trials = [(one, count, one.trial(count)) for one in searches for count in one.wanted(search)]
@@ -254,11 +240,7 @@ def search_together(
 def rank_cells(
     cells: Mapping[str, Cell], request: Callable[[Cell], Request], search: Search, driver: Driver
 ) -> Mapping[str, Ranked | str]:
-    """Rank the nodes of each of *cells* by the quality that quantizing them costs; returns rankings or reasons by name.
-
-    Raises:
-        KeyboardInterrupt: after child processes have been stopped.
-    """
+    """Rank the nodes of each of *cells* by the quality that quantizing them costs; returns rankings, or why not."""
     planned = {name: _planned(request(cell), search, driver.store) for name, cell in cells.items()}
     graphs = {name: one[0] for name, one in planned.items() if not isinstance(one, str)}
     # Stages before the ranking belong to the cells, which --rebuild has already rebuilt.

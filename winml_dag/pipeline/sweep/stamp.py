@@ -73,13 +73,13 @@ def load_sweep_stamp(cache_dir: Path, words: str) -> SweepStamp | None:
         builds = [str(each) for each in plan["builds"]]
     except MALFORMED:
         return None
-    stand = []
+    current = []
     for each in builds:
         one = check(folder, each, environment)
         if one is None or not one.is_up_to_date:
             return None
-        stand.append(one)
-    for one in stand:
+        current.append(one)
+    for one in current:
         log_use(folder, one)
     return found
 

@@ -26,6 +26,7 @@ from winml_dag.store.remote.protocol import (
     PART_SECONDS,
     RemoteError,
     blob_path,
+    read_pieces,
     record_path,
     whole_record,
 )
@@ -53,6 +54,11 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 # Where clients look for credentials last: services of the cloud's own machines.
 _CREDENTIAL_SERVICES = ("/latest/api/token", "/latest/meta-data", "/metadata/identity", "/computeMetadata/")
 
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT",),
+    "gs": (),
+}
 _CREDENTIALS_IN = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
@@ -103,7 +109,7 @@ class ObjectRemote:
                 on_progress(size)
             return put
         with _translated():
-            pieces = _pieces(path, on_progress)
+            pieces = read_pieces(path, _PIECE_BYTES, on_progress)
             store, name = self._open(size), self._prefix + blob
             obstore.put(store, name, pieces, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return True
@@ -180,11 +186,12 @@ def open_bucket(scheme: str, bucket: str, prefix: str) -> ObjectRemote:
 
 
 def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> ObjectStore:
+    endpoint = next((os.environ[name] for name in _ENDPOINTS[scheme] if name in os.environ), "")
     options: ClientConfig = {
         "connect_timeout": timedelta(seconds=ATTEMPT_SECONDS),
         "user_agent": "winml_dag",
         # Only for the user's own endpoint, a server without TLS.
-        "allow_http": _endpoint(scheme).startswith("http://"),
+        "allow_http": endpoint.startswith("http://"),
         **limits,
     }
     once: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=ATTEMPT_SECONDS)}
@@ -193,11 +200,6 @@ def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> ObjectStore:
     if scheme == "az":
         return stores.AzureStore(bucket, client_options=options, retry_config=once)
     return stores.GCSStore(bucket, client_options=options, retry_config=once)
-
-
-def _endpoint(scheme: str) -> str:
-    names = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "az": ("AZURE_STORAGE_ENDPOINT",)}
-    return next((os.environ[name] for name in names.get(scheme, ()) if name in os.environ), "")
 
 
 def open_folder(folder: Path, namespace: str) -> ObjectRemote:
@@ -210,13 +212,6 @@ def open_folder(folder: Path, namespace: str) -> ObjectRemote:
         return stores.LocalStore(folder, mkdir=True)
 
     return ObjectRemote(opener, namespace, _FOLDER_READ_BYTES)
-
-
-def _pieces(path: Path, on_progress: Callable[[int], None]) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            yield piece
-            on_progress(len(piece))
 
 
 @contextmanager

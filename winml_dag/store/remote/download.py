@@ -58,7 +58,15 @@ class Partial:
             make_writable(self.path)
         self._opened = os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
         try:
-            self._hash_existing()
+            if os.fstat(self._opened).st_size > self.file.size:
+                self.restart()
+            while piece := os.read(self._opened, _READ_BYTES):
+                self._hash.update(memoryview(piece))
+                self.size += len(piece)
+                self.sources.add(None)
+                if self.size % (64 * _READ_BYTES) == 0:
+                    # Processes that wait for the lock see progress.
+                    os.utime(self.path)
         except BaseException:
             os.close(self._opened)
             raise
@@ -90,17 +98,6 @@ class Partial:
         self._hash = new_hash(self._function)
         self.size = 0
         self.sources.clear()
-
-    def _hash_existing(self) -> None:
-        if os.fstat(self._opened).st_size > self.file.size:
-            self.restart()
-        while piece := os.read(self._opened, _READ_BYTES):
-            self._hash.update(memoryview(piece))
-            self.size += len(piece)
-            self.sources.add(None)
-            if self.size % (64 * _READ_BYTES) == 0:
-                # Processes that wait for the lock see progress.
-                os.utime(self.path)
 
 
 class Downloader:
@@ -208,20 +205,14 @@ class Downloader:
 
 def _stalled(path: Path) -> Callable[[], bool]:
     """Returns whether the file at *path*, written by another process, has not changed for too long."""
-    seen, since = _mark(path), monotonic()
+    seen, since = (0, 0), monotonic()
 
     def is_stalled() -> bool:
         nonlocal seen, since
-        if (now_seen := _mark(path)) != seen:
-            seen, since = now_seen, monotonic()
+        with suppress(OSError):
+            status = path.stat()
+            if (status.st_size, status.st_mtime_ns) != seen:
+                seen, since = (status.st_size, status.st_mtime_ns), monotonic()
         return monotonic() - since > 2 * ATTEMPT_SECONDS
 
     return is_stalled
-
-
-def _mark(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns

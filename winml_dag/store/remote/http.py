@@ -28,6 +28,7 @@ from winml_dag.store.remote.protocol import (
     SETTLING_BYTES_PER_SECOND,
     RemoteError,
     blob_path,
+    read_pieces,
     record_path,
     whole_record,
 )
@@ -103,7 +104,7 @@ class HttpRemote:
         blob, size = blob_path(digest), path.stat().st_size
         if size >= _BIG_BYTES and self._exists(blob):
             return False
-        return self._put(blob, lambda: _pieces(path, on_progress), size)
+        return self._put(blob, lambda: read_pieces(path, _SEND_BYTES, on_progress), size)
 
     def close(self) -> None:
         self._pool.clear()
@@ -237,14 +238,6 @@ def _request(
 
 def _is_success(status: int) -> bool:
     return 200 <= status < 300
-
-
-def _pieces(path: Path, on_progress: Callable[[int], None]) -> Iterator[bytes]:
-    """The bytes of a file. *on_progress* gets the length of each piece once it was sent."""
-    with open(path, "rb") as file:
-        while piece := file.read(_SEND_BYTES):
-            yield piece
-            on_progress(len(piece))
 
 
 def _release(response: BaseHTTPResponse) -> None:

@@ -143,6 +143,14 @@ class TrafficCounter:
             self.traffic += more
 
 
+def read_pieces(path: Path, size: int, on_progress: Callable[[int], None]) -> Iterator[bytes]:
+    """The bytes of a file in pieces of *size*; *on_progress* gets the length of each once the next is asked for."""
+    with open(path, "rb") as file:
+        while piece := file.read(size):
+            yield piece
+            on_progress(len(piece))
+
+
 def whole_record(pieces: Iterable[bytes]) -> bytes:
     """*pieces* joined. Raises RemoteError("lying") as soon as they exceed the size limit of a record."""
     data = bytearray()

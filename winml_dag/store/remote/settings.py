@@ -8,7 +8,6 @@ replaced without a gap.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import re
 import secrets
@@ -46,7 +45,7 @@ _MODULES = {
 }
 _SCHEMES_ADVICE = "Say " + ", ".join(f"{scheme}://" for scheme in _MODULES) + " with what follows."
 _PATH_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between its parts"
+PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between its parts"
 
 
 class Mode(StrEnum):
@@ -116,8 +115,8 @@ def open_remote(url: str, namespace: str = "", *, gets_token: bool = False) -> R
             f"The URL of the remote {shown(url)} goes on after its path",
             advice=f"Leave that out; a token belongs into the environment variable {TOKEN}.",
         )
-    if not _is_path(namespace):
-        raise UsageError(f"{namespace!r} is no namespace of a remote", advice=f"{_PATH_ADVICE}, such as pull/12.")
+    if not is_path(namespace):
+        raise UsageError(f"{namespace!r} is no namespace of a remote", advice=f"{PATH_ADVICE}, such as pull/12.")
     scheme = parts.scheme.lower()
     for module in _MODULES[scheme]:
         if find_spec(module) is None:
@@ -194,8 +193,8 @@ def _open_bucket(parts: SplitResult, namespace: str) -> Remote:
     if not parts.netloc:
         raise UsageError(f"{parts.scheme}://{parts.path} names no bucket", advice=advice)
     prefix = _below(parts.path, namespace).strip("/")
-    if not _is_path(prefix):
-        raise UsageError(f"{prefix!r} is no path in a bucket", advice=f"{_PATH_ADVICE}.")
+    if not is_path(prefix):
+        raise UsageError(f"{prefix!r} is no path in a bucket", advice=f"{PATH_ADVICE}.")
     return open_bucket(parts.scheme.lower(), parts.netloc, prefix)
 
 
@@ -210,7 +209,8 @@ def _open_folder(parts: SplitResult, namespace: str) -> Remote:
     return open_folder(folder_of(parts), namespace)
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
+    """Whether *text* can be a namespace: it leaves no folder."""
     return not text or all(_PATH_PART.fullmatch(part) for part in text.split("/"))
 
 
@@ -248,9 +248,10 @@ def check_keys(settings: RemoteSettings) -> None:
             continue
         if tier.trusted is not None and not any(key.id in tier.trusted for key in settings.keys):
             trusted = ", ".join(sorted(tier.trusted)) or "none"
+            here = ", ".join(key.id for key in settings.keys) or "no key"
             raise UsageError(
-                f"Of the keys that {shown(tier.url)} is trusted with ({trusted}) none is here, so no record from there"
-                " could be believed.",
+                f"Of the keys that {shown(tier.url)} is trusted with ({trusted}) none is here ({here}), so no record"
+                " from there could be believed.",
                 advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE}, or use --remote-mode off.",
             )
         if not settings.keys and not settings.accept_unsigned:
@@ -280,32 +281,29 @@ def keys_in_file(path: Path) -> tuple[SigningKey, ...]:
     return _parse_keys(kept, str(path))
 
 
-def _parse_keys(texts: Sequence[tuple[str, str]], where: str) -> tuple[SigningKey, ...]:
+def _parse_keys(texts: Sequence[tuple[str, str]], source: str) -> tuple[SigningKey, ...]:
     """The keys in *texts*, each with its location; their names must be distinct."""
     keys: dict[str, SigningKey] = {}
-    for location, text in texts:
-        key = _parse_key(text, location)
-        if key.id in keys:
-            raise UsageError(f"{where} has two keys that are called {key.id!r}.", advice="Give each a name of its own.")
-        keys[key.id] = key
+    form = f"Write it as {_KEY_FORM}."
+    for where, text in texts:
+        name, colon, coded = text.strip().partition(":")
+        if not colon:
+            raise UsageError(f"{where} is no key: it has no colon.", advice=form)
+        _checked_name(name, where)
+        try:
+            secret = base64.b64decode(coded.strip(), validate=True)
+        except ValueError:
+            raise UsageError(f"{where}: what follows {name!r} is not base64.", advice=form) from None
+        if len(secret) < SECRET_BYTES:
+            raise UsageError(
+                f"{where}: the secret of {name!r} has {len(secret)} bytes, and fewer than {SECRET_BYTES} can be"
+                " guessed.",
+                advice="`winml-dag cache remote key` makes one.",
+            )
+        if name in keys:
+            raise UsageError(f"{source} has two keys that are called {name!r}.", advice="Give each a name of its own.")
+        keys[name] = SigningKey(name, secret)
     return tuple(keys.values())
-
-
-def _parse_key(text: str, where: str) -> SigningKey:
-    name, colon, coded = text.strip().partition(":")
-    if not colon:
-        raise UsageError(f"{where} is no key: it has no colon.", advice=f"Write it as {_KEY_FORM}.")
-    _checked_name(name, where)
-    try:
-        secret = base64.b64decode(coded.strip(), validate=True)
-    except (binascii.Error, ValueError):
-        raise UsageError(f"{where}: what follows {name!r} is not base64.", advice=f"Write it as {_KEY_FORM}.") from None
-    if len(secret) < SECRET_BYTES:
-        raise UsageError(
-            f"{where}: the secret of {name!r} has {len(secret)} bytes, and fewer than {SECRET_BYTES} can be guessed.",
-            advice="`winml-dag cache remote key` makes one.",
-        )
-    return SigningKey(name, secret)
 
 
 def _checked_name(name: str, where: str) -> str:

@@ -8,28 +8,33 @@ requests of a build do not wait for uploads.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.locks import Locks
 from winml_dag.store.quantities import counted
 from winml_dag.store.records import Record
 from winml_dag.store.remote.download import Downloader
-from winml_dag.store.remote.protocol import (
-    PART_SECONDS,
-    Remote,
-    Traffic,
-    TrafficCounter,
-)
+from winml_dag.store.remote.protocol import PART_SECONDS, Remote, Traffic, TrafficCounter
 from winml_dag.store.remote.settings import Mode, TierSettings, shown
-from winml_dag.store.remote.transfer import LEAST_BYTES_PER_SECOND, CircuitBreaker, RemoteUnavailable, Transfer, ask_all
+from winml_dag.store.remote.transfer import (
+    LEAST_BYTES_PER_SECOND,
+    POLL_SECONDS,
+    CircuitBreaker,
+    RemoteUnavailable,
+    ThreadPool,
+    Transfer,
+    ask_all,
+)
 from winml_dag.store.remote.trust import Refused, Trust
-from winml_dag.store.remote.upload import UPLOADS_AT_ONCE, Uploader
 
 _NOT_READ = "it is left alone for the rest of this run, and what it may have is made here instead"
 _NOT_PUT = "nothing more is put there in this run, what is made stays on this machine"
@@ -38,6 +43,9 @@ _MOST_WARNINGS = 3
 # Requests and answers are small: their latency is what takes time.
 _REQUESTS_AT_ONCE = 16
 _BLOBS_AT_ONCE = 8
+# Each reads its file in small pieces, so this bounds memory as well. A record waits in a thread for its blobs, whose
+# uploads have all started before: the pool is a queue.
+_UPLOADS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -80,11 +88,8 @@ class RemoteTier:
             return self._trust.verify(data, key, self.settings.namespace, self.settings.trusted)
         except Refused as refused:
             self._count.add(Traffic(refused=1))
-            why = refused.message.rstrip(".")
-            self._warn_of_record(
-                f"A record in the remote {self.name} is refused ({key[:12]}): {why}.",
-                f"of the remote {self.name} had to be refused",
-            )
+            sentence = f"A record in the remote {self.name} is refused ({key[:12]}): {refused.message.rstrip('.')}."
+            self._warn_of_record(sentence, f"of the remote {self.name} had to be refused")
             return None
 
     def has(self, digest: str, transfer: Transfer, *, to_put: bool = False) -> bool:
@@ -109,7 +114,7 @@ class RemoteTier:
         """
 
         # Some libraries report no progress, so an upload has a time limit as a whole.
-        seconds = PART_SECONDS + file.size / (LEAST_BYTES_PER_SECOND / UPLOADS_AT_ONCE)
+        seconds = PART_SECONDS + file.size / (LEAST_BYTES_PER_SECOND / _UPLOADS_AT_ONCE)
 
         def attempt() -> bool:
             sent = 0
@@ -137,11 +142,9 @@ class RemoteTier:
         try:
             data = self._trust.sign(record, self.settings.namespace)
         except Refused as refused:
-            stage = record.key_inputs.stage
-            self._warn_of_record(
-                f"The record of {stage} is not put into the remote {self.name}: {refused}.",
-                f"were not put into the remote {self.name}",
-            )
+            there = f"put into the remote {self.name}"
+            sentence = f"The record of {record.key_inputs.stage} is not {there}: {refused}."
+            self._warn_of_record(sentence, f"were not {there}")
             return False
         put = self.writing.ask(transfer, partial(self.remote.put_record, record.cache_key, data))
         if put:
@@ -166,6 +169,115 @@ class RemoteTier:
             is_shown = self._records_warned[sort] <= _MOST_WARNINGS
         if is_shown:
             self._warn(sentence)
+
+
+class Uploader:
+    """Uploads in the background: blobs first, and a record once all of its blobs exist in the remote. Thread-safe.
+
+    So whenever a process is killed, no uploaded record lacks its blobs. Nothing is overwritten: an existing record of
+    the same key stays.
+    """
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        # One for each tier: the threads of one that hangs are lost.
+        self._pools: defaultdict[RemoteTier, ThreadPool] = defaultdict(partial(ThreadPool, _UPLOADS_AT_ONCE))
+        # Reentrant: where the system has no more threads, the caller does the work itself.
+        self._lock = threading.RLock()
+        # Whether each blob exists there, by tier and digest.
+        self._known: dict[tuple[RemoteTier, str], Future[bool]] = {}
+        self._underway: dict[Future[bool], tuple[RemoteTier, Transfer]] = {}
+        self._gone = self._all = 0
+
+    def record(self, tier: RemoteTier, record: Record, *, with_blobs: bool = True) -> None:
+        """Start to upload *record*, after its blobs, which are local."""
+        files = {file.digest: file for file in record.files()} if with_blobs else {}
+        # The log of a fetched record is not local, and the record is as good without.
+        if with_blobs and record.log is not None and not self._blobs.missing([record.log]):
+            files[record.log.digest] = record.log
+        blobs = [self.blob(tier, file) for file in files.values()]
+        self._start(tier, lambda transfer: all(blob.result() for blob in blobs) and tier.put_record(record, transfer))
+
+    def blob(self, tier: RemoteTier, file: FileEntry) -> Future[bool]:
+        """Start to upload the local blob of *file*; the result is whether the remote has it then."""
+        with self._lock:
+            known = self._known.get((tier, file.digest))
+            if known is None or (known.done() and not known.result()):
+                known = self._start(tier, partial(self._put_blob, tier, file))
+                self._known[tier, file.digest] = known
+            return known
+
+    def settle(self, on_progress: Callable[[int, int], None] | None) -> None:
+        """Wait until nothing is under way. *on_progress* gets the bytes sent and the bytes to send in all."""
+        shown: tuple[int, int] | None = None
+        while True:
+            with self._lock:
+                underway, now = dict(self._underway), (self._gone, self._all)
+            if on_progress is not None and now != shown:
+                on_progress(*now)
+                shown = now
+            if not underway:
+                return
+            wait(underway, POLL_SECONDS)
+            for future, (tier, transfer) in underway.items():
+                # All threads may hang, and then nothing else begins.
+                if transfer.abandon_if_hung() or (tier.writing.is_open and transfer.breaker is None):
+                    _abandon(future)
+
+    def close(self) -> None:
+        """Give up what is under way. It may be uploaded again later, by other threads: these may hang."""
+        with self._lock:
+            underway = dict(self._underway)
+            self._pools.clear()
+        for future, (_, transfer) in underway.items():
+            transfer.is_cancelled = True
+            _abandon(future)
+
+    def _start(self, tier: RemoteTier, work: Callable[[Transfer], bool]) -> Future[bool]:
+        transfer = Transfer()
+
+        def attempt() -> bool:
+            try:
+                return work(transfer)
+            except (RemoteUnavailable, OSError, StoreError):
+                return False
+
+        with self._lock:
+            pool = self._pools[tier]
+        future = pool.submit(attempt)
+        with self._lock:
+            self._underway[future] = tier, transfer
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, future: Future[bool]) -> None:
+        with self._lock:
+            del self._underway[future]
+
+    def _put_blob(self, tier: RemoteTier, file: FileEntry, transfer: Transfer) -> bool:
+        if tier.has(file.digest, transfer, to_put=True):
+            return True
+        # Hashed before it is sent: a blob that is damaged here would stay damaged there.
+        if tier.writing.is_open or transfer.is_cancelled or not self._blobs.is_intact(file.digest):
+            return False
+        self._add(0, file.size)
+        try:
+            tier.put_blob(file, self._blobs.path(file.digest), transfer, lambda count: self._add(count, 0))
+        except BaseException:
+            self._add(0, -file.size)
+            raise
+        return True
+
+    def _add(self, gone: int, everything: int) -> None:
+        with self._lock:
+            self._gone += gone
+            self._all += everything
+
+
+def _abandon(future: Future[bool]) -> None:
+    """Stop waiting for the thread of *future*."""
+    with suppress(InvalidStateError):
+        future.set_result(False)
 
 
 class Remotes:

@@ -19,6 +19,7 @@ import hmac
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -56,8 +57,8 @@ _PULL = "pull"
 _OWN_EVENTS = {"push", "schedule", "workflow_dispatch", "repository_dispatch"}
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
-# Returns the value of an environment variable, empty if it is not set.
-_Variable: TypeAlias = Callable[[str], str]
+# The environment, in which a variable that is not set is empty.
+_Variables: TypeAlias = Mapping[str, str]
 # Why a CI run may not write what is shared, and the number of the pull request whose own namespace it may write.
 _Restriction: TypeAlias = tuple[str, int | None]
 
@@ -310,11 +311,8 @@ def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[R
     """The part of *settings* that this run may use, and a sentence on the restriction; empty without one, as outside of
     CI and in unknown CI systems.
     """
-
-    def variable(name: str) -> str:
-        return environment.get(name, "").strip()
-
-    restriction = next((find(variable) for marker, find in _SYSTEMS.items() if variable(marker)), None)
+    env = defaultdict(str, {name: value.strip() for name, value in environment.items()})
+    restriction = next((find(env) for marker, find in _SYSTEMS.items() if env[marker]), None)
     if restriction is None or not any(tier.mode is Mode.READ_WRITE for tier in settings.tiers):
         return settings, ""
     sentence, pull = restriction
@@ -333,34 +331,34 @@ def _restrict(tier: TierSettings, pull: int | None) -> tuple[TierSettings, ...]:
     return own, shared
 
 
-def _github(variable: _Variable) -> _Restriction | None:
-    event, ref = variable("GITHUB_EVENT_NAME"), variable("GITHUB_REF")
+def _github(env: _Variables) -> _Restriction | None:
+    event, ref = env["GITHUB_EVENT_NAME"], env["GITHUB_REF"]
     if ref.startswith("refs/pull/") or event.startswith("pull_request"):
         return _pull_request(_number_in(ref))
     if event not in _OWN_EVENTS:
         return _unprotected(f"The event {event}")
-    return _branch(variable, _branch_in(ref), is_protected=variable("GITHUB_REF_PROTECTED") == "true")
+    return _branch(env, _branch_in(ref), is_protected=env["GITHUB_REF_PROTECTED"] == "true")
 
 
-def _azure(variable: _Variable) -> _Restriction | None:
-    ref, reason = variable("BUILD_SOURCEBRANCH"), variable("BUILD_REASON")
+def _azure(env: _Variables) -> _Restriction | None:
+    ref, reason = env["BUILD_SOURCEBRANCH"], env["BUILD_REASON"]
     # If the code is on GitHub, people see GitHub's number, else Azure's own.
-    number = variable("SYSTEM_PULLREQUEST_PULLREQUESTNUMBER") or variable("SYSTEM_PULLREQUEST_PULLREQUESTID")
+    number = env["SYSTEM_PULLREQUEST_PULLREQUESTNUMBER"] or env["SYSTEM_PULLREQUEST_PULLREQUESTID"]
     if reason == "PullRequest" or number or ref.startswith("refs/pull/"):
         return _pull_request(_number(number) or _number_in(ref))
     # Azure does not report which branches have policies.
-    return _branch(variable, _branch_in(ref), is_protected=_branch_in(ref) in ("main", "master"))
+    return _branch(env, _branch_in(ref), is_protected=_branch_in(ref) in ("main", "master"))
 
 
-def _gitlab(variable: _Variable) -> _Restriction | None:
-    number = variable("CI_MERGE_REQUEST_IID") or variable("CI_EXTERNAL_PULL_REQUEST_IID")
-    if number or variable("CI_PIPELINE_SOURCE") in ("merge_request_event", "external_pull_request_event"):
+def _gitlab(env: _Variables) -> _Restriction | None:
+    number = env["CI_MERGE_REQUEST_IID"] or env["CI_EXTERNAL_PULL_REQUEST_IID"]
+    if number or env["CI_PIPELINE_SOURCE"] in ("merge_request_event", "external_pull_request_event"):
         return _pull_request(_number(number))
-    return _branch(variable, variable("CI_COMMIT_BRANCH"), is_protected=variable("CI_COMMIT_REF_PROTECTED") == "true")
+    return _branch(env, env["CI_COMMIT_BRANCH"], is_protected=env["CI_COMMIT_REF_PROTECTED"] == "true")
 
 
 # By a variable that each of them always sets, and nothing else does.
-_SYSTEMS: dict[str, Callable[[_Variable], _Restriction | None]] = {
+_SYSTEMS: dict[str, Callable[[_Variables], _Restriction | None]] = {
     "GITHUB_ACTIONS": _github,
     "TF_BUILD": _azure,
     "GITLAB_CI": _gitlab,
@@ -373,10 +371,10 @@ def _pull_request(number: int | None) -> _Restriction:
     return f"This is pull request {number}: what it makes is put into the namespace {_PULL}/{number} only.", number
 
 
-def _branch(variable: _Variable, name: str, *, is_protected: bool) -> _Restriction | None:
+def _branch(env: _Variables, name: str, *, is_protected: bool) -> _Restriction | None:
     if not name:
         return _unprotected("What is no branch")
-    if named := variable(BRANCHES_VARIABLE):
+    if named := env[BRANCHES_VARIABLE]:
         is_protected = any(fnmatchcase(name, each) for each in named.replace(",", " ").split())
     return None if is_protected else _unprotected(f"The branch {name}")
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
+import pytest
 from servers.memory import MemoryRemote
 
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import KeyInputs, Record
-from winml_dag.store.remote.protocol import Remote, RemoteError
+from winml_dag.store.remote.protocol import Remote, RemoteError, Trouble
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
 from winml_dag.store.remote.tier import Remotes, Tier
 from winml_dag.store.remote.trust import Maker, Trust
@@ -86,6 +87,21 @@ def _raise(trouble: str) -> None:
 
 def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def unheard(_count: int) -> None:
+    """Ignore upload progress."""
+
+
+def trouble_of(ask: Callable[[], object]) -> Trouble:
+    with pytest.raises(RemoteError) as raised:
+        ask()
+    return raised.value.trouble
 
 
 def entry(data: bytes, name: str = "model.onnx") -> FileEntry:

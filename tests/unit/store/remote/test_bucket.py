@@ -6,17 +6,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from remote_samples import digest_of, trouble_of, unheard, written
 from servers.faulty import Fault, FaultyServer
 from servers.s3 import BUCKET, S3, policies_of, s3_server
 
 from winml_dag.errors import UsageError
 from winml_dag.store.remote import bucket
-from winml_dag.store.remote.protocol import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
+from winml_dag.store.remote.protocol import Remote, RemoteError
 from winml_dag.store.remote.settings import open_remote
 
 KEY = "a1" * 32
@@ -25,27 +26,8 @@ BIG = bytes(range(256)) * (6 << 12)
 RECORD_PATH = f"/cache/team/main/ac/{KEY}"
 
 
-def digest_of(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
 def blob_path(data: bytes) -> str:
     return f"/cache/team/main/cas/{hashlib.sha256(data).hexdigest()}"
-
-
-def written(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
-
-
-def unheard(_count: int) -> None:
-    """Ignore upload progress."""
-
-
-def trouble_of(ask: Callable[[], object]) -> Trouble:
-    with pytest.raises(RemoteError) as raised:
-        ask()
-    return raised.value.trouble
 
 
 @pytest.fixture(autouse=True)
@@ -81,76 +63,6 @@ def environment(monkeypatch: pytest.MonkeyPatch, s3: S3) -> Iterator[None]:
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     yield
-
-
-STATUSES: list[tuple[Fault, Trouble]] = [
-    (Fault.ERROR, "failing"),
-    (Fault.BUSY, "failing"),
-    (Fault.FULL, "full"),
-    (Fault.FORBIDDEN, "forbidden"),
-    (Fault.UNAUTHORIZED, "forbidden"),
-    (Fault.BAD_REQUEST, "forbidden"),
-    (Fault.RESET, "unreachable"),
-]
-
-
-@pytest.mark.parametrize(("fault", "trouble"), STATUSES, ids=lambda value: getattr(value, "name", value))
-def test_a_fault_is_a_trouble_whatever_was_asked(
-    server: FaultyServer, remote: Remote, tmp_path: Path, fault: Fault, trouble: Trouble
-) -> None:
-    server.switch_on(fault)
-    small, big = written(tmp_path / "small", SMALL), written(tmp_path / "big", BIG)
-    assert trouble_of(lambda: remote.record(KEY)) == trouble
-    assert trouble_of(lambda: remote.put_record(KEY, b"data")) == trouble
-    assert trouble_of(lambda: remote.has(digest_of(BIG))) == trouble
-    assert trouble_of(lambda: remote.read(digest_of(BIG))) == trouble
-    assert trouble_of(lambda: remote.put(digest_of(SMALL), small, unheard)) == trouble
-    assert trouble_of(lambda: remote.put(digest_of(BIG), big, unheard)) == trouble
-    # One attempt is a single one: obstore itself would retry ten times.
-    assert len(server.requests) <= 7
-    server.switch_off()
-    server.content.clear()
-    server.switch_on(fault, method="PUT")
-    middle = written(tmp_path / "middle", BIG[: 1 << 20])
-    assert trouble_of(lambda: remote.put(digest_of(BIG[: 1 << 20]), middle, unheard)) == trouble
-
-
-def test_what_breaks_off_is_no_answer(server: FaultyServer, remote: Remote) -> None:
-    server.switch_on(Fault.DROP, method="GET")
-    assert trouble_of(lambda: remote.record(KEY)) == "unreachable"
-    assert trouble_of(lambda: list(remote.read(digest_of(BIG)))) == "unreachable"
-
-
-def test_a_store_that_says_nothing_is_slow(
-    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bucket, "ATTEMPT_SECONDS", 0.1)
-    remote = open_remote("s3://cache/team", "main")
-    server.switch_on(Fault.SILENT)
-    assert trouble_of(lambda: remote.record(KEY)) == "slow"
-    assert trouble_of(lambda: remote.has(digest_of(BIG))) == "slow"
-    assert trouble_of(lambda: remote.put_record(KEY, b"data")) == "slow"
-    small, big = written(tmp_path / "small", SMALL), written(tmp_path / "big", BIG)
-    assert trouble_of(lambda: remote.put(digest_of(SMALL), small, unheard)) == "slow"
-    assert trouble_of(lambda: remote.put(digest_of(BIG), big, unheard)) == "slow"
-
-
-def test_what_trickles_is_passed_on_as_it_comes(server: FaultyServer, remote: Remote) -> None:
-    server.switch_on(Fault.TRICKLE)
-    pieces = remote.read(digest_of(BIG))
-    assert next(pieces) + next(pieces) == BIG[:2]
-    pieces.close()  # type: ignore[attr-defined]
-
-
-def test_of_an_endless_answer_little_is_taken(server: FaultyServer, remote: Remote) -> None:
-    server.switch_on(Fault.ENDLESS)
-    assert trouble_of(lambda: remote.record(KEY)) == "lying"
-    assert server.bytes_sent() < 10 * MOST_RECORD_BYTES
-
-
-def test_another_part_than_was_asked_for_is_no_answer(server: FaultyServer, remote: Remote) -> None:
-    server.switch_on(Fault.WRONG_RANGE)
-    assert trouble_of(lambda: remote.read(digest_of(BIG), 10)) == "failing"
 
 
 def test_somebody_who_was_first_meanwhile_wins(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
@@ -259,7 +171,8 @@ def test_google_creates_only_as_well(server: FaultyServer, tmp_path: Path, monke
         "private_key_id": "",
     }
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
-    monkeypatch.setattr(bucket, "_endpoint", lambda _scheme: server.url)
+    monkeypatch.setenv("GCS_ENDPOINT", server.url)
+    monkeypatch.setitem(bucket._ENDPOINTS, "gs", ("GCS_ENDPOINT",))
     remote = open_remote("gs://cache/team", "main")
     assert remote.record(KEY) == b"the record"
     assert not remote.put_record(KEY, b"second")

@@ -140,17 +140,6 @@ def test_of_what_is_endless_no_more_is_read_than_there_should_be(tmp_path: Path)
     assert here.remotes.traffic().bytes_fetched <= 1 << 20
 
 
-def test_after_three_lies_the_remote_is_left_alone(tmp_path: Path) -> None:
-    blobs = [bytes([number]) * 100 for number in range(5)]
-    liar = with_blobs(FaultyRemote(*[wrong] * 5), *blobs)
-    here = machine(tmp_path, liar)
-    for blob in blobs:
-        assert here.remotes.fetch([entry(blob)]) == [entry(blob)]
-    assert len(liar.offsets) == 3
-    assert here.said[-1].startswith("The remote http://level0/c has sent 3 times what is wrong: it is left alone")
-    assert len(here.said) == 4
-
-
 def test_a_large_blob_goes_on_where_it_broke_off(tmp_path: Path) -> None:
     remote = FaultyRemote(breaks_off(0.5), breaks_off(0.5))
     here = machine(tmp_path, with_blobs(remote, LARGE))
@@ -183,12 +172,6 @@ def test_another_level_goes_on_where_one_broke_off(tmp_path: Path) -> None:
     here = machine(tmp_path, with_blobs(near, LARGE), with_blobs(far, LARGE))
     assert here.remotes.fetch([entry(LARGE)]) == []
     assert far.offsets == [len(LARGE) // 2]
-
-
-def test_a_small_blob_leaves_no_part(tmp_path: Path) -> None:
-    here = machine(tmp_path, with_blobs(FaultyRemote(breaks_off(0.5), *[unreachable] * 10), SMALL))
-    assert here.remotes.fetch([entry(SMALL)]) == [entry(SMALL)]
-    assert not here.partial_files()
 
 
 @pytest.mark.parametrize("kept", [LARGE[:100] + b"!" + LARGE[101:5000], LARGE[:-1] + b"!", LARGE + b"more"])

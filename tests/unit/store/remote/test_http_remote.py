@@ -12,11 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from remote_samples import trouble_of, unheard
 from servers.faulty import Fault, FaultyServer
 from servers.nginx import Nginx, nginx_server
 
 from winml_dag.store.remote import http
-from winml_dag.store.remote.protocol import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
+from winml_dag.store.remote.protocol import MOST_RECORD_BYTES, Remote, RemoteError
 from winml_dag.store.remote.settings import open_remote
 
 KEY = "a1" * 32
@@ -55,41 +56,6 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
         yield nginx
 
 
-def unheard(_count: int) -> None:
-    """Ignore upload progress."""
-
-
-def trouble_of(ask: Callable[[], object]) -> Trouble:
-    with pytest.raises(RemoteError) as raised:
-        ask()
-    return raised.value.trouble
-
-
-STATUSES: list[tuple[Fault, Trouble]] = [
-    (Fault.ERROR, "failing"),
-    (Fault.BUSY, "failing"),
-    (Fault.FULL, "full"),
-    (Fault.TOO_LARGE, "full"),
-    (Fault.FORBIDDEN, "forbidden"),
-    (Fault.UNAUTHORIZED, "forbidden"),
-    (Fault.BAD_REQUEST, "forbidden"),
-]
-
-
-@pytest.mark.parametrize(("fault", "trouble"), STATUSES, ids=lambda value: getattr(value, "name", value))
-def test_a_status_is_a_trouble_whatever_was_asked(
-    server: FaultyServer, remote: Remote, file: Path, fault: Fault, trouble: Trouble
-) -> None:
-    server.switch_on(fault)
-    assert trouble_of(lambda: remote.record(KEY)) == trouble
-    assert trouble_of(lambda: remote.put_record(KEY, b"data")) == trouble
-    assert trouble_of(lambda: remote.has(DIGEST)) == trouble
-    assert trouble_of(lambda: remote.read(DIGEST)) == trouble
-    assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == trouble
-    server.switch_off()
-    assert remote.record(KEY) == b"the record"
-
-
 def test_what_it_answered_is_told(server: FaultyServer, remote: Remote) -> None:
     server.switch_on(Fault.BUSY)
     with pytest.raises(RemoteError, match=r"^answered 503 Service Unavailable$"):
@@ -125,20 +91,6 @@ def test_a_server_that_is_not_there_is_unreachable(remote: Remote, server: Fault
     assert trouble_of(lambda: open_remote(url).record(KEY)) == "unreachable"
 
 
-def test_a_server_that_says_nothing_is_slow(
-    server: FaultyServer, remote: Remote, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.1)
-    server.switch_on(Fault.SILENT)
-    assert trouble_of(lambda: remote.record(KEY)) == "slow"
-    assert trouble_of(lambda: remote.has(DIGEST)) == "slow"
-    assert trouble_of(lambda: remote.read(DIGEST)) == "slow"
-    server.switch_off()
-    server.content.clear()
-    server.switch_on(Fault.SILENT, method="PUT")
-    assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == "slow"
-
-
 def test_what_waits_in_this_machine_has_not_gone(
     server: FaultyServer, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,14 +102,6 @@ def test_what_waits_in_this_machine_has_not_gone(
     assert trouble_of(lambda: remote.put("sha256:" + "0" * 64, path, gone.append)) == "slow"
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         assert sum(gone) < 1 << 20
-
-
-def test_what_trickles_is_passed_on_as_it_comes(server: FaultyServer, remote: Remote) -> None:
-    """So that waiting code knows how slow it is, and does not have to wait for a whole piece."""
-    server.switch_on(Fault.TRICKLE)
-    pieces = remote.read(DIGEST)
-    assert next(pieces) + next(pieces) == DATA[:2]
-    pieces.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("fault", [Fault.ENDLESS, Fault.ENDLESS_CHUNKS])
@@ -189,11 +133,6 @@ def test_a_server_without_ranges_sends_all_and_we_drop_the_beginning(server: Fau
     server.switch_on(Fault.NO_RANGES)
     assert b"".join(remote.read(DIGEST, 700_001)) == DATA[700_001:]
     assert b"".join(remote.read(DIGEST, len(DATA) + 1)) == b""
-
-
-def test_another_part_than_was_asked_for_is_a_lie(server: FaultyServer, remote: Remote) -> None:
-    server.switch_on(Fault.WRONG_RANGE)
-    assert trouble_of(lambda: remote.read(DIGEST, 10)) == "lying"
 
 
 def test_a_server_that_refuses_conditions_is_asked_first(server: FaultyServer, remote: Remote, file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from remote_samples import digest_of, unheard, written
 from servers.kinds import KINDS, Opener, remotes
 
 from winml_dag.errors import UsageError
@@ -24,19 +24,6 @@ KEY, OTHER_KEY = "a1" * 32, "b2" * 32
 NOWHERE = "sha256:" + "0" * 64
 # Larger than a single upload, so that it is sent like big blobs, and no multiple of a piece.
 DATA = random.Random(8).randbytes((1 << 20) + 4321)
-
-
-def digest_of(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def written(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
-
-
-def unheard(_count: int) -> None:
-    """Ignore upload progress."""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from remote_samples import KEYS, TRUST, Machine, digest_of, entry, record_of
 from servers.faulty import Fault, FaultyServer
 from servers.nginx import nginx_server
 
-from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import Mode, open_remote
 
 LARGE = os.urandom(1 << 16) * (20 << 4)
@@ -72,15 +71,6 @@ def test_what_broke_off_in_the_middle_is_asked_for_from_there(tmp_path: Path, se
     assert server.count("GET") == 3
 
 
-def test_a_server_that_fails_for_a_moment_is_asked_again(tmp_path: Path, server: FaultyServer) -> None:
-    server.switch_on(Fault.ERROR, times=1, below="ac")
-    server.switch_on(Fault.RESET, times=1, below="cas")
-    here = machine(tmp_path, server.url)
-    assert here.remotes.records([KEYS[0]]).keys() == {KEYS[0]}
-    assert here.remotes.fetch([entry(SMALL)]) == []
-    assert not here.said
-
-
 @pytest.mark.parametrize(
     "fault",
     [Fault.WRONG_BYTES, Fault.SHORT, Fault.ENDLESS, Fault.ENDLESS_CHUNKS, Fault.ENCODED],
@@ -96,16 +86,6 @@ def test_a_server_that_lies_is_refused_and_then_left_alone(tmp_path: Path, serve
     assert here.remotes.traffic().refused == 3
     assert "is left alone for the rest of this run" in here.said[-1]
     assert here.bytes_of(entry(SMALL)) is None
-
-
-def test_no_more_of_an_endless_record_is_read_than_a_record_may_have(tmp_path: Path, server: FaultyServer) -> None:
-    server.switch_on(Fault.ENDLESS, times=1, below="ac")
-    here = machine(tmp_path, server.url)
-    assert here.remotes.records([KEYS[0]]) == {}
-    assert here.remotes.traffic().refused == 1
-    # Buffered data is little.
-    assert server.bytes_sent() < 4 * MOST_RECORD_BYTES
-    assert here.remotes.records([KEYS[1]]).keys() == {KEYS[1]}
 
 
 @pytest.mark.parametrize("fault", [Fault.SILENT, Fault.TRICKLE], ids=lambda it: it.name)
@@ -132,26 +112,3 @@ def test_where_nobody_listens_nothing_is_waited_for(tmp_path: Path) -> None:
     assert len(here.said) == 1
     assert "cannot be reached: it is left alone" in here.said[0]
     assert "secret" not in here.said[0]
-
-
-@pytest.mark.parametrize("fault", [Fault.FULL, Fault.FORBIDDEN], ids=lambda it: it.name)
-def test_a_server_that_takes_nothing_is_read_on(tmp_path: Path, server: FaultyServer, fault: Fault) -> None:
-    server.switch_on(fault, method="PUT")
-    here = machine(tmp_path, server.url)
-    here.remotes.offer(here.make(b"ours", key="ab" * 32))
-    here.remotes.settle()
-    assert here.remotes.records([KEYS[0]]).keys() == {KEYS[0]}
-    assert f"/ac/{'ab' * 32}" not in server.content
-    assert len(here.said) == 1
-    assert "nothing more is put there" in here.said[0]
-
-
-def test_a_put_that_breaks_off_is_made_again(tmp_path: Path, server: FaultyServer) -> None:
-    server.switch_on(Fault.DROP, times=1, method="PUT")
-    here = machine(tmp_path, server.url)
-    data = LARGE[: 4 << 20] + b"ours"
-    here.remotes.offer(here.make(data, key="ab" * 32))
-    here.remotes.settle()
-    assert server.content[f"/cas/{digest_of(data).partition(':')[2]}"] == data
-    assert f"/ac/{'ab' * 32}" in server.content
-    assert not here.said

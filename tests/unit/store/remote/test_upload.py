@@ -61,19 +61,6 @@ def test_what_is_there_is_not_put_again(tmp_path: Path) -> None:
     assert remote.records.keys() == {KEYS[0], KEYS[1]}
 
 
-def test_the_first_of_two_records_stays(tmp_path: Path) -> None:
-    remote = MemoryRemote()
-    first, second = (Machine(tmp_path / name / "cache", remote) for name in ("first", "second"))
-    for machine, data in ((first, b"first"), (second, b"second")):
-        (machine.store.folder.parent).mkdir(exist_ok=True)
-        machine.remotes.offer(machine.make(data))
-        machine.remotes.settle()
-    record = TRUST.verify(remote.records[KEYS[0]], KEYS[0], "")
-    assert [file.digest for file in record.files()] == [digest_of(b"first")]
-    assert second.remotes.traffic().records_put == 0
-    assert not second.said
-
-
 @pytest.mark.parametrize("mode", [Mode.READ, Mode.OFF])
 def test_nothing_is_put_where_we_may_only_read(tmp_path: Path, mode: Mode) -> None:
     remote = MemoryRemote()
