@@ -14,7 +14,7 @@ from winml_dag.cli.cache.common import cache_dir_option, opened, print_object
 from winml_dag.cli.options import format_option
 
 if TYPE_CHECKING:
-    from winml_dag.store.collect import Collected
+    from winml_dag.store.gc import Collected
     from winml_dag.store.store import Store
     from winml_dag.store.upkeep import VerifyReport
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @format_option
 def gc(cache_dir: Path | None, max_size: str | None, older_than: str | None, dry_run: bool, format_: str) -> int:
     """Remove what was used longest ago, what no record needs, and what was left lying. Builds may go on meanwhile."""
-    from winml_dag.store.collect import Limits, collect
+    from winml_dag.store.gc import Limits, collect
     from winml_dag.store.quantities import parse_duration, parse_size
     from winml_dag.store.usage import configured_limit
 
