@@ -73,7 +73,7 @@ class Preparer:
         self._graph = graph
         self._store = store
         self._fingerprints = fingerprints
-        self._in_place = in_place or InPlace(store, fingerprints)
+        self._in_place = in_place or InPlace(store)
         self._confines = in_place is None or access is FileAccess.SANDBOX
         self._access = access
 

@@ -24,7 +24,17 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.inplace import placed_files
 from winml_dag.ep.environments import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
-from winml_dag.file_reading import PER_PATH, FirstLooks, Signature, differing, look, racy, reads_logged
+from winml_dag.file_reading import (
+    CHANGED,
+    PER_PATH,
+    FirstLooks,
+    Signature,
+    differing,
+    is_racy,
+    look,
+    racy,
+    reads_logged,
+)
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.plan_text import CachedPlan, Made, placed_text, plan_text, text_of
@@ -175,15 +185,20 @@ def keep_finished(
     # changed since.
     suspects = {entry.paths[place] for place in (*header.racy, *differing(entry.seen, current_plan.seen))}
     suspects |= put.keys() | fresh.keys()
-    # Outputs were confirmed at the end of the build, everything else when the plan was made or loaded.
-    late, early = ({*racy(hashed, seen, at_ns)} for at_ns in (checked_ns, current_plan.at_ns))
+
+    def may_change_unseen(path: str, changed_ns: int) -> bool:
+        # Outputs were confirmed at the end of the build, everything else when the plan was made or loaded.
+        if path in put:
+            return path not in looked or is_racy(path, changed_ns, checked_ns)
+        return is_racy(path, changed_ns, current_plan.at_ns)
+
     header = replace(
         header,
         groups=replace(header.groups, outputs=len(hashed) - read, blobs=len(blobs)),
         racy=[
             index
-            for index, path in enumerate(hashed)
-            if path in suspects and ((index in late or path not in looked) if path in put else index in early)
+            for index, (path, changed_ns) in enumerate(zip(hashed, seen[CHANGED::PER_PATH], strict=False))
+            if path in suspects and may_change_unseen(path, changed_ns)
         ],
         complete=True,
         summary=planned.summary.up_to_date,

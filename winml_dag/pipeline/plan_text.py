@@ -11,14 +11,14 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import placed_files
-from winml_dag.engine.stage import Node, Source, SourceFile, Stage, node_json, node_of, stage_json, stage_of
+from winml_dag.engine.stage import Command, InputSlot, Memory, Node, Source, SourceFile, Stage
 from winml_dag.file_reading import PER_PATH
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.pipeline.uptodate import Entry
@@ -77,13 +77,15 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[st
     nodes, sources = planned.graph.nodes, list(planned.graph.sources.values())
     node_places = {node.id: place for place, node in enumerate(nodes)}
     source_places = {source.name: place for place, source in enumerate(sources)}
-    stages = _Stages()
-    lines = [_node_line(node, stages.place(node.stage), made.get(node.id)) for node in nodes]
+    # Most nodes of a large graph share their declarations. By identity: a declaration has no hash.
+    stages = {id(node.stage): node.stage for node in nodes}
+    stage_places = {identity: place for place, identity in enumerate(stages)}
+    lines = [_node_line(node, stage_places[id(node.stage)], made.get(node.id)) for node in nodes]
     head: JsonObject = {
         "summary": _summary_json(planned.summary),
         "final": planned.final,
         "steps": [[step.id, step.stage, step.skipped] for step in planned.steps],
-        "stages": stages.declarations,
+        "stages": [_stage_json(stage) for stage in stages.values()],
         "sources": [
             [
                 source.name,
@@ -171,7 +173,7 @@ class CachedPlan:
 
     def _graph(self, chosen: Iterable[int], settings: JsonObject) -> BuildGraph:
         head, places = self._head, list(chosen)
-        stages = [stage_of(value) for value in head["stages"]]
+        stages = [_stage(value) for value in head["stages"]]
         parsed = {place: json.loads(self._lines[place]) for place in places}
         nodes = [_node(value, stages) for value in parsed.values()]
         used = sorted({source for place in places for source in head["uses"][place]})
@@ -218,13 +220,61 @@ class CachedPlan:
                 yield node.output(slot), (node, artifact)
 
 
+def _stage_json(stage: Stage) -> JsonObject:
+    slots = {
+        slot: [None if declared.accepts is None else sorted(declared.accepts), declared.required, declared.refusals]
+        for slot, declared in stage.inputs.items()
+    }
+    return {**asdict(stage), "inputs": slots}
+
+
+def _stage(value: Any) -> Stage:
+    """The declaration that *value* was made from. Raises KeyError, TypeError or ValueError for anything else."""
+    slots = {
+        slot: InputSlot(None if accepts is None else frozenset(accepts), required, refusals)
+        for slot, (accepts, required, refusals) in value["inputs"].items()
+    }
+    packages, unchanged = tuple(value["packages"]), tuple(value["likely_unchanged"])
+    memory = Memory(**value["memory"])
+    return Stage(**{**value, "inputs": slots, "packages": packages, "likely_unchanged": unchanged, "memory": memory})
+
+
 def _node_line(node: Node, stage: int, made: Made | None) -> str:
-    value = {**node_json(node), "stage": stage, "made": None if made is None else _made_json(made)}
-    return _text(value)
+    command, folder, interpreter = node.command, node.folder, node.interpreter
+    return _text(
+        {
+            "id": node.id,
+            "config": node.config,
+            "inputs": node.inputs,
+            "outputs": node.outputs,
+            "kinds": node.kinds,
+            "toolchain": node.toolchain,
+            "tools": {name: str(path) for name, path in node.tools.items()},
+            "command": None if command is None else [command.arguments, command.environment],
+            "folder": None if folder is None else str(folder),
+            "paths": node.paths,
+            "interpreter": None if interpreter is None else str(interpreter),
+            "machine_facts": node.machine_facts,
+            "check": node.check,
+            "pools": node.pools,
+            "environment": node.environment,
+            "stage": stage,
+            "made": None if made is None else _made_json(made),
+        }
+    )
 
 
-def _node(value: Any, stages: Sequence[Stage]) -> Node:
-    return node_of(value, stages[value["stage"]])
+def _node(line: Mapping[str, Any], stages: Sequence[Stage]) -> Node:
+    """The node of a *line*. Raises KeyError or TypeError for anything else."""
+    value = {name: each for name, each in line.items() if name != "made"}
+    command, folder, interpreter = value["command"], value["folder"], value["interpreter"]
+    value["stage"] = stages[value["stage"]]
+    value["tools"] = {name: Path(path) for name, path in value["tools"].items()}
+    value["command"] = None if command is None else Command(tuple(command[0]), command[1])
+    value["folder"] = None if folder is None else Path(folder)
+    value["interpreter"] = None if interpreter is None else Path(interpreter)
+    value["pools"] = tuple(value["pools"])
+    return Node(**value)
 
 
 def _made_json(made: Made) -> JsonObject:
@@ -251,22 +301,6 @@ def _gives(node: Node, made: Made | None, place_of: Mapping[str, int]) -> list[J
         return []
     paths = (placed_text(node.folder, file.name) for file in placed_files(node, made.outputs))
     return [place_of[path] for path in paths if path in place_of]
-
-
-class _Stages:
-    """Stage declarations, each once: most nodes of a large graph share theirs."""
-
-    def __init__(self) -> None:
-        self.declarations: list[JsonObject] = []
-        self._places: dict[int, int] = {}
-
-    def place(self, stage: Stage) -> int:
-        """Return the index of the declaration of *stage*."""
-        # By identity: a declaration has no hash, and comparing by text would mean to encode each one.
-        if id(stage) not in self._places:
-            self._places[id(stage)] = len(self.declarations)
-            self.declarations.append(stage_json(stage))
-        return self._places[id(stage)]
 
 
 def _summary_json(summary: BuildSummary) -> JsonObject:

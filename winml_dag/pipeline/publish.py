@@ -201,7 +201,7 @@ class OutputFile(_Folder):
         self._claim = store.claim
         from winml_dag.pipeline.userstages.folder import KnownFiles
 
-        self._known = KnownFiles(store, store.fingerprints)
+        self._known = KnownFiles(store)
         self._overwrite = overwrite
 
     def refuse_foreign(self, names: Iterable[str] = ()) -> None:

@@ -218,4 +218,3 @@ def keep_to_limit(store: Store) -> Collected | None:
 
     collected = collect(store, Limits(max_bytes=int(limit * _SHARE), above_bytes=limit), wait=False)
     return collected if collected is not None and collected.records + collected.blobs else None
-
