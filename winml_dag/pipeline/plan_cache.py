@@ -37,7 +37,7 @@ from winml_dag.file_reading import (
 )
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.plan_text import CachedPlan, Made, placed_text, plan_text, text_of
+from winml_dag.pipeline.plan_text import CachedPlan, placed_text, plan_text, text_of
 from winml_dag.pipeline.publish import build_settings
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.uptodate import (
@@ -57,6 +57,7 @@ from winml_dag.store.digest import digest_file
 if TYPE_CHECKING:
     from winml_dag.pipeline.userstages.folder import UserFolder
     from winml_dag.pipeline.variant import Build, CompositeBuild
+    from winml_dag.store.records import Record
     from winml_dag.store.store import Store
 
 
@@ -117,7 +118,7 @@ def save_plan(planned: BuildGraph, store: Store, planning: Planning) -> CurrentP
         racy=racy(hashed, seen, planning.began_ns),
         stages=len(planned.graph.nodes),
     )
-    text = plan_text(planned, {path: place for place, path in enumerate(hashed)}, {})
+    text = plan_text(planned, {path: place for place, path in enumerate(hashed)})
     entry = Entry.of(header, hashed, seen, hashed.values(), text)
     entry.keep(str(store.folder), ())
     return CurrentPlan(entry, (), seen, planning.began_ns)
@@ -148,10 +149,16 @@ def keep_finished(
     """
     if (current_plan := planned.current_plan) is None:
         return
-    made = {
-        name: Made(result.record.cache_key, result.record.outputs) for name, result in results.items() if result.record
+    records = {name: result.record for name, result in results.items() if result.record}
+    placed = {
+        result.node.id: {
+            placed_text(result.node.folder, entry.name): entry.digest
+            for entry in placed_files(result.node, result.record.outputs)
+        }
+        for result in results.values()
+        if result.node.folder is not None and result.record is not None
     }
-    put = dict(_put(planned, results, files))
+    put = dict(_put(planned, files)) | {path: digest for paths in placed.values() for path, digest in paths.items()}
     looked = {path: confirmed[path] for path in put if path in confirmed}
     if own is not None:
         looked |= own.in_place.seen_right(put)
@@ -170,16 +177,16 @@ def keep_finished(
     fresh = dict(_read_by(planned))
     hashed = {path: fresh.get(path, digests[path]) for path in entry.paths[:read]}
     hashed |= {path: digest for path, digest in outputs.items() if path not in hashed}
-    blobs = _blobs(made.values(), store)
+    blobs = _blobs(records.values(), store)
     if planned.others:
         blobs = list(dict.fromkeys([*entry.paths[header.groups.hashed :], *blobs]))
-        text, keys = CachedPlan(entry).text_with(made)
     else:
         # Rounds of optimize and analyze that add nothing share one result.
-        seconds = {each.record.cache_key: each.record.elapsed_seconds for each in results.values() if each.record}
+        seconds = {record.cache_key: record.elapsed_seconds for record in records.values()}
         header = replace(header, stages=len(seconds), seconds=round(sum(seconds.values()), 3))
-        text = plan_text(planned, {path: place for place, path in enumerate([*hashed, *blobs])}, made)
-        keys = [one.cache_key for one in made.values()]
+    place_of = {path: place for place, path in enumerate(hashed)}
+    gives = {name: [place_of[path] for path in paths] for name, paths in placed.items()}
+    text, keys = CachedPlan(entry).text_with(records, gives)
     seen = _seen_again(current_plan, [*hashed, *blobs], put, looked)
     # Paths that were read or written since the old entry may be racy; so may those that were racy before, or have
     # changed since.
@@ -206,26 +213,17 @@ def keep_finished(
     Entry.of(header, [*hashed, *blobs], seen, hashed.values(), text).keep(str(store.folder), keys)
 
 
-def _put(
-    planned: BuildGraph, results: Mapping[str, StageResult], files: Iterable[FileEntry]
-) -> Iterator[tuple[str, str]]:
-    """Yield path and digest of every published file.
-
-    These are *files* in the output folder, the manifest and settings there, and files in the recipe's folder.
-    """
+def _put(planned: BuildGraph, files: Iterable[FileEntry]) -> Iterator[tuple[str, str]]:
+    """Yield path and digest of *files* in the output folder, and of the manifest and settings there."""
     folder = planned.summary.output_dir.absolute()
     yield from ((str(folder / entry.name), entry.digest) for entry in files)
     if planned.summary.output_file is None:
         yield from ((str(folder / name), digest_file(folder / name)) for name in (MANIFEST, *build_settings(planned)))
-    for result in results.values():
-        if result.node.folder is not None and result.record is not None:
-            for entry in placed_files(result.node, result.record.outputs):
-                yield placed_text(result.node.folder, entry.name), entry.digest
 
 
-def _blobs(made: Iterable[Made], store: Store) -> list[str]:
-    """Return the paths of the blobs that *made* needs. Blobs that only a remote has are not checked."""
-    files = {file.digest: file for one in made for artifact in one.outputs.values() for file in artifact.files}
+def _blobs(records: Iterable[Record], store: Store) -> list[str]:
+    """Return the paths of the blobs that *records* need. Blobs that only a remote has are not checked."""
+    files = {file.digest: file for record in records for file in record.files()}
     far = {file.digest for file in store.remote_only(files.values())}
     return [str(store.blobs.path(digest)) for digest in sorted(files.keys() - far)]
 
