@@ -65,25 +65,22 @@ if TYPE_CHECKING:
 _DATA_KINDS = frozenset({"file"})
 
 
-@dataclass(frozen=True)
-class Planning:
-    """What a graph was planned from.
+def save_plan(
+    planned: BuildGraph,
+    store: Store,
+    words: str,
+    recipe: Path | None,
+    began_ns: int,
+    environment: Mapping[str, JsonValue],
+    looks: FirstLooks,
+) -> CurrentPlan | None:
+    """Save *planned* as the plan of the request *words*; returns the saved state, or None when it cannot be validated.
 
-    That is the exact request, the recipe's file, the start time, the environment's fingerprint at that time, and the
-    signatures of everything read. A later fingerprint would validate keys that were made in another environment.
+    *environment*: its fingerprint when planning began, at *began_ns*: a later one would validate keys that were made in
+    another environment. *looks*: the signatures of everything read.
     """
-
-    words: str
-    recipe: Path | None
-    began_ns: int
-    environment: Mapping[str, JsonValue]
-    looks: FirstLooks
-
-
-def save_plan(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan | None:
-    """Save *planned* as the plan of the request; returns the saved state, or None when it cannot be validated."""
-    looked_at = [path.absolute() for path in (*([planning.recipe] if planning.recipe else ()), *planned.looked_at)]
-    if not all(file_reading.has_settled(path, planning.began_ns) for path in looked_at):
+    looked_at = [path.absolute() for path in (*([recipe] if recipe else ()), *planned.looked_at)]
+    if not all(file_reading.has_settled(path, began_ns) for path in looked_at):
         return None
     # A path that was absent when planning started and exists now has not influenced the plan.
     absent = [*dict.fromkeys(str(path.absolute()) for path in planned.absent)]
@@ -92,7 +89,7 @@ def save_plan(planned: BuildGraph, store: Store, planning: Planning) -> CurrentP
         return None
     # The file was checked when the store was opened, so it may be recent.
     form = text_of(store.folder / "FORMAT")
-    planning.looks(form, None)
+    looks(form, None)
     steering = {**dict.fromkeys(absent, ABSENT), **dict.fromkeys([*map(str, looked_at), form], "")}
     steering |= {path: program_content(path) for path in (str(path.absolute()) for path in planned.programs)}
     data: dict[str, str] = {}
@@ -104,24 +101,24 @@ def save_plan(planned: BuildGraph, store: Store, planning: Planning) -> CurrentP
     hashed = {**steering, **{path: digest for path, digest in data.items() if path not in steering}}
     # The absent paths come first, and were just confirmed to be absent.
     there = [*hashed][len(absent) :]
-    first = planning.looks.of(there)
+    first = looks.of(there)
     # The current content may differ from what planning read.
     if first is None or look(there) != first:
         return None
     seen = nothing + first
     folders = {os.path.dirname(path) for path in steering} | {str(planned.summary.output_dir.absolute())}
     header = Header(
-        asked=planning.words,
-        environment=planning.environment,
+        asked=words,
+        environment=environment,
         places=places_of(sorted(folders)),
         groups=Groups(len(steering), len(hashed) - len(steering)),
-        racy=racy(hashed, seen, planning.began_ns),
+        racy=racy(hashed, seen, began_ns),
         stages=len(planned.graph.nodes),
     )
     text = plan_text(planned, {path: place for place, path in enumerate(hashed)})
     entry = Entry.of(header, hashed, seen, hashed.values(), text)
     entry.keep(str(store.folder), ())
-    return CurrentPlan(entry, (), seen, planning.began_ns)
+    return CurrentPlan(entry, (), seen, began_ns)
 
 
 def _digest_steering(steering: dict[str, str], store: Store) -> None:
@@ -310,7 +307,7 @@ def plan_request(
     if any(environment_elsewhere(node.environment) for node in planned.graph.nodes):
         return planned  # nothing on this machine would invalidate the entry when another machine's environment changes
     recipe = request.recipe if isinstance(request.recipe, Path) else None
-    return replace(planned, current_plan=save_plan(planned, store, Planning(words, recipe, began_ns, around, looks)))
+    return replace(planned, current_plan=save_plan(planned, store, words, recipe, began_ns, around, looks))
 
 
 @dataclass(frozen=True)
