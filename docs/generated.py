@@ -92,7 +92,8 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
 def _with_inner(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     yield path, command
     for name, inner in command.commands.items() if isinstance(command, click.Group) else ():
-        yield from _with_inner(f"{path} {name}", inner)
+        if not inner.hidden:
+            yield from _with_inner(f"{path} {name}", inner)
 
 
 def _shared_options() -> list[Row]:

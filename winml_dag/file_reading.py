@@ -304,7 +304,8 @@ def signature_from(path: str | os.PathLike[str], status: os.stat_result) -> Sign
 # Size, modification time, inode, change time: see ``change_time_ns`` for the purpose of the last one.
 PER_PATH = 4
 _ABSENT = (0, 0, 0, 0)
-_CHANGED = 3
+# The index of the change time among them.
+CHANGED = 3
 
 
 def look(paths: Iterable[str]) -> array[int]:
@@ -335,18 +336,18 @@ def differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def racy(paths: Iterable[str], seen: Sequence[int], looked_ns: int) -> list[int]:
-    """Return the indices of *paths* that changed shortly before *looked_ns*: a later write could have the same time.
-
-    *seen* begins with their signatures.
-    """
+    """Return the indices of *paths* that are racy (see :func:`is_racy`); *seen* begins with their signatures."""
     return [
         index
-        for index, (path, changed_ns) in enumerate(zip(paths, seen[_CHANGED::PER_PATH], strict=False))
-        if changed_ns > looked_ns - SETTLED_NS and _is_racy(path, changed_ns, looked_ns)
+        for index, (path, changed_ns) in enumerate(zip(paths, seen[CHANGED::PER_PATH], strict=False))
+        if is_racy(path, changed_ns, looked_ns)
     ]
 
 
-def _is_racy(path: str, changed_ns: int, looked_ns: int) -> bool:
+def is_racy(path: str, changed_ns: int, looked_ns: int) -> bool:
+    """Whether *path* changed shortly before *looked_ns*, so that a later write could have the same time."""
+    if changed_ns <= looked_ns - SETTLED_NS:
+        return False
     try:
         settled = settled_ns(os.stat(path).st_dev)
     except OSError:

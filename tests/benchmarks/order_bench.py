@@ -21,7 +21,7 @@ from pathlib import Path
 
 from winml_dag.engine import resources
 from winml_dag.engine.eta import chains, repeats
-from winml_dag.engine.merge import Merged, Part, merge
+from winml_dag.engine.graph import Merged, Part, merge
 from winml_dag.engine.resources import Admission, Capacity, ReadyQueue, ResourceRequest
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request

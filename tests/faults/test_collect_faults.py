@@ -16,7 +16,7 @@ import pytest
 from fault_engine import Step, engine, run_steps, told
 
 from winml_dag.engine.events import Status
-from winml_dag.store.collect import Limits, collect
+from winml_dag.store.gc import Limits, collect
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from winml_dag.engine.stage import Node, SourceFile
 from winml_dag.errors import InputError, StoreError, UsageError
-from winml_dag.file_reading import Signature, before_reading, has_settled, signature_of
+from winml_dag.file_reading import CHANGED, Signature, before_reading, is_racy, signature_of
 from winml_dag.names import parents
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below, LinkOnTheWay
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.digest import Fingerprints, digest_file, split_digest
+from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import PARTIAL, in_plain_words, in_words, partial_name
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
@@ -62,12 +62,10 @@ class InPlace:
     def __init__(
         self,
         store: Store,
-        fingerprints: Fingerprints,
         may_replace: Callable[[Path], bool] = anything,
         may_remove: Callable[[Path], bool] = nothing,
     ) -> None:
         self._store = store
-        self._fingerprints = fingerprints
         self._may_replace = may_replace
         self._may_remove = may_remove
         self._right: dict[str, tuple[Signature, str]] = {}
@@ -222,13 +220,13 @@ class InPlace:
         try:
             if file.size <= _SMALL:
                 return digest_file(path, split_digest(file.digest)[0])
-            return self._fingerprints.digest(Path(path), file.digest)
+            return self._store.fingerprints.digest(Path(path), file.digest)
         except (OSError, InputError):
             return None
 
     def _note(self, path: str, found: Signature, digest: str) -> None:
         # A file that changed just now could be written again without a change of its times, so it is hashed each time.
-        if has_settled(Path(path), time.time_ns()) and signature_of(path) == found:
+        if not is_racy(path, found[CHANGED], time.time_ns()) and signature_of(path) == found:
             self._right[path] = (found, digest)
 
     def _refuse(self, below: Below, name: str) -> None:

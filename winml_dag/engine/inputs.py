@@ -73,7 +73,7 @@ class Preparer:
         self._graph = graph
         self._store = store
         self._fingerprints = fingerprints
-        self._in_place = in_place or InPlace(store, fingerprints)
+        self._in_place = in_place or InPlace(store)
         self._confines = in_place is None or access is FileAccess.SANDBOX
         self._access = access
 
@@ -377,11 +377,14 @@ def _folder_signature(path: str) -> Signature:
 def _way(start: str, path: str) -> _Way:
     """The links and folders that lead to *path*, starting at its prefix *start*."""
     steps: list[_Step] = []
-    at = start.rstrip(os.sep) if start else Path(path).anchor
-    pending = [*reversed(Path(path[len(start) :]).parts)] if start else [*reversed(Path(path).parts[1:])]
+    at = start.rstrip(os.sep) if start else os.path.splitdrive(path)[0] + os.sep
+    # Not as a Path: twice for each file that a stage reads.
+    pending = path[len(start) or len(at) :].replace("/", os.sep).split(os.sep)[::-1]  # noqa: PTH206
     links = 0
     while pending:
         name = pending.pop()
+        if name in ("", os.curdir):
+            continue
         at = os.path.dirname(at) if name == os.pardir else os.path.join(at, name)  # noqa: PTH118, PTH120
         try:
             status = os.lstat(at)

@@ -55,15 +55,6 @@ class Damaged:
 RunOutcome: TypeAlias = StageResult | Reuse | Damaged
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A node to run, the decision to run it, and its inputs by slot."""
-
-    node: Node
-    decision: Run
-    inputs: Mapping[str, Artifact]
-
-
 class Runner:
     """Runs decided nodes of one graph; safe to call from several threads.
 
@@ -126,7 +117,7 @@ class Runner:
             if found := self._made_meanwhile(decision.key):
                 return found
             with self._folders.folder(node) as folder:
-                return self._run(folder, _Task(node, decision, inputs), watch or Watch())
+                return self._run(folder, node, decision, inputs, watch or Watch())
 
     def _made_meanwhile(self, key: str) -> Reuse | None:
         if self._rebuild:
@@ -136,72 +127,79 @@ class Runner:
             return None
         return Reuse(record, events.found(record))
 
-    def _run(self, folder: _JobFolder, task: _Task, watch: Watch) -> StageResult | Damaged:
+    def _run(
+        self, folder: _JobFolder, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch
+    ) -> StageResult | Damaged:
         """Prepare, do the work, check outputs and inputs, publish, and write outputs to the user's folder."""
-        node, decision = task.node, task.decision
         outcome, prepared = Outcome(0.0, folder.path / LOG_FILE, {}), None
         try:
             # A full disk, or a system that cannot start processes, fails this stage like any other error.
             with in_words(f"Cannot run {node.id}"):
                 folder.path.mkdir(exist_ok=True)
                 limit = self._timeout or node.stage.timeout_seconds
-                prepared = self._preparer.prepare(folder.path, node, task.inputs, limit)
+                prepared = self._preparer.prepare(folder.path, node, inputs, limit)
                 watch.follow(folder.path)
                 outcome = self._executor.run(prepared.job)
                 shorten_log(outcome.log)
-                self._preparer.check(prepared, task.inputs)
+                self._preparer.check(prepared, inputs)
                 if not outcome.error:
                     check_done(prepared)
-                    record = self._publish(task, prepared.job, outcome)
+                    record = self._publish(prepared.job, decision, inputs, outcome)
                     folder.keep = True
                     if self._in_place is not None:
                         self._in_place.put(node, record)
-                    result = StageResult(node, Status.RAN, decision.reason, decision.key, record)
-                    return replace(result, elapsed_seconds=record.elapsed_seconds, progress=outcome.progress)
+                    return StageResult(
+                        node,
+                        Status.RAN,
+                        decision.reason,
+                        decision.key,
+                        record,
+                        record.elapsed_seconds,
+                        progress=outcome.progress,
+                    )
         except WinmlDagError as error:
             if prepared is None and isinstance(error, BlobDamaged):
                 return Damaged(error.file)
             outcome = replace(outcome, error=error.message, advice=error.advice)
         if prepared is not None:
             outcome = explain(prepared, outcome, log_tail(outcome.log))
-        return self._failed(task, outcome)
+        return self._failed(node, decision, outcome)
 
-    def _publish(self, task: _Task, job: Job, outcome: Outcome) -> Record:
-        node = task.node
+    def _publish(self, job: Job, decision: Run, inputs: Mapping[str, Artifact], outcome: Outcome) -> Record:
         return self._store.publish(
             Record(
-                cache_key=task.decision.key,
-                config_hash=task.decision.key_inputs.config_hash,
-                key_inputs=task.decision.key_inputs,
+                cache_key=decision.key,
+                config_hash=decision.key_inputs.config_hash,
+                key_inputs=decision.key_inputs,
                 outputs={},
                 metrics=outcome.metrics,
                 elapsed_seconds=round(outcome.elapsed_seconds, 3),
                 made_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 made_by=self._made_by,
-                input_files={slot: artifact.to_json() for slot, artifact in task.inputs.items()},
+                input_files={slot: artifact.to_json() for slot, artifact in inputs.items()},
             ),
-            {slot: job.output_folder(slot) for slot in node.stage.outputs},
+            {slot: job.output_folder(slot) for slot in job.node.stage.outputs},
             outcome.log,
         )
 
-    def _failed(self, task: _Task, outcome: Outcome) -> StageResult:
+    def _failed(self, node: Node, decision: Run, outcome: Outcome) -> StageResult:
         return StageResult(
-            task.node,
+            node,
             Status.FAILED,
-            task.decision.reason,
-            task.decision.key,
+            decision.reason,
+            decision.key,
             elapsed_seconds=round(outcome.elapsed_seconds, 3),
             error=outcome.error,
             advice=outcome.advice,
-            log=self._keep_log(task, outcome.log),
+            log=self._keep_log(f"{node.stage.name}-{decision.key[:16]}.log", outcome.log),
             tail=() if outcome.is_own_message else log_tail(outcome.log),
             progress=outcome.progress,
             metrics=outcome.metrics,
         )
 
-    def _keep_log(self, task: _Task, log: Path) -> Path | None:
+    def _keep_log(self, name: str, log: Path) -> Path | None:
         """Copy *log* to where it outlives the scratch folder. None if it does not exist or there is no room."""
-        kept = self._failures / f"{task.node.stage.name}-{task.decision.key[:16]}.log"
+        kept = self._failures / name
         try:
             self._failures.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(log, kept)

@@ -17,21 +17,26 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.progress import OnProgress, ProgressWriter
-from winml_dag.errors import WinmlDagError, measured_by
+from winml_dag.errors import StageError, WinmlDagError, measured_by
 from winml_dag.explanation import explanation
 from winml_dag.file_reading import read_json
+
+if TYPE_CHECKING:
+    from winml_dag.engine.stage import Workspace
 
 TASK_FILE = "task.json"
 RESULT_FILE = "result.json"
 # Exit code of a worker that could not write its result because the disk is full.
 DISK_FULL = 28
+# The ``work`` of a stage that is a user's function: see :func:`call`.
+CALL = "winml_dag.engine.worker:call"
 
 # Modules that an extra of this package installs, for the advice when one is missing.
 _EXTRAS = {
@@ -120,7 +125,7 @@ def perform(task: Task, progress: OnProgress, *, elsewhere: bool = False) -> Res
             progress=progress,
             machine_facts=task.machine_facts,
         )
-        work: Callable[[object, Workspace], JsonObject] = _work(task.work)
+        work: Callable[[Any, Workspace], JsonObject] = call if task.work == CALL else _work(task.work)
         metrics = work(config, workspace)
         canonical_json(metrics)  # raises for non-JSON values here, where the error can be reported
         return Result({**metrics, **_usage()})
@@ -142,8 +147,6 @@ def perform(task: Task, progress: OnProgress, *, elsewhere: bool = False) -> Res
 
 def _unexpected(task: Task, error: Exception) -> Result:
     """An unexpected error: a fault of the user's own function, or else of this program or a library."""
-    from winml_dag.engine.function import CALL
-
     if task.work == CALL:
         return Result({}, f"{task.config['run']} failed: {explanation(error)}.", "The log has its traceback.")
     files = [path.name for folder in task.inputs.values() for path in sorted(Path(folder).iterdir()) if path.is_file()]
@@ -153,6 +156,55 @@ def _unexpected(task: Task, error: Exception) -> Result:
         f"{task.stage} met an unexpected error{about}: {explanation(error)}.",
         "This is most likely a fault in the stage or in a library that it uses: report it with the log of the stage.",
     )
+
+
+def call(config: JsonObject, workspace: Workspace) -> JsonObject:
+    """Import and call the function in ``config["run"]``. The current folder comes first on the search path.
+
+    User code depends on no class of this package: inputs and outputs are paths by name, the config is plain JSON.
+
+    Raises:
+        StageError: when the function does not exist, is in another file than the key says, returns something other than
+            metrics, or its folder does not exist.
+    """
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:
+        raise StageError("The folder that it runs in is gone.", advice="Build again when it is back.") from None
+    sys.path.insert(0, str(folder))
+    reference = str(config["run"])
+    module, _, name = reference.partition(":")
+    function = getattr(importlib.import_module(module), name, None)
+    _check_files({name: folder / path for name, path in workspace.machine_facts.items()})
+    if not callable(function):
+        raise StageError(f"{module} has no function {name!r}.", advice="Check run: in the recipe.")
+    arguments = [workspace.inputs, workspace.outputs, *([config["config"]] if config.get("config") is not None else [])]
+    metrics = function(*arguments)
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise StageError(
+            f"{reference} returned {type(metrics).__name__}.", advice="Return a dict of metrics, or nothing."
+        )
+    return metrics
+
+
+def _check_files(expected: Mapping[str, Path]) -> None:
+    """Raise StageError when a module was not imported from its *expected* file.
+
+    Another module may come before it on the search path, or a package may redirect the import at run time.
+    """
+    for module, path in expected.items():
+        imported = getattr(sys.modules.get(module), "__file__", None)
+        try:
+            is_same = imported is not None and path.samefile(imported)
+        except FileNotFoundError:  # removed meanwhile
+            is_same = False
+        if not is_same:
+            raise StageError(
+                f"{module} was imported from {imported}, and not from {path}, which the key has.",
+                advice="Remove one of the two, or give the module another name.",
+            )
 
 
 def _work(reference: str) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.graph import Graph
+from winml_dag.engine.graph import Graph, Merged, Part, merge
 from winml_dag.engine.plan import plan_graph, prefetch, remembered_name
 from winml_dag.errors import WinmlDagError
 from winml_dag.file_reading import LatestReads, reads_logged
@@ -33,7 +33,6 @@ from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.engine.inplace import InPlace
-    from winml_dag.engine.merge import Merged
     from winml_dag.engine.resources import Capacity
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.userstages.folder import UserFolder
@@ -210,8 +209,6 @@ class StageCounts:
 
 def merged(planned: Sequence[Planned]) -> Merged:
     """Return the merged graph of all builds that have one; node ids are prefixed with the build's label."""
-    from winml_dag.engine.merge import Part, merge
-
     graphs = [(each.label, each.graph) for each in planned if isinstance(each.graph, BuildGraph)]
     return merge([Part(label, graph.graph, graph.sources) for label, graph in graphs])
 

@@ -17,7 +17,7 @@ from winml_dag.engine.keys import config_hash
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import read_json
 from winml_dag.names import parents
-from winml_dag.pipeline.commit import finish_change, folder_key
+from winml_dag.pipeline.commit import held
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.store.artifact import FileEntry
@@ -55,9 +55,7 @@ def clean(folder: Path, store: Store, *, recipe: Path | None = None, dry_run: bo
         return _clean(folder, store, recipe, dry_run=True)
     if not folder.is_dir():
         return Cleaned(found=False)
-    with store.claim(folder_key(folder)):
-        # A killed build may have written some files but no manifest.
-        finish_change(folder, store.changes)
+    with held(folder, store):
         return _clean(folder, store, recipe, dry_run=False)
 
 

@@ -22,26 +22,22 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_json, signature_from, was_read
 from winml_dag.store.below import Below
 from winml_dag.store.files import write_whole
 
+if TYPE_CHECKING:
+    from winml_dag.store.store import Store
+
 _PREPARED = ".winml-dag-new"
 _OF_CONTENT = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
-
-
-@dataclass(frozen=True)
-class Change:
-    """Names to write (prepared under the same names) and names to remove."""
-
-    put: tuple[str, ...]
-    remove: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -76,10 +72,23 @@ def folder_key(folder: Path) -> str:
     return hashlib.sha256(f"output folder\n{folder.resolve()}".encode()).hexdigest()
 
 
+@contextmanager
+def held(folder: Path, store: Store) -> Iterator[None]:
+    """Keep other writers out of *folder* for the block; a change that a killed one had committed is completed first.
+
+    That decides which files are owned: a killed build may have written some files, but no manifest yet.
+    """
+    with store.claim(folder_key(folder)):
+        finish_change(folder, store.changes)
+        yield
+
+
 def change_folder(
     folder: Path, journals: Path, prepare: Callable[[Path], Iterable[str]], remove: Iterable[str] = ()
-) -> Change:
+) -> tuple[str, ...]:
     """Let *prepare* fill a folder with new files, then move them into *folder* and remove *remove*, as one change.
+
+    *prepare* returns the names of the new files, and so does this function.
 
     *journals*: the folder in the cache for the journals of all folders.
 
@@ -96,8 +105,7 @@ def change_folder(
     except OSError as error:
         raise _cannot_write(folder, error) from error
     try:
-        change = Change(tuple(prepare(folder / new)), tuple(remove))
-        changing = _Changing(folder, journals, token, change)
+        changing = _Changing(folder, journals, token, prepare(folder / new), remove)
         changing.begin()
     except BaseException as error:
         _discard(folder)
@@ -107,7 +115,7 @@ def change_folder(
             raise _cannot_write(folder, cause) from error
         raise
     changing.carry_out()
-    return change
+    return changing.put
 
 
 def is_changing(folder: Path) -> bool:
@@ -133,13 +141,13 @@ def finish_change(folder: Path, journals: Path) -> None:
 
 
 class _Changing:
-    """A *change* of *folder*, whose files are prepared under *token*."""
+    """A change of *folder*: names to *put*, prepared under *token*, and names to *remove*."""
 
-    def __init__(self, folder: Path, journals: Path, token: str, change: Change) -> None:
+    def __init__(self, folder: Path, journals: Path, token: str, put: Iterable[str], remove: Iterable[str]) -> None:
         self._folder = folder
         self._below = Below(folder)
         self._token = token
-        self._change = change
+        self.put, self.remove = tuple(put), tuple(remove)
         self._journal, self._back = _journals(folder, journals)
 
     @property
@@ -153,17 +161,17 @@ class _Changing:
 
     def begin(self) -> None:
         """Commit the change by writing its journal."""
-        value = {"token": self._token, "put": self._change.put, "remove": self._change.remove}
+        value = {"token": self._token, "put": self.put, "remove": self.remove}
         write_whole(self._journal, json.dumps(value).encode())
 
     def carry_out(self) -> None:
         try:
-            for name in self._change.put:
+            for name in self.put:
                 if (prepared := self._below.status(self._new(name))) is not None:
                     self._set_aside(name, stays=True)
                     self._below.move(self._new(name), name)
                     self._log(name, prepared)
-            for name in self._change.remove:
+            for name in self.remove:
                 self._set_aside(name)
             # Remove the journal first: now the change is complete and only garbage remains.
             self._journal.unlink()
@@ -185,14 +193,13 @@ class _Changing:
         Raises:
             StoreError: when that fails too; the next process that uses the folder tries again.
         """
-        change = self._change
         try:
             if self._journal.exists():
                 self._journal.replace(self._back)
-            for name in change.put:
+            for name in self.put:
                 if self._is_there(name) and self._below.status(self._new(name)) is None:
                     self._below.move(name, self._new(name))
-            for name in (*change.put, *change.remove):
+            for name in (*self.put, *self.remove):
                 if self._below.status(self._old(name)) is not None:
                     self._below.move(self._old(name), name)
             self._back.unlink()
@@ -255,7 +262,7 @@ def _begun(folder: Path, journals: Path, journal: Path) -> _Changing | None:
     """Return the change that *journal* describes; None if there is none, or the folder it describes is gone."""
     try:
         value = read_json(journal)
-        changing = _Changing(folder, journals, value["token"], Change(tuple(value["put"]), tuple(value["remove"])))
+        changing = _Changing(folder, journals, value["token"], value["put"], value["remove"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -24,10 +24,20 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.inplace import placed_files
 from winml_dag.ep.environments import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
-from winml_dag.file_reading import PER_PATH, FirstLooks, Signature, differing, look, racy, reads_logged
+from winml_dag.file_reading import (
+    CHANGED,
+    PER_PATH,
+    FirstLooks,
+    Signature,
+    differing,
+    is_racy,
+    look,
+    racy,
+    reads_logged,
+)
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.plan_text import CachedPlan, Made, placed_text, plan_text, text_of
+from winml_dag.pipeline.plan_text import CachedPlan, placed_text, plan_text, text_of
 from winml_dag.pipeline.publish import build_settings
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.uptodate import (
@@ -47,6 +57,7 @@ from winml_dag.store.digest import digest_file
 if TYPE_CHECKING:
     from winml_dag.pipeline.userstages.folder import UserFolder
     from winml_dag.pipeline.variant import Build, CompositeBuild
+    from winml_dag.store.records import Record
     from winml_dag.store.store import Store
 
 
@@ -54,25 +65,22 @@ if TYPE_CHECKING:
 _DATA_KINDS = frozenset({"file"})
 
 
-@dataclass(frozen=True)
-class Planning:
-    """What a graph was planned from.
+def save_plan(
+    planned: BuildGraph,
+    store: Store,
+    words: str,
+    recipe: Path | None,
+    began_ns: int,
+    environment: Mapping[str, JsonValue],
+    looks: FirstLooks,
+) -> CurrentPlan | None:
+    """Save *planned* as the plan of the request *words*; returns the saved state, or None when it cannot be validated.
 
-    That is the exact request, the recipe's file, the start time, the environment's fingerprint at that time, and the
-    signatures of everything read. A later fingerprint would validate keys that were made in another environment.
+    *environment*: its fingerprint when planning began, at *began_ns*: a later one would validate keys that were made in
+    another environment. *looks*: the signatures of everything read.
     """
-
-    words: str
-    recipe: Path | None
-    began_ns: int
-    environment: Mapping[str, JsonValue]
-    looks: FirstLooks
-
-
-def save_plan(planned: BuildGraph, store: Store, planning: Planning) -> CurrentPlan | None:
-    """Save *planned* as the plan of the request; returns the saved state, or None when it cannot be validated."""
-    looked_at = [path.absolute() for path in (*([planning.recipe] if planning.recipe else ()), *planned.looked_at)]
-    if not all(file_reading.has_settled(path, planning.began_ns) for path in looked_at):
+    looked_at = [path.absolute() for path in (*([recipe] if recipe else ()), *planned.looked_at)]
+    if not all(file_reading.has_settled(path, began_ns) for path in looked_at):
         return None
     # A path that was absent when planning started and exists now has not influenced the plan.
     absent = [*dict.fromkeys(str(path.absolute()) for path in planned.absent)]
@@ -81,7 +89,7 @@ def save_plan(planned: BuildGraph, store: Store, planning: Planning) -> CurrentP
         return None
     # The file was checked when the store was opened, so it may be recent.
     form = text_of(store.folder / "FORMAT")
-    planning.looks(form, None)
+    looks(form, None)
     steering = {**dict.fromkeys(absent, ABSENT), **dict.fromkeys([*map(str, looked_at), form], "")}
     steering |= {path: program_content(path) for path in (str(path.absolute()) for path in planned.programs)}
     data: dict[str, str] = {}
@@ -93,24 +101,24 @@ def save_plan(planned: BuildGraph, store: Store, planning: Planning) -> CurrentP
     hashed = {**steering, **{path: digest for path, digest in data.items() if path not in steering}}
     # The absent paths come first, and were just confirmed to be absent.
     there = [*hashed][len(absent) :]
-    first = planning.looks.of(there)
+    first = looks.of(there)
     # The current content may differ from what planning read.
     if first is None or look(there) != first:
         return None
     seen = nothing + first
     folders = {os.path.dirname(path) for path in steering} | {str(planned.summary.output_dir.absolute())}
     header = Header(
-        asked=planning.words,
-        environment=planning.environment,
+        asked=words,
+        environment=environment,
         places=places_of(sorted(folders)),
         groups=Groups(len(steering), len(hashed) - len(steering)),
-        racy=racy(hashed, seen, planning.began_ns),
+        racy=racy(hashed, seen, began_ns),
         stages=len(planned.graph.nodes),
     )
-    text = plan_text(planned, {path: place for place, path in enumerate(hashed)}, {})
+    text = plan_text(planned, {path: place for place, path in enumerate(hashed)})
     entry = Entry.of(header, hashed, seen, hashed.values(), text)
     entry.keep(str(store.folder), ())
-    return CurrentPlan(entry, (), seen, planning.began_ns)
+    return CurrentPlan(entry, (), seen, began_ns)
 
 
 def _digest_steering(steering: dict[str, str], store: Store) -> None:
@@ -138,10 +146,16 @@ def keep_finished(
     """
     if (current_plan := planned.current_plan) is None:
         return
-    made = {
-        name: Made(result.record.cache_key, result.record.outputs) for name, result in results.items() if result.record
+    records = {name: result.record for name, result in results.items() if result.record}
+    placed = {
+        result.node.id: {
+            placed_text(result.node.folder, entry.name): entry.digest
+            for entry in placed_files(result.node, result.record.outputs)
+        }
+        for result in results.values()
+        if result.node.folder is not None and result.record is not None
     }
-    put = dict(_put(planned, results, files))
+    put = dict(_put(planned, files)) | {path: digest for paths in placed.values() for path, digest in paths.items()}
     looked = {path: confirmed[path] for path in put if path in confirmed}
     if own is not None:
         looked |= own.in_place.seen_right(put)
@@ -160,30 +174,35 @@ def keep_finished(
     fresh = dict(_read_by(planned))
     hashed = {path: fresh.get(path, digests[path]) for path in entry.paths[:read]}
     hashed |= {path: digest for path, digest in outputs.items() if path not in hashed}
-    blobs = _blobs(made.values(), store)
+    blobs = _blobs(records.values(), store)
     if planned.others:
         blobs = list(dict.fromkeys([*entry.paths[header.groups.hashed :], *blobs]))
-        text, keys = CachedPlan(entry).text_with(made)
     else:
         # Rounds of optimize and analyze that add nothing share one result.
-        seconds = {each.record.cache_key: each.record.elapsed_seconds for each in results.values() if each.record}
+        seconds = {record.cache_key: record.elapsed_seconds for record in records.values()}
         header = replace(header, stages=len(seconds), seconds=round(sum(seconds.values()), 3))
-        text = plan_text(planned, {path: place for place, path in enumerate([*hashed, *blobs])}, made)
-        keys = [one.cache_key for one in made.values()]
+    place_of = {path: place for place, path in enumerate(hashed)}
+    gives = {name: [place_of[path] for path in paths] for name, paths in placed.items()}
+    text, keys = CachedPlan(entry).text_with(records, gives)
     seen = _seen_again(current_plan, [*hashed, *blobs], put, looked)
     # Paths that were read or written since the old entry may be racy; so may those that were racy before, or have
     # changed since.
     suspects = {entry.paths[place] for place in (*header.racy, *differing(entry.seen, current_plan.seen))}
     suspects |= put.keys() | fresh.keys()
-    # Outputs were confirmed at the end of the build, everything else when the plan was made or loaded.
-    late, early = ({*racy(hashed, seen, at_ns)} for at_ns in (checked_ns, current_plan.at_ns))
+
+    def may_change_unseen(path: str, changed_ns: int) -> bool:
+        # Outputs were confirmed at the end of the build, everything else when the plan was made or loaded.
+        if path in put:
+            return path not in looked or is_racy(path, changed_ns, checked_ns)
+        return is_racy(path, changed_ns, current_plan.at_ns)
+
     header = replace(
         header,
         groups=replace(header.groups, outputs=len(hashed) - read, blobs=len(blobs)),
         racy=[
             index
-            for index, path in enumerate(hashed)
-            if path in suspects and ((index in late or path not in looked) if path in put else index in early)
+            for index, (path, changed_ns) in enumerate(zip(hashed, seen[CHANGED::PER_PATH], strict=False))
+            if path in suspects and may_change_unseen(path, changed_ns)
         ],
         complete=True,
         summary=planned.summary.up_to_date,
@@ -191,26 +210,17 @@ def keep_finished(
     Entry.of(header, [*hashed, *blobs], seen, hashed.values(), text).keep(str(store.folder), keys)
 
 
-def _put(
-    planned: BuildGraph, results: Mapping[str, StageResult], files: Iterable[FileEntry]
-) -> Iterator[tuple[str, str]]:
-    """Yield path and digest of every published file.
-
-    These are *files* in the output folder, the manifest and settings there, and files in the recipe's folder.
-    """
+def _put(planned: BuildGraph, files: Iterable[FileEntry]) -> Iterator[tuple[str, str]]:
+    """Yield path and digest of *files* in the output folder, and of the manifest and settings there."""
     folder = planned.summary.output_dir.absolute()
     yield from ((str(folder / entry.name), entry.digest) for entry in files)
     if planned.summary.output_file is None:
         yield from ((str(folder / name), digest_file(folder / name)) for name in (MANIFEST, *build_settings(planned)))
-    for result in results.values():
-        if result.node.folder is not None and result.record is not None:
-            for entry in placed_files(result.node, result.record.outputs):
-                yield placed_text(result.node.folder, entry.name), entry.digest
 
 
-def _blobs(made: Iterable[Made], store: Store) -> list[str]:
-    """Return the paths of the blobs that *made* needs. Blobs that only a remote has are not checked."""
-    files = {file.digest: file for one in made for artifact in one.outputs.values() for file in artifact.files}
+def _blobs(records: Iterable[Record], store: Store) -> list[str]:
+    """Return the paths of the blobs that *records* need. Blobs that only a remote has are not checked."""
+    files = {file.digest: file for record in records for file in record.files()}
     far = {file.digest for file in store.remote_only(files.values())}
     return [str(store.blobs.path(digest)) for digest in sorted(files.keys() - far)]
 
@@ -297,7 +307,7 @@ def plan_request(
     if any(environment_elsewhere(node.environment) for node in planned.graph.nodes):
         return planned  # nothing on this machine would invalidate the entry when another machine's environment changes
     recipe = request.recipe if isinstance(request.recipe, Path) else None
-    return replace(planned, current_plan=save_plan(planned, store, Planning(words, recipe, began_ns, around, looks)))
+    return replace(planned, current_plan=save_plan(planned, store, words, recipe, began_ns, around, looks))
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import placed_files
-from winml_dag.engine.stage import Node, Source, SourceFile, Stage, node_json, node_of, stage_json, stage_of
+from winml_dag.engine.stage import Command, InputSlot, Memory, Node, Source, SourceFile, Stage
 from winml_dag.file_reading import PER_PATH
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.pipeline.uptodate import Entry
@@ -26,15 +26,8 @@ from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.uptodate import CurrentPlan
+    from winml_dag.store.records import Record
     from winml_dag.store.store import Store
-
-
-@dataclass(frozen=True)
-class Made:
-    """The last result of a node: its key, and its outputs by slot."""
-
-    cache_key: str
-    outputs: Mapping[str, Artifact]
 
 
 def text_of(path: Path) -> str:
@@ -72,18 +65,24 @@ def whole(planned: BuildGraph, store: Store) -> BuildGraph:
     return load_plan(planned.current_plan, store)
 
 
-def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[str, Made]) -> bytes:
-    """Encode *planned* for an entry. *place_of*: the index of each path in it; *made*: recorded results by node id."""
+def plan_text(planned: BuildGraph, place_of: Mapping[str, int]) -> bytes:
+    """Encode *planned* for an entry. *place_of*: the index of each path in it.
+
+    The first line is about the graph, the second has its settings. Then each node has a line, and after these one with
+    its outputs, which :meth:`CachedPlan.text_with` fills in.
+    """
     nodes, sources = planned.graph.nodes, list(planned.graph.sources.values())
     node_places = {node.id: place for place, node in enumerate(nodes)}
     source_places = {source.name: place for place, source in enumerate(sources)}
-    stages = _Stages()
-    lines = [_node_line(node, stages.place(node.stage), made.get(node.id)) for node in nodes]
+    # Most nodes of a large graph share their declarations. By identity: a declaration has no hash.
+    stages = {id(node.stage): node.stage for node in nodes}
+    stage_places = {identity: place for place, identity in enumerate(stages)}
+    lines = [_node_line(node, stage_places[id(node.stage)]) for node in nodes]
     head: JsonObject = {
         "summary": _summary_json(planned.summary),
         "final": planned.final,
         "steps": [[step.id, step.stage, step.skipped] for step in planned.steps],
-        "stages": stages.declarations,
+        "stages": [_stage_json(stage) for stage in stages.values()],
         "sources": [
             [
                 source.name,
@@ -94,12 +93,12 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[st
             for source in sources
         ],
         "ids": [node.id for node in nodes],
-        "keys": [made[node.id].cache_key if node.id in made else None for node in nodes],
+        "keys": [None] * len(nodes),
         "reads": [[node_places[maker.id] for maker in planned.graph.needs(node)] for node in nodes],
         "uses": [[source_places[name] for name in node.inputs.values() if name in source_places] for node in nodes],
-        "gives": [_gives(node, made.get(node.id), place_of) for node in nodes],
+        "gives": [[]] * len(nodes),
     }
-    return "\n".join([_text(head), _text(planned.summary.settings), *lines]).encode()
+    return "\n".join([_text(head), _text(planned.summary.settings), *lines, *["null"] * len(nodes)]).encode()
 
 
 class CachedPlan:
@@ -108,8 +107,10 @@ class CachedPlan:
     def __init__(self, entry: Entry, fresh: Mapping[int, FileEntry] | None = None) -> None:
         self._entry = entry
         self._fresh = fresh or {}
-        head, self._settings, *self._lines = entry.plan.split(b"\n")
+        head, self._settings, *lines = entry.plan.split(b"\n")
         self._head: Any = json.loads(head)
+        nodes = len(lines) // 2
+        self._lines, self._outputs = lines[:nodes], lines[nodes:]
 
     @property
     def is_divisible(self) -> bool:
@@ -137,15 +138,18 @@ class CachedPlan:
         """Return the nodes that read or write the paths at the indices *changed*, and all downstream nodes."""
         return self._graph(sorted(self._reached(set(changed))), {})
 
-    def text_with(self, made: Mapping[str, Made]) -> tuple[bytes, list[str]]:
-        """Return the text of the plan with the results of nodes replaced by *made*, and the keys of all nodes."""
-        lines = list(self._lines)
-        for place, node_id in enumerate(self._head["ids"]):
-            if node_id in made:
-                value = {**json.loads(lines[place]), "made": _made_json(made[node_id])}
-                lines[place] = _text(value).encode()
-                self._head["keys"][place] = made[node_id].cache_key
-        return b"\n".join([_text(self._head).encode(), self._settings, *lines]), list(self._head["keys"])
+    def text_with(self, records: Mapping[str, Record], gives: Mapping[str, Sequence[int]]) -> tuple[bytes, list[str]]:
+        """Return the text of the plan with the results of nodes replaced by *records*, and the keys of all nodes.
+
+        *gives*: by node id, the indices of the files that it wrote to the user's folder.
+        """
+        head, outputs = self._head, list(self._outputs)
+        for place, node_id in enumerate(head["ids"]):
+            if (record := records.get(node_id)) is not None:
+                outputs[place] = _outputs_line(record.outputs)
+                head["keys"][place], head["gives"][place] = record.cache_key, gives.get(node_id, ())
+        text = b"\n".join([_text(head).encode(), self._settings, *self._lines, *outputs])
+        return text, [key for key in head["keys"] if key is not None]
 
     def _reached(self, changed: set[int]) -> set[int]:
         head = self._head
@@ -171,9 +175,8 @@ class CachedPlan:
 
     def _graph(self, chosen: Iterable[int], settings: JsonObject) -> BuildGraph:
         head, places = self._head, list(chosen)
-        stages = [stage_of(value) for value in head["stages"]]
-        parsed = {place: json.loads(self._lines[place]) for place in places}
-        nodes = [_node(value, stages) for value in parsed.values()]
+        stages = [_stage(value) for value in head["stages"]]
+        nodes = [_node(self._lines[place], stages) for place in places]
         used = sorted({source for place in places for source in head["uses"][place]})
         sources = [self._source(place) for place in used]
         given = dict(self._given(places, stages))
@@ -186,7 +189,7 @@ class CachedPlan:
             sources={source.name: artifact for source, artifact in sources},
             final=head["final"],
             given={name: artifact for name, (_, artifact) in given.items()},
-            placed=dict(self._placed(nodes, parsed.values())),
+            placed=dict(self._placed(nodes, places)),
             others=len(self._lines) - len(nodes),
         )
 
@@ -202,71 +205,88 @@ class CachedPlan:
             return replace(self._fresh[place], name=name)
         return FileEntry(name, self._entry.digests[place], self._entry.seen[place * PER_PATH])
 
-    def _placed(self, nodes: Sequence[Node], values: Iterable[Any]) -> Iterator[tuple[str, tuple[FileEntry, ...]]]:
-        for node, value in zip(nodes, values, strict=True):
-            if value["made"] is not None and node.folder is not None:
-                yield node.id, tuple(placed_files(node, _made(value).outputs))
+    def _placed(self, nodes: Sequence[Node], places: Sequence[int]) -> Iterator[tuple[str, tuple[FileEntry, ...]]]:
+        for node, place in zip(nodes, places, strict=True):
+            if node.folder is not None and (outputs := self._outputs_of(place)):
+                yield node.id, tuple(placed_files(node, outputs))
 
     def _given(self, places: Sequence[int], stages: Sequence[Stage]) -> Iterator[tuple[str, tuple[Node, Artifact]]]:
         """Yield what nodes outside of *places* output for those inside: maker and artifact by name."""
         inside = set(places)
         makers = {maker for place in places for maker in self._head["reads"][place]} - inside
         for maker in sorted(makers):
-            value = json.loads(self._lines[maker])
-            node = _node(value, stages)
-            for slot, artifact in _made(value).outputs.items():
+            node = _node(self._lines[maker], stages)
+            for slot, artifact in self._outputs_of(maker).items():
                 yield node.output(slot), (node, artifact)
 
-
-def _node_line(node: Node, stage: int, made: Made | None) -> str:
-    value = {**node_json(node), "stage": stage, "made": None if made is None else _made_json(made)}
-    return _text(value)
-
-
-def _node(value: Any, stages: Sequence[Stage]) -> Node:
-    return node_of(value, stages[value["stage"]])
+    def _outputs_of(self, place: int) -> dict[str, Artifact]:
+        """Return the last outputs of a node by slot; none if it has not run."""
+        outputs = json.loads(self._outputs[place]) or {}
+        return {slot: Artifact.of(FileEntry(*file) for file in files) for slot, files in outputs.items()}
 
 
-def _made_json(made: Made) -> JsonObject:
-    return {
-        "key": made.cache_key,
-        "outputs": {
-            slot: [[file.name, file.digest, file.size, file.executable] for file in artifact.files]
-            for slot, artifact in made.outputs.items()
-        },
+def _stage_json(stage: Stage) -> JsonObject:
+    slots = {
+        slot: [None if declared.accepts is None else sorted(declared.accepts), declared.required, declared.refusals]
+        for slot, declared in stage.inputs.items()
     }
+    return {**asdict(stage), "inputs": slots}
 
 
-def _made(value: Any) -> Made:
-    outputs = value["made"]["outputs"]
-    return Made(
-        value["made"]["key"],
-        {slot: Artifact.of(FileEntry(*file) for file in files) for slot, files in outputs.items()},
+def _stage(value: Any) -> Stage:
+    """The declaration that *value* was made from. Raises KeyError, TypeError or ValueError for anything else."""
+    slots = {
+        slot: InputSlot(None if accepts is None else frozenset(accepts), required, refusals)
+        for slot, (accepts, required, refusals) in value["inputs"].items()
+    }
+    packages, unchanged = tuple(value["packages"]), tuple(value["likely_unchanged"])
+    memory = Memory(**value["memory"])
+    return Stage(**{**value, "inputs": slots, "packages": packages, "likely_unchanged": unchanged, "memory": memory})
+
+
+def _node_line(node: Node, stage: int) -> str:
+    command, folder, interpreter = node.command, node.folder, node.interpreter
+    return _text(
+        {
+            "id": node.id,
+            "config": node.config,
+            "inputs": node.inputs,
+            "outputs": node.outputs,
+            "kinds": node.kinds,
+            "toolchain": node.toolchain,
+            "tools": {name: str(path) for name, path in node.tools.items()},
+            "command": None if command is None else [command.arguments, command.environment],
+            "folder": None if folder is None else str(folder),
+            "paths": node.paths,
+            "interpreter": None if interpreter is None else str(interpreter),
+            "machine_facts": node.machine_facts,
+            "check": node.check,
+            "pools": node.pools,
+            "environment": node.environment,
+            "stage": stage,
+        }
     )
 
 
-def _gives(node: Node, made: Made | None, place_of: Mapping[str, int]) -> list[JsonValue]:
-    """Return the indices of the files that *node* wrote to the user's folder."""
-    if node.folder is None or made is None:
-        return []
-    paths = (placed_text(node.folder, file.name) for file in placed_files(node, made.outputs))
-    return [place_of[path] for path in paths if path in place_of]
+def _node(line: bytes, stages: Sequence[Stage]) -> Node:
+    """The node of a *line*. Raises KeyError, TypeError or ValueError for anything else."""
+    value = json.loads(line)
+    command, folder, interpreter = value["command"], value["folder"], value["interpreter"]
+    value["stage"] = stages[value["stage"]]
+    value["tools"] = {name: Path(path) for name, path in value["tools"].items()}
+    value["command"] = None if command is None else Command(tuple(command[0]), command[1])
+    value["folder"] = None if folder is None else Path(folder)
+    value["interpreter"] = None if interpreter is None else Path(interpreter)
+    value["pools"] = tuple(value["pools"])
+    return Node(**value)
 
 
-class _Stages:
-    """Stage declarations, each once: most nodes of a large graph share theirs."""
-
-    def __init__(self) -> None:
-        self.declarations: list[JsonObject] = []
-        self._places: dict[int, int] = {}
-
-    def place(self, stage: Stage) -> int:
-        """Return the index of the declaration of *stage*."""
-        # By identity: a declaration has no hash, and comparing by text would mean to encode each one.
-        if id(stage) not in self._places:
-            self._places[id(stage)] = len(self.declarations)
-            self.declarations.append(stage_json(stage))
-        return self._places[id(stage)]
+def _outputs_line(outputs: Mapping[str, Artifact]) -> bytes:
+    files: JsonObject = {
+        slot: [[file.name, file.digest, file.size, file.executable] for file in artifact.files]
+        for slot, artifact in outputs.items()
+    }
+    return _text(files).encode()
 
 
 def _summary_json(summary: BuildSummary) -> JsonObject:

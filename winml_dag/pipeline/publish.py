@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_bytes
-from winml_dag.pipeline.commit import PublishedChange, change_folder, finish_change, folder_key, is_changing
+from winml_dag.pipeline.commit import PublishedChange, change_folder, held, is_changing
 from winml_dag.pipeline.layout import (
     BUILD_CONFIG,
     MANIFEST,
@@ -83,8 +83,8 @@ class _Folder:
 
         # Fetch before changing the folder: if the cache is full, another output folder does not help.
         self._store.fetch_ahead(stale)
-        change = change_folder(self._folder, self._changes, prepare, removed)
-        return PublishedChange(change.put, (), change.remove, not_linked)
+        written = change_folder(self._folder, self._changes, prepare, removed)
+        return PublishedChange(written, (), tuple(removed), not_linked)
 
     def _is_link(self, entry: FileEntry) -> bool:
         """Whether the current file is a hard link, maybe to a blob.
@@ -198,10 +198,9 @@ class OutputFile(_Folder):
         super().__init__(folder, store, store.fingerprints, store.changes)
         self._name = name
         self._read = {path.resolve() for path in read}
-        self._claim = store.claim
         from winml_dag.pipeline.userstages.folder import KnownFiles
 
-        self._known = KnownFiles(store, store.fingerprints)
+        self._known = KnownFiles(store)
         self._overwrite = overwrite
 
     def refuse_foreign(self, names: Iterable[str] = ()) -> None:
@@ -230,8 +229,7 @@ class OutputFile(_Folder):
         """
         if not is_changing(self._folder) and not self._stale(wanted) and not self._ours(outdated):
             return PublishedChange()
-        with self._claim(folder_key(self._folder)):
-            finish_change(self._folder, self._changes)
+        with held(self._folder, self._store):
             stale, gone = self._stale(wanted), self._ours(outdated)
             if not (stale or gone):
                 return PublishedChange()
@@ -343,11 +341,8 @@ def publish(
     if not is_changing(build.output_dir) and output_folder(planned, store).is_as_wanted(files, texts):
         return placed
     # Taking the lock costs 30 ms of imports, so an up-to-date folder is only checked.
-    with store.claim(folder_key(build.output_dir)):
-        # First, since it decides which files are owned: a killed build may have written some files, but no manifest
-        # yet.
-        finish_change(build.output_dir, store.changes)
-        # Ownership may also have changed while this build waited for another one that started at the same time.
+    with held(build.output_dir, store):
+        # Ownership may have changed while this build waited for another one that started at the same time.
         folder = output_folder(planned, store, overwrite=overwrite)
         return placed.and_then(folder.publish(files, texts, link=link))
 
@@ -364,8 +359,7 @@ def _publish_part(
 ) -> PublishedChange:
     """Publish a part of a build; its stages write only to the recipe's folder, so only their manifest lines change."""
     folder = planned.summary.output_dir
-    with store.claim(folder_key(folder)):
-        finish_change(folder, store.changes)
+    with held(folder, store):
         part = make_manifest(planned, results, (), elapsed_seconds)
         text = with_part(read_bytes(folder / MANIFEST, MOST_BYTES_OF_MANY), part)
         output = OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store, store.fingerprints, store.changes)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from winml_dag import TOOL_ID
 from winml_dag.engine import events
 from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Reason, Silent, StageResult, Status
+from winml_dag.engine.graph import Graph, Merged, Part, merge
 from winml_dag.engine.plan import dry_run, prefetch, remembered_name
 from winml_dag.engine.sandbox import FileAccess
 from winml_dag.errors import StoreError, WinmlDagError
@@ -27,9 +28,7 @@ from winml_dag.store.store import Store
 if TYPE_CHECKING:
     from winml_dag.engine.eta import Eta
     from winml_dag.engine.execute import Executor
-    from winml_dag.engine.graph import Graph
     from winml_dag.engine.inplace import InPlace
-    from winml_dag.engine.merge import Merged
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.cluster.cluster import Cluster
 
@@ -191,8 +190,6 @@ class _Run(Generic[T]):
         return tuple(self._ended[place] for place in range(len(self._jobs)))
 
     def _run_several(self) -> None:
-        from winml_dag.engine.merge import Part, merge
-
         if self._store.has_remotes and not self._options.rebuild:
             whole = merge([Part(job.label, job.graph, job.known) for job in self._jobs])
             prefetch(whole.graph, whole.sources, self._store)

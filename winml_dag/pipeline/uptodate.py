@@ -46,7 +46,7 @@ from winml_dag.file_reading import (
     read_bytes,
     read_text,
 )
-from winml_dag.store.cache_folder import log_build
+from winml_dag.store.cache_folder import KEYS_SUFFIX, PLAN_CACHE, log_build
 
 # Variables for the location of the hub cache and offline mode, for the programs of the user's own stages, and for
 # environments of execution providers.
@@ -188,10 +188,8 @@ def places_of(folders: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
 
 # --- An entry of the plan cache: the file ``standing/<name>.note``.
 
-FORMAT = 3
+FORMAT = 4
 _SUFFIX = ".note"
-# Next to an entry: the keys that it depends on, for garbage collection.
-KEYS_SUFFIX = ".keys"
 _HEX = 16
 _PARTS = 4
 
@@ -307,7 +305,7 @@ class Entry:
 def file_of(cache_dir: str, words: str) -> str:
     """Return the path of the entry of the request *words*."""
     name = xxhash.xxh3_128_hexdigest(words.encode("utf-8", "surrogatepass"))
-    return os.path.join(cache_dir, "standing", f"{name}{_SUFFIX}")
+    return os.path.join(cache_dir, PLAN_CACHE, f"{name}{_SUFFIX}")
 
 
 def keys_of(cache_dir: str, words: str) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.merge import Merged, Part, merge
+from winml_dag.engine.graph import Merged, Part, merge
 from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.buildgraph import BuildGraph

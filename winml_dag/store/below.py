@@ -123,7 +123,7 @@ class Below:
                 yield folder + last, at
             except OSError as error:
                 if at is not None and not isinstance(error, LinkOnTheWay):
-                    error.filename, error.filename2 = str(self.folder / name), None
+                    error.filename, error.filename2 = f"{self._text}{os.sep}{name}", None
                 raise
 
     @contextmanager

@@ -24,6 +24,9 @@ CACHE_DIR_VARIABLE = "WINML_DAG_CACHE_DIR"
 # The file that marks a folder as a store: the number of its format, and its digest function if not xxh3-128.
 MARKER = "FORMAT"
 FORMAT = "1"
+# The folder of the plan cache, and the suffix of the files in it that have the keys of a plan's records.
+PLAN_CACHE = "standing"
+KEYS_SUFFIX = ".keys"
 
 
 def default_cache_dir() -> Path:

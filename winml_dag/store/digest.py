@@ -27,7 +27,7 @@ import xxhash
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import InputError, StoreError
-from winml_dag.file_reading import Signature, racy, signature_of, was_read
+from winml_dag.file_reading import CHANGED, Signature, is_racy, signature_of, was_read
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.files import open_to_read, read_rest
 
@@ -341,7 +341,7 @@ class Fingerprints:
                     began_ns = time.time_ns()
                     found, digest = _measure(path, found, function)
                     # Do not cache a file that may change again with the same signature.
-                    if not racy([str(path)], found, began_ns):
+                    if not is_racy(str(path), found[CHANGED], began_ns):
                         fresh[row_name] = [*found, digest]
             except OSError as error:
                 raise InputError(f"{path} cannot be read: {error.strerror}.") from error

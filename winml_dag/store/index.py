@@ -106,6 +106,7 @@ class Index:
 
     def __init__(self, folder: Path, quarantine: Path, locks: Locks, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._folder = folder
+        self._file = str(folder / diskcache.core.DBNAME)
         self._quarantine = quarantine
         self._locks = locks
         self._busy_seconds = busy_seconds
@@ -242,7 +243,7 @@ class Index:
     def _identity(self) -> object:
         """Distinguishes a database file from another one that replaced it."""
         try:
-            status = (self._folder / diskcache.core.DBNAME).stat()
+            status = os.stat(self._file)  # noqa: PTH116 - for each lookup
         except OSError:
             return None
         return status.st_dev, status.st_ino

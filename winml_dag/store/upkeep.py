@@ -13,7 +13,7 @@ from winml_dag.store.blobs import STAMP_NS, Blob
 from winml_dag.store.cache_folder import log_size
 from winml_dag.store.digest import digest_bytes, split_digest
 from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
-from winml_dag.store.garbage import PLAN_CACHE, abandoned, held_by_plans
+from winml_dag.store.gc import held_by_plans, remove_abandoned
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
@@ -105,8 +105,7 @@ def verify(store: Store) -> VerifyReport:
     Builds may run meanwhile: what they add is either checked or not, and valid in both cases.
     """
     with in_words("Cannot check the cache"):
-        for leftover in abandoned(store):
-            leftover.remove()
+        remove_abandoned(store)
         intact, damaged, foreign, restamped = 0, [], [], []
         for blob in store.blobs.all():
             if not blob.digest:
@@ -258,7 +257,7 @@ def entries(store: Store, stage: str | None = None) -> list[Entry]:
     """Every readable record, ordered by key; limited to *stage* if given."""
     with in_words("Cannot look through the cache"):
         records = store.records.all()
-    held = held_by_plans(store.folder / PLAN_CACHE)
+    held = held_by_plans(store)
     return [_entry(store, record, held) for record in records if stage in (None, record.key_inputs.stage)]
 
 
@@ -282,7 +281,7 @@ def find(store: Store, prefix: str) -> Entry:
         raise UsageError(
             f"{len(keys)} keys begin with {prefix!r}: {named}{more}.", advice="Give more of the one that you mean."
         )
-    return _entry(store, found[0], held_by_plans(store.folder / PLAN_CACHE))
+    return _entry(store, found[0], held_by_plans(store))
 
 
 def log_text(store: Store, record: Record) -> str | None:

@@ -22,7 +22,7 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.errors import StoreError, WinmlDagError
+from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_bytes
 from winml_dag.store.cache_folder import FILE
 from winml_dag.store.files import in_words, write_whole
@@ -32,7 +32,7 @@ from winml_dag.store.remote.protocol import Traffic
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
-    from winml_dag.store.collect import Collected
+    from winml_dag.store.gc import Collected
 
 # About 500 builds, which take some 3 ms to sum up.
 _LONG_BYTES = 16 * 1024
@@ -151,19 +151,25 @@ _LIMIT_FILE = "limit"
 _SHARE = 0.8
 
 
+def limit_text(folder: Path) -> str:
+    """The size limit of the cache in *folder* as written, in the environment or else there; empty without one."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        try:
+            text = (folder / _LIMIT_FILE).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+    return "" if text.strip().lower() == NONE else text.strip()
+
+
 def configured_limit(folder: Path) -> int | None:
-    """The size limit in bytes of records and blobs in *folder*, from the environment, else from the cache folder.
+    """The same in bytes of records and blobs; None without one.
 
     Raises:
-        UsageError: when that is not a size.
+        UsageError: when it is not a size.
     """
-    if text := os.environ.get(VARIABLE):
-        return parse_limit(text, VARIABLE)
-    file = folder / _LIMIT_FILE
-    try:
-        return parse_limit(file.read_text(encoding="utf-8", errors="replace"), str(file))
-    except FileNotFoundError:
-        return None
+    text = limit_text(folder)
+    return parse_limit(text, VARIABLE if os.environ.get(VARIABLE) else str(folder / _LIMIT_FILE)) if text else None
 
 
 def parse_limit(text: str, what: str) -> int | None:
@@ -208,16 +214,7 @@ def keep_to_limit(store: Store) -> Collected | None:
     estimate = read_statistics(store.folder, store.locks).estimated_bytes
     if estimate is not None and estimate <= limit:
         return None
-    from winml_dag.store.collect import Limits, collect  # here, since it is seldom needed
+    from winml_dag.store.gc import Limits, collect  # here, since it is seldom needed
 
     collected = collect(store, Limits(max_bytes=int(limit * _SHARE), above_bytes=limit), wait=False)
     return collected if collected is not None and collected.records + collected.blobs else None
-
-
-def limit_text(folder: Path) -> str:
-    """The limit as configured; empty if there is none."""
-    if text := os.environ.get(VARIABLE):
-        return "" if text.strip().lower() == NONE else text.strip()
-    with suppress(OSError, WinmlDagError):
-        return (folder / _LIMIT_FILE).read_text(encoding="utf-8", errors="replace").strip()
-    return ""

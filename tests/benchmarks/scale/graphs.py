@@ -11,8 +11,7 @@ import yaml
 from recorded import only_builds
 
 from winml_dag.canonical import JsonValue
-from winml_dag.engine.graph import Graph
-from winml_dag.engine.merge import Merged, Part, merge
+from winml_dag.engine.graph import Graph, Merged, Part, merge
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan_cache import plan_each

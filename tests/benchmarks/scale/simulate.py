@@ -15,7 +15,7 @@ from world import Offer, VirtualClock, VirtualRemote, Went
 
 from winml_dag.engine.eta import chains
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.merge import Merged
+from winml_dag.engine.graph import Merged
 from winml_dag.engine.plan import prefetch
 from winml_dag.engine.resources import Admission, Capacity
 from winml_dag.engine.schedule import RunOptions, Scheduler

@@ -21,7 +21,7 @@ from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
-from winml_dag.store.collect import Limits, collect
+from winml_dag.store.gc import Limits, collect
 from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
 

@@ -167,12 +167,16 @@ def test_gc_says_what_it_freed(store, says, tells) -> None:
     assert store.records.keys() == [KEYS["quantize"]]
 
 
-def test_gc_without_limits_keeps_to_the_one_that_was_set(store, says) -> None:
+def test_gc_sets_the_limit_that_it_keeps_to_from_then_on(store, says, tells) -> None:
     says("gc")
     assert len(store.records.keys()) == 3
-    says("limit", "20KB")
+    assert says("gc", "--limit", "20KB", "--dry-run").startswith("Would remove 2 records, ")
+    assert tells("limit") == {"limit_bytes": None}
+    begins = f"The cache in {store.folder} is kept to 20KB.\nRemoved 0 records, 0 blobs and 0 leftovers, "
+    assert says("gc", "--limit", "20KB", "--max-size", "1GB").startswith(begins)
     says("gc")
     assert store.records.keys() == [KEYS["quantize"]]
+    assert says("gc", "--limit", "none").startswith("The cache has no limit.\nRemoved 0 records, ")
 
 
 def test_gc_says_what_it_kept_because_it_is_in_use(store, says) -> None:
@@ -190,6 +194,7 @@ def test_gc_says_what_it_kept_because_it_is_in_use(store, says) -> None:
         (("gc", "--max-size", "10"), "--max-size: '10' is not a size"),
         (("gc", "--older-than", "a week"), "--older-than: 'a week' is not a duration"),
         (("limit", "big"), "the limit: 'big' is not a size"),
+        (("gc", "--limit", "big"), "--limit: 'big' is not a size"),
     ],
 )
 def test_what_is_no_size_or_duration_is_refused(says, arguments, words) -> None:

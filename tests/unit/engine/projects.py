@@ -100,7 +100,7 @@ class Project:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         slots, kinds = self._slots(inputs, outputs)
-        stage = Stage("function", 1, "winml_dag.engine.function:call", "", slots, kinds, (), 60.0, works_in_place=True)
+        stage = Stage("function", 1, "winml_dag.engine.worker:call", "", slots, kinds, (), 60.0, works_in_place=True)
         settings: dict[str, JsonValue] = {"run": run, "env": dict(environment or {})}
         if config is not None:
             settings["config"] = dict(config)
@@ -116,7 +116,7 @@ class Project:
         try:
             graph = Graph.of(self.nodes, self._sources())
             digests = {source.name: source_artifact(source, store.fingerprints) for source in graph.sources.values()}
-            in_place = InPlace(store, store.fingerprints)
+            in_place = InPlace(store)
             with store.scratch.open() as scratch:
                 runner = Runner(
                     graph,

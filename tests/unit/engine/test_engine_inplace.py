@@ -54,7 +54,7 @@ def put_killed_at(step: int, store: Store, folder: Path, file: FileEntry) -> boo
 
     sys.addaudithook(at_step)
     try:
-        InPlace(store, store.fingerprints).put_file(folder, file)
+        InPlace(store).put_file(folder, file)
     finally:
         os._exit(0)
 
@@ -81,7 +81,7 @@ def test_what_a_killed_process_has_left_goes_when_it_is_old(store: Store, file: 
         (kept / name).write_text("")
         if name != "new.partial":
             os.utime(kept / name, (0, 0))
-    InPlace(store, store.fingerprints).put_file(tmp_path / "project", file)
+    InPlace(store).put_file(tmp_path / "project", file)
     assert files_in(kept) == ["new.partial", "recipe"]
 
 
@@ -89,7 +89,7 @@ def test_a_result_that_is_damaged_is_told_by_its_own_name(store: Store, file: Fi
     (tmp_path / "project").mkdir()
     store.blobs.path(file.digest).unlink()
     with pytest.raises(BlobDamaged) as raised:
-        InPlace(store, store.fingerprints).put_file(tmp_path / "project", file)
+        InPlace(store).put_file(tmp_path / "project", file)
     assert raised.value.file == file
 
 
@@ -102,7 +102,7 @@ def test_no_file_is_put_behind_a_link_or_gone_to_by_way_of_one(
     (tmp_path / "project" / link).parent.mkdir(parents=True)
     (tmp_path / "project" / link).symlink_to(tmp_path / "outside", target_is_directory=True)
     with pytest.raises(StoreError) as raised:
-        InPlace(store, store.fingerprints).put_file(tmp_path / "project", file)
+        InPlace(store).put_file(tmp_path / "project", file)
     assert str(tmp_path / "project" / link) in raised.value.message
     assert "in place of the link" in raised.value.advice
     assert files_in(tmp_path / "outside") == []

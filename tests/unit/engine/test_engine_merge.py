@@ -14,8 +14,7 @@ from memory_executor import MemoryExecutor
 from memory_store import NotedStore
 
 from winml_dag.engine.events import Status
-from winml_dag.engine.graph import Graph
-from winml_dag.engine.merge import Merged, Part, merge
+from winml_dag.engine.graph import Graph, Merged, Part, merge
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler

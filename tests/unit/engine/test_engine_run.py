@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from memory_executor import MemoryExecutor
+from memory_executor import MemoryExecutor, Work
 from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
@@ -18,6 +18,20 @@ from winml_dag.engine.plan import Run, decide
 from winml_dag.engine.run import Runner
 from winml_dag.engine.stage import Node, Stage, Workspace
 from winml_dag.errors import Interrupted
+
+
+def runner_of(node: Node, work: Work, store: NotedStore, scratch: Path) -> Runner:
+    return Runner(
+        Graph.of([node]),
+        store,
+        MemoryExecutor(work),
+        store.fingerprints,
+        scratch=scratch,
+        failures=scratch.with_name("failures"),
+        made_by="tests",
+        rebuild=False,
+    )
+
 
 NODE = Node("only", Stage("only", 1, "", "", inputs={}, outputs={"out": "text"}), config={}, inputs={})
 
@@ -32,16 +46,7 @@ def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None
         return {}
 
     store = NotedStore()
-    runner = Runner(
-        Graph.of([NODE]),
-        store,
-        MemoryExecutor(work),
-        store.fingerprints,
-        scratch=tmp_path,
-        failures=tmp_path / "failures",
-        made_by="tests",
-        rebuild=False,
-    )
+    runner = runner_of(NODE, work, store, tmp_path)
     decision = decide(store.latest(["only"]).get("only"), key_inputs_of(NODE, {}), store)
     assert isinstance(decision, Run)
     running = threading.Thread(target=runner.run, args=(NODE, decision, {}))
@@ -74,16 +79,7 @@ def test_a_library_that_is_another_while_its_stage_runs_fails_it(tmp_path: Path)
     node = replace(NODE, toolchain={"library": store.fingerprints.digest(library)}, tools={"library": library})
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    runner = Runner(
-        Graph.of([node]),
-        store,
-        MemoryExecutor(work),
-        store.fingerprints,
-        scratch=scratch,
-        failures=tmp_path / "failures",
-        made_by="tests",
-        rebuild=False,
-    )
+    runner = runner_of(node, work, store, scratch)
     decision = decide(store.latest(["only"]).get("only"), key_inputs_of(node, {}), store)
     assert isinstance(decision, Run)
     result = runner.run(node, decision, {})

@@ -44,16 +44,6 @@ def test_an_observer_is_told_of_each_start_and_end_in_turn(bench: Bench) -> None
     assert ran.told == ["start export", "ran export", "start quantize", "ran quantize"]
 
 
-def test_a_second_run_runs_nothing(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    first = bench.run(LINE, [weights])
-    second = bench.run(LINE, [weights])
-    assert second.calls == []
-    assert {str(result.reason) for result in second.results.values()} == {"up to date"}
-    assert second.file("compile") == first.file("compile")
-    assert second.told == ["reused export", "reused quantize", "reused compile"]
-
-
 def test_rebuild_runs_everything_again(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     bench.run(LINE, [weights])

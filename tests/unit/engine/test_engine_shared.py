@@ -11,8 +11,7 @@ from servers.memory import MemoryRemote
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
-from winml_dag.engine.graph import Graph
-from winml_dag.engine.merge import Part, merge
+from winml_dag.engine.graph import Graph, Part, merge
 from winml_dag.engine.plan import prefetch
 from winml_dag.engine.stage import Node, Source, Workspace
 from winml_dag.store.records import Record

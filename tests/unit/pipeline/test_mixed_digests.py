@@ -64,7 +64,7 @@ def test_one_that_was_edited_since_stays(tmp_path: Path, store: Store, old: File
 
 
 def test_a_file_of_a_recipes_own_stage_is_right_by_either_digest(tmp_path: Path, store: Store, old: FileEntry) -> None:
-    in_place, path = InPlace(store, store.fingerprints), str(tmp_path / "out" / "model.onnx")
+    in_place, path = InPlace(store), str(tmp_path / "out" / "model.onnx")
     new = FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))
     assert in_place.is_right(path, old)
     assert in_place.is_right(path, new)
@@ -75,7 +75,7 @@ def test_a_file_that_only_a_remote_knows_is_its_owners(
 ) -> None:
     """Equal bytes may come from others, so they do not identify the owner of this file."""
     remote.blobs[digest_bytes(DATA, "sha256")] = DATA
-    known, path = KnownFiles(store, store.fingerprints), tmp_path / "out" / "model.onnx"
+    known, path = KnownFiles(store), tmp_path / "out" / "model.onnx"
     assert not known.has(path)
     assert remote.calls == []
     store.fetch_ahead([FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))])

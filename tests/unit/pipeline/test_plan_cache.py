@@ -78,7 +78,7 @@ def load(request: Request, store: Store) -> BuildGraph | None:
 
 def text(planned: BuildGraph) -> bytes:
     files = sorted({text_of(file.path) for source in planned.graph.sources.values() for file in source.files})
-    return plan_text(planned, {path: place for place, path in enumerate(files)}, {})
+    return plan_text(planned, {path: place for place, path in enumerate(files)})
 
 
 def same(one: BuildGraph, other: BuildGraph) -> bool:

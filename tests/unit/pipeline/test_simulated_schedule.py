@@ -15,7 +15,7 @@ from simulate import How, Left, Played, simulate
 from virtualruns import Span
 from world import Offer
 
-from winml_dag.engine.merge import Merged
+from winml_dag.engine.graph import Merged
 from winml_dag.engine.stage import Node
 
 SLOW_SERVER = Offer(latency=0.01, per_second=2000, bandwidth=1e9, line=1e8)

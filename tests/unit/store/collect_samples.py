@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from store_samples import contents
 
-from winml_dag.store.collect import Collected, Limits, collect
+from winml_dag.store.gc import Collected, Limits, collect
 from winml_dag.store.store import Store
 
 DAY = 86_400

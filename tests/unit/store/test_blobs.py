@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from store_samples import KEY, contents
+from store_samples import contents
 
 from winml_dag.errors import StoreError
 from winml_dag.store import blobs as module
@@ -189,14 +189,6 @@ def test_a_file_on_another_device_is_copied_in(tmp_path) -> None:
         assert not (Path(elsewhere) / "output").exists()
     assert blobs.missing([FILE]) == []
     assert len(list(blobs.all())) == 1
-
-
-def test_a_store_copied_without_its_times_is_checked_and_used(store, publish) -> None:
-    record = publish(store, {"model.onnx": b"graph", "model.onnx.data": DATA})
-    for blob in store.blobs.all():
-        os.utime(blob.path)
-    assert store.missing(record.files()) == []
-    assert store.record(KEY) == record
 
 
 def test_two_files_of_equal_bytes_are_one_blob(store, publish, tmp_path) -> None:

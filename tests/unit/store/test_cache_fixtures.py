@@ -12,8 +12,8 @@ from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import Reuse, decide
 from winml_dag.errors import StoreError
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.collect import Limits, collect
 from winml_dag.store.digest import digest_file
+from winml_dag.store.gc import Limits, collect
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import repair, verify
 

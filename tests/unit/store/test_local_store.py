@@ -22,18 +22,6 @@ def test_a_new_folder_becomes_a_store_of_format_1(tmp_path) -> None:
     assert (tmp_path / "a" / "b" / "FORMAT").read_text().strip() == "1"
 
 
-def test_what_one_process_stored_another_finds(store, publish) -> None:
-    record = publish(store, FILES)
-    code = (
-        "import sys; from pathlib import Path; from winml_dag.store.store import Store;"
-        "print(Store(Path(sys.argv[1])).record(sys.argv[2]).outputs['model'].digest)"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code, str(store.folder), KEY], check=True, capture_output=True, text=True
-    )
-    assert found.stdout.strip() == record.outputs["model"].digest
-
-
 @pytest.mark.parametrize("text", ["2", "", "one", "\x00\xff"])
 def test_an_unknown_format_is_refused_with_advice_and_left_alone(tmp_path, text) -> None:
     (tmp_path / "FORMAT").write_text(text, encoding="latin-1")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_samples import KEY, OTHER_KEY, contents
 
-from winml_dag.errors import Interrupted, StoreError
+from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.digest import digest_bytes
@@ -85,28 +83,6 @@ def test_an_empty_log_is_not_kept(store, new_record, fill, tmp_path) -> None:
     record = store.publish(new_record(KEY), {"model": fill(FILES)}, tmp_path / "log.txt")
     assert record.log is None
     assert store.record(KEY) == record
-
-
-def test_linked_files_have_the_right_bytes_and_copies_among_them_are_named(store, publish, tmp_path) -> None:
-    artifact = publish(store, FILES).outputs["model"]
-    copied = store.link(artifact, tmp_path / "linked")
-    assert contents(tmp_path / "linked") == FILES
-    alone = {name for name in FILES if (tmp_path / "linked" / name).stat().st_nlink == 1}
-    assert set(copied) == alone
-
-
-def test_a_file_that_is_to_be_linked_is_read_where_a_check_is_asked_for(store, publish, tmp_path) -> None:
-    artifact = publish(store, FILES).outputs["model"]
-    spoil(store, artifact.files[1], b"WEIGHTS" * 1000)
-    with pytest.raises(BlobDamaged):
-        store.link(artifact, tmp_path / "linked", check=True)
-    assert store.missing(artifact.files) == [artifact.files[1]]
-
-
-def test_published_files_are_moved_not_copied(store, new_record, fill) -> None:
-    folder = fill(FILES)
-    store.publish(new_record(KEY), {"model": folder})
-    assert contents(folder) == {}
 
 
 def test_an_unknown_key_or_name_has_no_record(store) -> None:
@@ -244,40 +220,6 @@ def test_a_fetch_replaces_a_link_instead_of_writing_through_it(store, publish, f
     store.fetch(record.outputs["model"], folder)
     assert contents(folder) == {"precious": b"mine", "model.onnx": b"graph"}
     assert not (folder / "model.onnx").is_symlink()
-
-
-def test_a_claim_keeps_other_threads_out_but_not_from_other_keys(store) -> None:
-    order = []
-    started = threading.Event()
-
-    def other() -> None:
-        started.set()
-        with store.claim(KEY):
-            order.append("other")
-
-    with store.claim(KEY), store.claim(OTHER_KEY):
-        thread = threading.Thread(target=other)
-        thread.start()
-        started.wait()
-        order.append("first")
-    thread.join()
-    assert order == ["first", "other"]
-
-
-def test_claiming_a_key_twice_in_one_thread_fails_instead_of_waiting_for_itself(store) -> None:
-    with store.claim(KEY), pytest.raises(RuntimeError), store.claim(KEY):
-        pass
-    with store.claim(KEY):
-        pass
-
-
-def test_whoever_waits_for_a_claim_may_give_up(store) -> None:
-    with store.claim(KEY), ThreadPoolExecutor() as pool:
-        waiting = pool.submit(lambda: store.claim(KEY, lambda: True).__enter__())
-        with pytest.raises(Interrupted):
-            waiting.result()
-    with store.claim(KEY, lambda: True):
-        pass
 
 
 def test_a_claim_ends_when_its_block_fails(store) -> None:

@@ -73,7 +73,7 @@ def test_a_store_whose_writers_are_killed_at_random_is_clean_and_has_all_they_fi
     """
     chance = random.Random(7)
     finished: list[int] = []
-    for attempt in range(15):
+    for attempt in range(6):
         process = run(endless, tmp_path / "cache", attempt * 1000)
         assert process.stdout is not None
         finished.extend(int(process.stdout.readline()) for _ in range(chance.randrange(1, 12)))
@@ -278,7 +278,7 @@ def _damage(path: Path, at: float, how: str) -> None:
     path.write_bytes(data)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     which=st.integers(0, 10**6),
     at=st.floats(0, 1),

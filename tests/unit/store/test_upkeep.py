@@ -146,13 +146,15 @@ def test_clear_removes_everything_and_says_what_was_freed(store, publish) -> Non
     (store.quarantine / "index-1").write_bytes(b"x" * 10_000)
     store.incoming.mkdir()
     (store.incoming / "1.partial").write_bytes(b"x" * 10_000)
+    store.failures.mkdir()
+    (store.failures / "quantize-1.log").write_text("no")
     cleared = clear(store)
     assert (cleared.records, cleared.blobs) == (2, 3)
     assert cleared.freed_bytes >= 20_000 + len(WEIGHTS)
     assert not store.incoming.exists()
     assert store.record(KEY) is None
     assert store.latest(["name"]).get("name") is None
-    assert contents(store.blobs.folder) == contents(store.quarantine) == {}
+    assert contents(store.blobs.folder) == contents(store.quarantine) == contents(store.failures) == {}
     assert clear(store) == Cleared(0, 0, 0)
     assert publish(store, {"model.onnx": b"one"}) == store.record(KEY)
     assert verify(store).clean
@@ -164,13 +166,6 @@ def test_clear_refuses_while_somebody_uses_the_store(store, two_records, use) ->
         clear(store)
     assert store.record(KEY) == two_records[0]
     assert store.missing(two_records[0].files()) == []
-
-
-def test_clear_removes_logs_of_failures_too(store) -> None:
-    store.failures.mkdir()
-    (store.failures / "quantize-1.log").write_text("no")
-    clear(store)
-    assert contents(store.failures) == {}
 
 
 def test_verify_sets_right_the_time_of_a_blob_that_was_copied_without_it_and_says_so(store, two_records) -> None:

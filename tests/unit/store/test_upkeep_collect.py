@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_samples import contents
 
-from winml_dag.store import collect as module
+from winml_dag.store import gc as module
 from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.cache_folder import log_build
-from winml_dag.store.collect import Collected, Limits
+from winml_dag.store.gc import Collected, Limits
 from winml_dag.store.records import KeyInputs, Record, Records
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify

@@ -10,8 +10,8 @@ import pytest
 from collect_samples import collected, key, keys, settle
 from store_samples import contents
 
-from winml_dag.store import collect as module
-from winml_dag.store.collect import Limits, collect
+from winml_dag.store import gc as module
+from winml_dag.store.gc import Limits, collect
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
 

@@ -1,4 +1,4 @@
-"""``cache gc``, ``limit``, ``clear`` and ``verify``: making the cache smaller, and checking it."""
+"""``cache gc``, ``clear`` and ``verify``: making the cache smaller, and checking it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from winml_dag.cli.cache.common import cache_dir_option, opened, print_object
 from winml_dag.cli.options import format_option
 
 if TYPE_CHECKING:
-    from winml_dag.store.collect import Collected
+    from winml_dag.store.gc import Collected
     from winml_dag.store.store import Store
     from winml_dag.store.upkeep import VerifyReport
 
@@ -23,24 +23,36 @@ if TYPE_CHECKING:
 @cache_dir_option
 @click.option("--max-size", metavar="SIZE", help="What records and blobs may take, such as 10GiB [the limit, if set].")
 @click.option("--older-than", metavar="TIME", help="Remove what was not used for so long, such as 30d or 12h.")
+@click.option("--limit", metavar="SIZE", help="Keep the cache to this size from now on too; `none` removes the limit.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @format_option
-def gc(cache_dir: Path | None, max_size: str | None, older_than: str | None, dry_run: bool, format_: str) -> int:
-    """Remove what was used longest ago, what no record needs, and what was left lying. Builds may go on meanwhile."""
-    from winml_dag.store.collect import Limits, collect
+def gc(
+    cache_dir: Path | None, max_size: str | None, older_than: str | None, limit: str | None, dry_run: bool, format_: str
+) -> int:
+    """Remove what was used longest ago, what no record needs, and what was left lying. Builds may go on meanwhile.
+
+    With a limit, a build that ran something and made the cache larger than that also removes what was used longest ago,
+    down to 80 % of it. WINML_DAG_CACHE_MAX_SIZE takes the place of what was set.
+    """
+    from winml_dag.store.gc import Limits, collect
     from winml_dag.store.quantities import parse_duration, parse_size
-    from winml_dag.store.usage import configured_limit
+    from winml_dag.store.usage import configured_limit, parse_limit, set_limit
 
     most = None if max_size is None else parse_size(max_size, "--max-size")
     age = None if older_than is None else parse_duration(older_than, "--older-than")
+    kept_to = None if limit is None else parse_limit(limit, "--limit")
     store = opened(cache_dir)
+    if limit is not None and not dry_run:
+        set_limit(store.folder, limit)
     if most is None and age is None:
-        most = configured_limit(store.folder)
+        most = configured_limit(store.folder) if limit is None else kept_to
     done = collect(store, Limits(most, age), dry_run=dry_run)
     assert done is not None, "it waits"
     if format_ == "json":
         print_object({"dry_run": dry_run, **asdict(done)})
         return 0
+    if limit is not None and not dry_run:
+        echo(_limit_sentence(store))
     for line in _sentences(done, most, dry_run):
         echo(line)
     return 0
@@ -63,33 +75,34 @@ def _sentences(done: Collected, most: int | None, dry_run: bool) -> list[str]:
     return lines
 
 
-@click.command()
+@click.command(hidden=True)
 @click.argument("size", required=False)
 @cache_dir_option
 @format_option
 def limit(size: str | None, cache_dir: Path | None, format_: str) -> int:
-    """Keep the cache to SIZE (such as 50GiB) from now on, or with `none` to no size; without SIZE say what it is.
-
-    After a build that ran something and made the cache larger than that, what was used longest ago is removed, down to
-    80 % of it. WINML_DAG_CACHE_MAX_SIZE takes the place of what was set.
-    """
-    import os
-
-    from winml_dag.store.usage import VARIABLE, configured_limit, limit_text, parse_limit, set_limit
+    """Set the limit as `gc --limit` does, without collecting, or say what it is."""
+    from winml_dag.store.usage import configured_limit, parse_limit, set_limit
 
     if size is not None:
         parse_limit(size, "the limit")
     store = opened(cache_dir)
     if size is not None:
         set_limit(store.folder, size)
+    limit_bytes = configured_limit(store.folder)
     if format_ == "json":
-        print_object({"limit_bytes": configured_limit(store.folder)})
-        return 0
-    configured_limit(store.folder)
-    text = limit_text(store.folder)
-    by = f", by {VARIABLE}" if os.environ.get(VARIABLE) else ""
-    echo(f"The cache in {store.folder} is kept to {text}{by}." if text else f"The cache has no limit{by}.")
+        print_object({"limit_bytes": limit_bytes})
+    else:
+        echo(_limit_sentence(store))
     return 0
+
+
+def _limit_sentence(store: Store) -> str:
+    import os
+
+    from winml_dag.store.usage import VARIABLE, limit_text
+
+    text, by = limit_text(store.folder), f", by {VARIABLE}" if os.environ.get(VARIABLE) else ""
+    return f"The cache in {store.folder} is kept to {text}{by}." if text else f"The cache has no limit{by}."
 
 
 @click.command()

@@ -22,23 +22,21 @@ from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
-from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 
 class KnownFiles:
-    """Finds files that are in *store*, by their *fingerprints*."""
+    """Finds files that are in *store*."""
 
-    def __init__(self, store: Store, fingerprints: Fingerprints) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._fingerprints = fingerprints
 
     def has(self, path: Path, expected: FileEntry | None = None) -> bool:
         """Whether the file *path* is a result, or *expected*, byte for byte; false if it cannot be read."""
         try:
-            if expected is not None and self._fingerprints.digest(path, expected.digest) == expected.digest:
+            if expected is not None and self._store.fingerprints.digest(path, expected.digest) == expected.digest:
                 return True
-            found = self._fingerprints.entry(path, path.name)
+            found = self._store.fingerprints.entry(path, path.name)
         except InputError:
             return False
         # Only results on this machine: a remote has others' results, and this file may belong to them or to the user.
@@ -68,16 +66,14 @@ class UserFolder:
         planned: BuildGraph,
         placed: Mapping[str, Sequence[FileEntry]],
         store: Store,
-        fingerprints: Fingerprints,
     ) -> None:
         self.folder = folder
         self._below = Below(folder)
         self._store = store
         self._nodes = [node for node in planned.graph.nodes if node.folder is not None]
-        self._known = KnownFiles(store, fingerprints)
+        self._known = KnownFiles(store)
         self.in_place = InPlace(
             store,
-            fingerprints,
             lambda path: self.may_replace(path.relative_to(folder).as_posix()),
             lambda path: self._may_remove(path.relative_to(folder).as_posix()),
         )
@@ -178,7 +174,7 @@ def user_folder(planned: BuildGraph, store: Store) -> UserFolder | None:
     folder = planned.folder
     if folder is None:
         return None
-    return UserFolder(folder, planned, _placed(planned, folder), store, store.fingerprints)
+    return UserFolder(folder, planned, _placed(planned, folder), store)
 
 
 def _placed(planned: BuildGraph, folder: Path) -> Mapping[str, Sequence[FileEntry]]:

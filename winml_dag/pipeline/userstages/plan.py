@@ -13,9 +13,9 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.command import PLACEHOLDER, config_texts, fill
-from winml_dag.engine.function import CALL
 from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Command, InputSlot, Node, Stage
+from winml_dag.engine.worker import CALL
 from winml_dag.pipeline.userstages.inputs import KIND, Links, OutputPaths, UserFiles, taken_files
 from winml_dag.pipeline.userstages.tools import MODULE, Functions, PluginProblem, Programs, load_plugin, plugin_config
 from winml_dag.pipeline.variant import NAME, BuiltIn, Declared, Tools, UserPlan, rewires_builtin

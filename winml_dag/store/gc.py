@@ -1,4 +1,4 @@
-"""Remove what was least recently used: records first, then the blobs that no record needs any more.
+"""Remove what was least recently used: records first, then the blobs that no record needs any more, and leftovers.
 
 Builds may run meanwhile, and none of them loses what it uses. A live run reports when it started (see ``scratch``);
 everything that has been used, stored or stored again since the oldest live run started is kept. Using a record updates
@@ -8,6 +8,10 @@ unlinked under its name: it is renamed first, and renamed back if its time has c
 Killed at any instant, the store is valid: a record is removed before its row in the index, and blobs after both are
 gone. In between, a record without its file is restored from its row, and a blob without a record is unused bytes that
 the next collection removes.
+
+A build that found everything up to date touches one file of its plan, not every record: ``standing/*.keys``, text with
+one key per line, next to the plan itself under the same name with another suffix. The newer modification time of the
+two is when the plan, and with it each of those records, was last used.
 """
 
 from __future__ import annotations
@@ -15,17 +19,16 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from winml_dag.errors import StoreError
-from winml_dag.file_reading import change_time_ns
-from winml_dag.store.cache_folder import log_size
-from winml_dag.store.files import in_words, partial_beside, remove_file
-from winml_dag.store.garbage import PLAN_CACHE, held_by_plans, leftovers
+from winml_dag.file_reading import change_time_ns, read_text
+from winml_dag.store.cache_folder import KEYS_SUFFIX, PLAN_CACHE, log_size
+from winml_dag.store.files import PARTIAL, bytes_below, files_below, in_words, partial_beside, remove_file, remove_tree
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
@@ -36,6 +39,12 @@ _ROWS_AT_ONCE = 200
 _LEFTOVER_SECONDS = 30 * 86_400.0
 # A time that is further ahead comes from a clock that was wrong.
 _AHEAD_NS = 3600 * 10**9
+# A partial file that is unchanged for this long is abandoned: a copy in progress touches its file all the time.
+_ABANDONED_SECONDS = 3600.0
+# The part of a blob received from a remote is kept this long, so that another attempt can resume.
+_RESUMED_SECONDS = 86_400.0
+# Enough for the keys of a build of 100 000 stages; a longer file is not a valid one.
+_MOST_BYTES = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -142,8 +151,9 @@ def collect(store: Store, limits: Limits, *, dry_run: bool = False, wait: bool =
         if survey.size <= limits.above_bytes:
             collected = Collected(left_bytes=survey.size)
         else:
-            choice = _choose(survey, limits)
-            collected = _planned(store, survey, choice, limits) if dry_run else _remove(store, survey, choice, limits)
+            seconds = _LEFTOVER_SECONDS if limits.older_than_seconds is None else limits.older_than_seconds
+            choice, old_ns = _choose(survey, limits), now_ns - int(seconds * 10**9)
+            collected = _remove(store, survey, choice, old_ns, dry_run=dry_run)
         if not dry_run:
             log_size(store.folder, collected.left_bytes)
         return collected
@@ -171,7 +181,7 @@ def _look(store: Store, now_ns: int, own: Path | None) -> _Survey:
                 touched_ns = max(changed_ns, status.st_atime_ns)
                 in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
                 blobs[blob.digest] = _Bytes(blob.path, status.st_size, changed_ns, status.st_atime_ns, in_use)
-    held = held_by_plans(store.folder / PLAN_CACHE)
+    held = held_by_plans(store)
     records = tuple(_kept(store, record, held.get(record.cache_key, 0), now_ns) for record in _records(store))
     return _Survey(now_ns, horizon_ns, records, blobs)
 
@@ -240,54 +250,39 @@ def _choose(survey: _Survey, limits: Limits) -> _Choice:
     return choice
 
 
-def _old_ns(survey: _Survey, limits: Limits) -> int:
-    seconds = _LEFTOVER_SECONDS if limits.older_than_seconds is None else limits.older_than_seconds
-    return survey.now_ns - int(seconds * 10**9)
-
-
-def _planned(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
-    rest = list(leftovers(store, _old_ns(survey, limits), {record.key for record in choice.records}))
-    return Collected(
-        records=len(choice.records),
-        blobs=len(choice.blobs),
-        leftovers=len(rest),
-        freed_bytes=choice.freed + sum(leftover.size for leftover in rest),
-        left_bytes=survey.size - choice.freed,
-        records_in_use=choice.records_in_use,
-        blobs_in_use=choice.blobs_in_use,
-    )
-
-
-def _remove(store: Store, survey: _Survey, choice: _Choice, limits: Limits) -> Collected:
-    gone = _remove_records(store, choice.records)
-    # A record that was used meanwhile was renamed back, and needs its blobs.
-    gone = {record.key: record for record in gone.values() if not store.records.path(record.key).exists()}
+def _remove(store: Store, survey: _Survey, choice: _Choice, old_ns: int, *, dry_run: bool) -> Collected:
+    """Remove *choice*, and leftovers from before *old_ns*."""
+    gone = {record.key: record for record in (choice.records if dry_run else _removed_records(store, choice.records))}
     needed = {digest for record in survey.records if record.key not in gone for digest in record.digests}
     unneeded = (survey.blobs[digest] for digest in choice.blobs if digest not in needed)
-    removed = [blob for blob in unneeded if _remove_blob(blob)]
-    _forget_names(store, gone)
-    rest = [one for one in leftovers(store, _old_ns(survey, limits), gone) if one.remove()]
-    store.locks.remove_free()
+    removed = [blob for blob in unneeded if dry_run or _remove_blob(blob)]
+    rest = [size for path, size in _leftovers(store, old_ns, gone) if dry_run or _remove_leftover(path)]
+    if not dry_run:
+        latest = store.index.read("latest", store.index.names("latest"))
+        if dead := [name for name, key in latest.items() if key in gone]:
+            store.index.remove("latest", dead)
+        store.locks.remove_free()
     freed = sum(record.size for record in gone.values()) + sum(blob.size for blob in removed)
     return Collected(
         records=len(gone),
         blobs=len(removed),
         leftovers=len(rest),
-        freed_bytes=freed + sum(one.size for one in rest),
+        freed_bytes=freed + sum(rest),
         left_bytes=survey.size - freed,
         records_in_use=choice.records_in_use + len(choice.records) - len(gone),
         blobs_in_use=choice.blobs_in_use + len(choice.blobs) - len(removed),
     )
 
 
-def _remove_records(store: Store, records: Iterable[_Kept]) -> dict[str, _Kept]:
-    gone = {}
+def _removed_records(store: Store, records: Iterable[_Kept]) -> list[_Kept]:
+    gone = []
     rest = iter(records)
     while batch := list(islice(rest, _ROWS_AT_ONCE)):
-        some = {record.key: record for record in batch if _remove_record(store, record)}
-        store.index.remove("record", some)
-        gone.update(some)
-    return gone
+        some = [record for record in batch if _remove_record(store, record)]
+        store.index.remove("record", [record.key for record in some])
+        gone += some
+    # A record that was used meanwhile is back, and needs its blobs.
+    return [record for record in gone if not store.records.path(record.key).exists()]
 
 
 def _remove_record(store: Store, record: _Kept) -> bool:
@@ -333,8 +328,78 @@ def _remove_blob(blob: _Bytes) -> bool:
     return True
 
 
-def _forget_names(store: Store, keys: Collection[str]) -> None:
-    """Remove the entries of the latest results whose records were removed."""
-    latest = store.index.read("latest", store.index.names("latest"))
-    if dead := [name for name, key in latest.items() if key in keys]:
-        store.index.remove("latest", dead)
+def _plans(store: Store) -> Iterator[tuple[frozenset[str], list[Path], int]]:
+    """For each plan the keys of its records, all files of its name, and when it was used, in ns."""
+    folder = store.folder / PLAN_CACHE
+    for path in sorted(folder.glob(f"*{KEYS_SUFFIX}")):
+        with suppress(OSError, UnicodeDecodeError):
+            keys = frozenset(read_text(path, _MOST_BYTES, encoding="ascii").split())
+            files = sorted(folder.glob(f"{path.stem}.*"))
+            yield keys, files, max(file.stat().st_mtime_ns for file in files)
+
+
+def held_by_plans(store: Store) -> Mapping[str, int]:
+    """When a plan last used each key, in ns."""
+    held: dict[str, int] = {}
+    for keys, _, used_ns in _plans(store):
+        for key in keys:
+            held[key] = max(held.get(key, 0), used_ns)
+    return held
+
+
+def _leftovers(store: Store, older_than_ns: int, lost_keys: Collection[str]) -> Iterator[tuple[Path, int]]:
+    """Path and size of what was quarantined, logged or planned before *older_than_ns*, and plans with *lost_keys*."""
+    yield from _abandoned(store)
+    for folder in (store.quarantine, store.failures):
+        yield from ((path, _size(path)) for path in sorted(folder.glob("*")) if _changed_ns(path) < older_than_ns)
+    for keys, files, used_ns in _plans(store):
+        if used_ns < older_than_ns or not keys.isdisjoint(lost_keys):
+            yield from ((path, _size(path)) for path in files)
+
+
+def remove_abandoned(store: Store) -> None:
+    """Remove files that dead writers of blobs and records left incomplete, and downloads that were not resumed."""
+    for path, _ in _abandoned(store):
+        _remove_leftover(path)
+
+
+def _abandoned(store: Store) -> Iterator[tuple[Path, int]]:
+    for folder, seconds in (
+        (store.blobs.folder, _ABANDONED_SECONDS),
+        (store.records.folder, _ABANDONED_SECONDS),
+        (store.incoming, _RESUMED_SECONDS),
+    ):
+        older_than = time.time() - seconds
+        for entry in files_below(folder):
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                # Both times: a complete copy already has the stamp of blobs, which is long ago.
+                if entry.name.endswith(PARTIAL) and max(status.st_mtime, status.st_ctime) < older_than:
+                    yield Path(entry.path), status.st_size
+
+
+def _remove_leftover(path: Path) -> bool:
+    """False if it cannot be removed, for example because another program has it open."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            remove_file(path)
+    except OSError:
+        return False
+    return True
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return bytes_below(path) if path.is_dir() and not path.is_symlink() else path.lstat().st_size
+    return 0
+
+
+def _changed_ns(path: Path) -> int:
+    """When *path* was last written to or moved, whichever was later: a blob in quarantine keeps its stamp."""
+    try:
+        status = path.lstat()
+        return max(status.st_mtime_ns, change_time_ns(path, status))
+    except OSError:
+        return time.time_ns()
