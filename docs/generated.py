@@ -31,11 +31,11 @@ from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.errors import UsageError
 from winml_dag.pipeline import remoteconfig
 from winml_dag.pipeline.layout import PUBLISHED_OUTPUTS
-from winml_dag.pipeline.line import LINE
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.recipe import precision
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.schema import Quant
+from winml_dag.stages.builtin import LINE
 from winml_dag.stages.export.architectures import ARCHITECTURES
 from winml_dag.stages.export.detect import TASKS
 from winml_dag.stages.quality import MINIMUM_COSINE, USUAL_COSINE

@@ -23,7 +23,6 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, data_of, find_calibration
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
-from winml_dag.pipeline.line import LINE
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
@@ -51,6 +50,7 @@ from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import artifact_types
+from winml_dag.stages.builtin import LINE
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export.architectures import Component
 
