@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.ep.registry import Target, find_ep
-from winml_dag.pipeline.calibration import packages_of
+from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.pipeline.search import CHECK
 from winml_dag.pipeline.variant import Build, chosen

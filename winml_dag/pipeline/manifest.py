@@ -35,8 +35,8 @@ from winml_dag.pipeline.layout import (
     prefixed,
     published_outputs,
 )
-from winml_dag.pipeline.quantized import calibration_step, quality_json
 from winml_dag.pipeline.search import Searched, folded, searches
+from winml_dag.pipeline.stageresults import calibration_step, quality_json
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:

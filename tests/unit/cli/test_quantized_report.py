@@ -19,9 +19,9 @@ from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline.build import build, plan
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.plan_cache import plan_request
-from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
+from winml_dag.pipeline.stageresults import QuantizeResult
 from winml_dag.stages.quality import Quality, what_to_try
 from winml_dag.store.store import Store
 
