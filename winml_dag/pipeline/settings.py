@@ -18,8 +18,8 @@ from winml_dag.pipeline.data import not_validated
 from winml_dag.pipeline.sections import DEFAULT_OPSET
 from winml_dag.pipeline.variant import Build, Model, ResolveContext, Skip
 from winml_dag.recipe.fields import Section
-from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.schema import Compile, Export, Quant
+from winml_dag.recipe.paths import resolve_path, with_paths
+from winml_dag.recipe.schema import Compile, Export, Quant, Recipe
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.normalize import NormalizeConfig
 
@@ -40,10 +40,15 @@ def settings_of(
     """
     # Random weights and a user's script make a model without a file.
     made = model.onnx is None and model.folder is None
-    left_out = ("model", *_DECIDED) if made else _DECIDED
-    written = {name: value for name, value in context.recipe.to_dict().items() if name not in left_out}
+    dropped = ("model", *_DECIDED) if made else _DECIDED
+    written = {name: value for name, value in context.recipe.to_dict().items() if name not in dropped}
     export = context.recipe.export or Export()
-    return {
+
+    def portable(value: str, may_be_id: bool) -> str:
+        path = resolve_path(context.base, value)
+        return value if may_be_id and not path.exists() else _portable(path, build.summary.output_dir)
+
+    settings: JsonObject = {
         **written,
         **({} if made else {"model": _model(model, build)}),
         "ep": build.summary.ep,
@@ -55,14 +60,16 @@ def settings_of(
         "optim": written.get("optim") or {},
         # null means no quantization; if data is still named, the precision says so instead.
         **({"precision": "fp32"} if quant is None and data is not None else {}),
-        "quant": None if data is None else _quant(data, context, build.summary.output_dir, whole=quant is not None),
+        "quant": None if data is None else _quant(data, whole=quant is not None),
         "compile": _session(context, build)
         if isinstance(build.compile, Skip)
         else _compile(build.compile, context, build),
-        **_validate(context, build.summary.output_dir),
+        **_validate(context),
         "skip_optimize": isinstance(build.optimize, Skip),
         "auto": False,
     }
+    others = {name: value for name, value in settings.items() if name != "model"}
+    return {**settings, **with_paths(Recipe, others, portable)}
 
 
 def _inputs(config: NormalizeConfig | None) -> JsonObject | None:
@@ -86,10 +93,7 @@ def _whole(section: Section) -> dict[str, JsonValue]:
 
 def _loader(context: ResolveContext, summary: BuildSummary) -> JsonObject:
     loader = context.recipe.loader.model_copy(update={"task": summary.task, "random_weights": context.random_weights})
-    settings = {name: value for name, value in _whole(loader).items() if name != "path"}  # in `model`
-    if loader.user_script is not None:
-        settings["user_script"] = _portable(resolve_path(context.base, loader.user_script), summary.output_dir)
-    return settings
+    return {name: value for name, value in _whole(loader).items() if name != "path"}  # in `model`
 
 
 def _model(model: Model, build: Build) -> str:
@@ -100,29 +104,16 @@ def _model(model: Model, build: Build) -> str:
     return model.name
 
 
-def _quant(quant: Quant, context: ResolveContext, output_dir: Path, *, whole: bool) -> JsonObject:
+def _quant(quant: Quant, *, whole: bool) -> JsonObject:
     # An additional path for the ranges is not part of the result.
     written = _whole(quant) if whole else quant.to_dict()
-    settings = {name: value for name, value in written.items() if name != "calibration_save_path"}
-    for name in ("calibration_data", "calibration_load_path"):
-        if name in settings:
-            settings[name] = _portable(resolve_path(context.base, str(settings[name])), output_dir)
-    for name in ("dataset_name", "model_id"):
-        path = resolve_path(context.base, str(settings.get(name, "")))
-        if name in settings and path.exists():  # otherwise a hub id
-            settings[name] = _portable(path, output_dir)
-    return settings
+    return {name: value for name, value in written.items() if name != "calibration_save_path"}
 
 
-def _validate(context: ResolveContext, output_dir: Path) -> JsonObject:
-    """Return the section as written, which may be empty, with paths relative to the output folder.
-
-    If another setting disables validation, this section does.
-    """
+def _validate(context: ResolveContext) -> JsonObject:
+    """Return the section as written, which may be empty. If another setting disables validation, this section does."""
     section = context.recipe.validation
     written = section.to_dict()
-    if section.input_data is not None:
-        written["input_data"] = _portable(resolve_path(context.base, section.input_data), output_dir)
     if (enabled := not_validated(context) is None) is not section.enabled:
         written["enabled"] = enabled
     return {"validate": written} if written else {}
@@ -132,8 +123,6 @@ def _compile(config: CompileConfig, context: ResolveContext, build: Build) -> Js
     """Return the resolved section; its quantization is in ``quant``."""
     section = context.recipe.compile or Compile()
     settings = {name: value for name, value in _whole(section).items() if name not in ("quant_config", "quantize")}
-    if section.qnn_sdk_root is not None:
-        settings["qnn_sdk_root"] = _portable(resolve_path(context.base, section.qnn_sdk_root), build.summary.output_dir)
     return {
         **settings,
         "execution_provider": config.compile.execution_provider,
