@@ -30,12 +30,11 @@ from winml_dag.ep.provider import AUTO_PRECISIONS
 from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.errors import UsageError
 from winml_dag.pipeline import remoteconfig
-from winml_dag.pipeline.layout import PUBLISHED_OUTPUTS
-from winml_dag.pipeline.line import LINE
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.recipe import precision
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.schema import Quant
+from winml_dag.stages.builtin import LINE
 from winml_dag.stages.export.architectures import ARCHITECTURES
 from winml_dag.stages.export.detect import TASKS
 from winml_dag.stages.quality import MINIMUM_COSINE, USUAL_COSINE
@@ -179,8 +178,8 @@ def _stage(stage: Stage) -> str:
     about = inspect.cleandoc(load(f"{module}:__doc__")).split("\n\n")[0].partition(": ")[2].replace("``", "`")
     inputs = [(f"`{slot}`", ", ".join(sorted(declared.accepts)), "" if declared.required else "optional")
               for slot, declared in stage.inputs.items()]  # fmt: skip
-    seen = PUBLISHED_OUTPUTS.get(stage.name, ())
-    outputs = [(f"`{slot}`", kind, "yes" if slot in seen else "no") for slot, kind in stage.outputs.items()]
+    shown = "with `quant.save_calibration`" if stage.name == "calibrate" else "yes"
+    outputs = [(f"`{slot}`", kind, shown if slot in stage.published else "no") for slot, kind in stage.outputs.items()]
     fields = ", ".join(f"`{field}`" for field in _config_fields(load(stage.config))) or "none"
     return "\n\n".join(
         [

@@ -195,8 +195,11 @@ def test_a_stages_version_reaches_the_stage(project: Path, monkeypatch: pytest.M
         return dataclasses.replace(declared, version=declared.version + 1)
 
     before = planned()
-    monkeypatch.setattr(line, stage.upper(), raised(STAGES[stage]))
-    monkeypatch.setattr(line, "quantize_stage", lambda _mode, chosen=line.QUANTIZE: chosen)
+    if stage == "sensitivity":
+        monkeypatch.setattr(line, "SENSITIVITY", raised(line.SENSITIVITY))
+    else:
+        monkeypatch.setattr(line, "LINE", {**line.LINE, stage: raised(STAGES[stage])})
+    monkeypatch.setattr(line, "quantize_stage", lambda _mode: line.LINE["quantize"])
     assert reached(before, planned()) == {stage}
 
 

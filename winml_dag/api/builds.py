@@ -26,9 +26,9 @@ from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.commandresult import CommandResult, command_result
 from winml_dag.pipeline.plan_cache import plan_request
-from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.pipeline.search import WithoutRounds
+from winml_dag.pipeline.stageresults import QuantizeResult
 from winml_dag.pipeline.sweep.cells import Selection
 from winml_dag.pipeline.sweep.result import SweepResult
 from winml_dag.pipeline.sweep.run import SilentWatcher, SweepRun, run_sweep

@@ -13,7 +13,7 @@ from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.cli.stage_lines import broken_lines, stage_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
-from winml_dag.pipeline.compiled import compile_result
+from winml_dag.pipeline.stageresults import compile_result
 
 if TYPE_CHECKING:
     from winml_dag.cli.options import Output

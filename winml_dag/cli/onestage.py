@@ -53,7 +53,7 @@ class How(Output):
 def outcome_lines(result: BuildResult, command: str) -> Iterator[str]:
     from winml_dag.ep.registry import CPU
     from winml_dag.pipeline.commandresult import command_result, main_view
-    from winml_dag.pipeline.quantized import quantize_result
+    from winml_dag.pipeline.stageresults import quantize_result
 
     outcome = command_result(result, command)
     line, components = _LINES.get(main_view(result, command).stage), _by_component(outcome.metrics)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.ep.registry import CPU
 from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.pipeline.compiled import CompileResult, compile_result
 from winml_dag.pipeline.layout import is_builtin
-from winml_dag.pipeline.quantized import CalibrationStep, QuantizeStep
 from winml_dag.pipeline.search import Searched, searches
+from winml_dag.pipeline.stageresults import CalibrationStep, CompileResult, QuantizeStep, compile_result
 from winml_dag.stages.quality import Quality
 from winml_dag.store.quantities import counted, size_text
 

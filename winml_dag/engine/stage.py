@@ -75,6 +75,7 @@ class Stage:
             own commands; any other stage gets private copies and sees no folder except its scratch folder.
         memory: the expected memory of a run.
         alone: no other run may run at the same time.
+        published: the output slots that a build's output folder gets, with the name of the main file of each.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Stage:
     likely_unchanged: tuple[str, ...] = ()
     memory: Memory = Memory()
     alone: bool = False
+    published: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from winml_dag.file_reading import LatestReads, reads_logged
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, StageView, record_stats, result_of
 from winml_dag.pipeline.commit import is_changing
-from winml_dag.pipeline.layout import STAGE_FILE, needed_files, published_files
+from winml_dag.pipeline.layout import needed_files, published_files
 from winml_dag.pipeline.plan_cache import Planned, keep_finished
 from winml_dag.pipeline.plan_text import whole
 from winml_dag.pipeline.publish import prepare_folder, publish, refuse_file, refuse_foreign
@@ -146,7 +146,7 @@ def _with_refused(results: Iterable[StageResult], store: Store) -> Iterator[Stag
 def _kept(result: StageResult, store: Store) -> Path | None:
     """Copy the explaining file next to the failure logs. None if there is no such file, or no disk space for it."""
     assert result.record is not None
-    name = STAGE_FILE.get(result.node.stage.name)
+    name = next(iter(result.node.stage.published.values()), None)
     entry = next((file for file in result.record.files() if file.name == name), None)
     if entry is None:
         return None

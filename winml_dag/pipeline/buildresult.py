@@ -21,7 +21,7 @@ from winml_dag.store.remote.protocol import Traffic
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.quantized import QuantizeResult
+    from winml_dag.pipeline.stageresults import QuantizeResult
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class BuildResult:
     def quantization(self) -> QuantizeResult | None:
         """The result of quantization; None if nothing is quantized, and for several components, which have one each."""
         # Imported here: an up-to-date build does not report it.
-        from winml_dag.pipeline.quantized import quantize_result
+        from winml_dag.pipeline.stageresults import quantize_result
 
         return None if len(self.build.components) > 1 else quantize_result(self)
 

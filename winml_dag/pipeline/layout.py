@@ -32,36 +32,12 @@ EXPORTED = "export.onnx"
 NORMALIZED = "normalized.onnx"
 OPTIMIZED = "optimized.onnx"
 QUANTIZED = "quantized.onnx"
-COMPILED = "compiled.onnx"
 HIERARCHY = "export_htp_metadata.json"
-ANALYSIS = "analyze_result.json"
 MANIFEST = "build_manifest.json"
 BUILD_CONFIG = "winml_build_config.json"
 RANGES = RANGES_FILE
 # Files next to a single quantized model, named after it.
 REPORTS = (REPORT_FILE, PICTURE_FILE)
-
-# The outputs that each stage writes to the output folder, by slot. A stage that is not listed writes none.
-PUBLISHED_OUTPUTS: dict[str, tuple[str, ...]] = {
-    "export": ("model", "hierarchy"),
-    "normalize": ("model",),
-    "optimize": ("model",),
-    "analyze": ("result",),
-    "quantize": ("model",),
-    "compile": ("model",),
-    "finalize": ("model",),
-    "sensitivity": ("report",),
-}
-
-STAGE_FILE: dict[str, str] = {
-    "export": EXPORTED,
-    "normalize": NORMALIZED,
-    "optimize": OPTIMIZED,
-    "analyze": ANALYSIS,
-    "quantize": QUANTIZED,
-    "compile": COMPILED,
-    "finalize": MODEL,
-}
 
 
 def prefixed(name: str, component: str) -> str:
@@ -106,15 +82,12 @@ def published_outputs(node: Node, settings: JsonObject, components: Collection[s
 
     Each comes with the component that prefixes its file names. *settings* are those of the build.
     """
-    stage, component = node.stage.name, component_of(node, components)
-    if stage == "calibrate":
-        if _shows_ranges(settings, component):
-            yield "ranges", component
-    elif stage == "export" and components:
-        yield from ((prefixed(slot, each), each) for each in components for slot in PUBLISHED_OUTPUTS[stage])
-    else:
-        # finalize already uses the final name.
-        yield from ((slot, "" if stage == "finalize" else component) for slot in PUBLISHED_OUTPUTS.get(stage, ()))
+    stage, component = node.stage, component_of(node, components)
+    if stage.name == "calibrate" and not _shows_ranges(settings, component):
+        return
+    for slot in stage.published:
+        # The slots of a shared export have the prefix; finalize already uses the final name.
+        yield slot, slot.rpartition("_")[0] or ("" if stage.name == "finalize" else component)
 
 
 def _shows_ranges(settings: JsonObject, component: str = "") -> bool:
@@ -135,18 +108,22 @@ def is_carried_on(node: Node, other: Node) -> bool:
     return other.stage.name == node.stage.name and any(node.output(slot) in read for slot in node.stage.outputs)
 
 
-# Names that a build may write, whatever its recipe: a user's file in one of these paths is a conflict.
-RESERVED = (MODEL, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, COMPILED, HIERARCHY, ANALYSIS, MANIFEST, BUILD_CONFIG)
-
-
 def reserved(settings: JsonObject, components: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the reserved names of a build with *settings*."""
-    if not components:
-        return (*RESERVED, RANGES) if _shows_ranges(settings) else RESERVED
-    shown = {each: (RANGES,) if _shows_ranges(settings, each) else () for each in components}
-    whole = (MANIFEST, BUILD_CONFIG)
-    of_each = [name for name in RESERVED if name not in whole]
-    return (*(prefixed(name, each) for each in components for name in (*of_each, *shown[each])), *whole)
+    """Return the names that a build with *settings* may write, whether or not it skips their stages.
+
+    A user's file of such a name is a conflict.
+    """
+    # Imported here: a build of the recipe's own stages reserves no names.
+    from winml_dag.stages.builtin import LINE
+
+    names = (
+        prefixed(file, component)
+        for component in components or ("",)
+        for stage in LINE.values()
+        if stage.name != "calibrate" or _shows_ranges(settings, component)
+        for file in stage.published.values()
+    )
+    return (*names, MANIFEST, BUILD_CONFIG)
 
 
 @dataclass(frozen=True)

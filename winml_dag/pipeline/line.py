@@ -12,35 +12,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject
 from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.ep.registry import Target, find_ep
-from winml_dag.pipeline.calibration import packages_of
+from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.pipeline.search import CHECK
-from winml_dag.pipeline.variant import Build, Skip, chosen
+from winml_dag.pipeline.variant import Build, chosen
 from winml_dag.stages import artifact_types
-from winml_dag.stages.analyze import ANALYZE
-from winml_dag.stages.calibrate import CALIBRATE
-from winml_dag.stages.compile import COMPILE, CompileConfig
-from winml_dag.stages.export import EXPORT
-from winml_dag.stages.finalize import FINALIZE
-from winml_dag.stages.normalize import NORMALIZE
-from winml_dag.stages.optimize import OPTIMIZE
-from winml_dag.stages.quantize import QUANTIZE, quantize_stage
+from winml_dag.stages.builtin import LINE
+from winml_dag.stages.compile import CompileConfig
+from winml_dag.stages.export import ComponentsConfig
+from winml_dag.stages.quantize import quantize_stage
 from winml_dag.stages.sensitivity import SENSITIVITY
-from winml_dag.stages.validate import VALIDATE
+from winml_dag.stages.validate import ValidateConfig
 from winml_dag.store.digest import Fingerprints
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from winml_dag.ep.qairt import QairtSdk
 
-# The built-in stages by name, in the order that users see.
-LINE: Mapping[str, Stage] = {
-    stage.name: stage
-    for stage in (EXPORT, NORMALIZE, OPTIMIZE, ANALYZE, CALIBRATE, QUANTIZE, COMPILE, VALIDATE, FINALIZE)
-}
+# Their output is the model that they read, so it has its kind.
+_KEEP_KIND = ("normalize", "finalize")
 
 
 @dataclass(frozen=True)
@@ -49,23 +43,6 @@ class Start:
 
     model: str
     kind: str
-
-
-@dataclass(frozen=True)
-class _RunOn:
-    """The inputs of validation: calibration data that was kept back, or data of its own; random inputs without both."""
-
-    data: Source | None
-    input_data: Source | None
-    processor: Source | None
-
-    @property
-    def is_given(self) -> bool:
-        return self.data is not None or self.input_data is not None
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        return tuple(packages_of(self.data or self.input_data, self.processor))
 
 
 def quantize_ids(build: Build) -> list[str]:
@@ -103,174 +80,127 @@ class Line:
         self.looked_at: list[Path] = []
         self._places: dict[Target, EpPlace] = {}
         self._prefix = prefix
-        source = build.inputs.model
-        self._model = start.model if start else "" if source is None else source.name
-        self._kind = start.kind if start else artifact_types.FLOAT_MODEL if source is None else source.kind
+        inputs = build.inputs
+        self._kind = artifact_types.FLOAT_MODEL if inputs.model is None else inputs.model.kind
+        # What stages read: each slot gets the artifact of its name here, which later nodes replace with their outputs.
+        self._artifacts: dict[str, Source | str | None] = {
+            "model": inputs.model,
+            "script": inputs.script,
+            "flags": build.search.begin,
+            "support": build.search.tables,
+            "data": inputs.calibration_data,
+            "processor": inputs.processor,
+            "ranges": inputs.ranges,
+            "option_files": inputs.option_files,
+        }
+        if start is not None:
+            self._artifacts["model"], self._kind = start.model, start.kind
 
     def nodes(self) -> Iterator[Node]:
         build = self._build
-        if config := chosen(build.export):
-            yield self._after(self.export(EXPORT, config_json(config)))
-        # An ONNX file is compared in its original form, so that normalizing is validated too.
-        reference, reference_kind = self._model, self._kind
-        if build.normalize is not None:
-            normalize = config_json(build.normalize)
-            yield self._after(self._node("normalize", NORMALIZE, normalize, kind=self._kind, model=self._model))
-        yield from self._rounds()
-        ranges = None if build.inputs.ranges is None else build.inputs.ranges.name
-        run_on = self._run_on()
-        if calibrate := chosen(build.calibrate):
-            data, processor = build.inputs.calibration_data, build.inputs.processor
-            node = self._node(
-                "calibrate",
-                CALIBRATE,
-                config_json(calibrate),
-                data_packages=tuple(packages_of(data, processor)),
-                # Ranges belong to one model: the one that quantize reads.
-                model=self._rewired.get("quantize", {}).get("model", self._model),
-                data=data,
-                processor=processor,
-            )
-            ranges = node.output("ranges")
-            if saved := build.save_ranges:
-                node = replace(node, folder=saved.folder, paths={"ranges": saved.path})
-            yield node
-        if build.sensitivity is not None:
-            yield self._node(
-                "sensitivity",
-                SENSITIVITY,
-                config_json(build.sensitivity),
-                data_packages=run_on.packages,
-                model=self._model,
-                ranges=ranges,
-                data=run_on.data,
-                input_data=run_on.input_data,
-                processor=run_on.processor,
-            )
-        for node_id, quantize in zip(quantize_ids(build), chosen(build.quantize) or (), strict=False):
-            stage = quantize_stage(quantize.quant.mode)
-            yield self._after(self._node(node_id, stage, config_json(quantize), model=self._model, ranges=ranges))
-        uncompiled = None
-        if compile_ := chosen(build.compile):
-            uncompiled = self._model
-            yield self._after(self._compile(compile_))
-        validation = None
-        if validate := chosen(build.validate):
-            target = Target(find_ep(validate.target.execution_provider), validate.target.device)
-            node = self._node(
-                "validate",
-                VALIDATE,
-                config_json(validate),
-                place=self._place(target),
-                data_packages=run_on.packages,
-                model=self._model,
-                reference=None if reference_kind == artifact_types.COMPILED_MODEL else reference,
-                uncompiled=uncompiled,
-                data=run_on.data,
-                input_data=run_on.input_data,
-                processor=run_on.processor,
-                # The origin of the ranges; irrelevant for random inputs.
-                ranges=self._rewired.get("quantize", {}).get("ranges", ranges) if run_on.is_given else None,
-            )
-            validation = node.output("report")
-            yield node
-        finalize = build.finalize
-        if not isinstance(finalize, Skip):
-            node = self._node(
-                "finalize",
-                FINALIZE,
-                config_json(finalize),
-                kind=self._kind,
-                model=self._model,
-                validation=validation,
-            )
-            if build.also:
-                node = _final_of_models(node)
-            yield node
+        for name, stage in LINE.items():
+            config = chosen(getattr(build, name))
+            if name == "normalize" and self._kind != artifact_types.COMPILED_MODEL:
+                # An ONNX file is compared in its original form, so that normalizing is validated too.
+                self._artifacts["reference"] = self._artifacts["model"]
+            if name == "optimize":
+                yield from self._rounds()
+            elif name == "quantize":
+                yield from self._quantizations()
+            elif name == "compile" and config is not None:
+                self._artifacts["uncompiled"] = self._artifacts["model"]
+                yield self._taken(self._compile(config))
+            elif name == "validate" and config is not None:
+                yield self._validate(config)
+            elif name != "analyze" and config is not None:
+                node = self._node(name, stage, config)
+                if name == "calibrate" and (saved := build.save_ranges):
+                    node = replace(node, folder=saved.folder, paths={"ranges": saved.path})
+                elif name == "finalize" and build.also:
+                    node = _final_of_models(node)
+                yield self._taken(node)
 
     def _rounds(self) -> Iterator[Node]:
         """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.autoconf`."""
-        build, model = self._build, self._model
+        build, model = self._build, self._artifacts["model"]
         optimize, analyze, search = chosen(build.optimize), chosen(build.analyze), build.search
-        flags: Source | str | None = search.begin
         for number in range(search.rounds + 1):
             if optimize is not None:
-                config = config_json(optimize)
-                yield self._after(self._node(f"optimize.{number}", OPTIMIZE, config, model=model, flags=flags))
+                yield self._taken(self._node(f"optimize.{number}", LINE["optimize"], optimize, model=model))
             if analyze is not None:
-                config = config_json(analyze)
-                node = self._node(
-                    f"analyze.{number}",
-                    ANALYZE,
-                    config,
-                    place=self._place(build.target) if analyze.target.asks else HERE,
-                    model=self._model,
-                    support=search.tables,
-                    flags=flags,
-                )
+                place = self._place(build.target) if analyze.target.asks else HERE
+                node = self._node(f"analyze.{number}", LINE["analyze"], analyze, place)
                 checked = number == search.rounds and search.refuses_unsupported
-                yield replace(node, check=CHECK) if checked else node
-                flags = node.output("flags")
+                yield self._taken(replace(node, check=CHECK) if checked else node)
 
-    def export(self, stage: Stage, config: JsonObject) -> Node:
+    def _quantizations(self) -> Iterator[Node]:
+        build, inputs = self._build, self._build.inputs
+        if inputs.validation_data is not None:
+            data = {"data": None, "input_data": inputs.validation_data, "processor": inputs.validation_processor}
+            self._artifacts |= data
+        if build.sensitivity is not None:
+            yield self._node("sensitivity", SENSITIVITY, build.sensitivity)
+        for node_id, quantize in zip(quantize_ids(build), chosen(build.quantize) or (), strict=False):
+            yield self._taken(self._node(node_id, quantize_stage(quantize.quant.mode), quantize))
+
+    def _validate(self, config: ValidateConfig) -> Node:
+        target = Target(find_ep(config.target.execution_provider), config.target.device)
+        # The origin of the ranges; irrelevant for random inputs.
+        runs_on_data = self._artifacts.get("data") is not None or self._artifacts.get("input_data") is not None
+        ranges = self._rewired.get("quantize", {}).get("ranges", self._artifacts["ranges"]) if runs_on_data else None
+        node = self._node("validate", LINE["validate"], config, self._place(target), ranges=ranges)
+        self._artifacts["validation"] = node.output("report")
+        return node
+
+    def export(self, stage: Stage, config: ComponentsConfig) -> Node:
         """Return the export as *stage* declares it; it may output more models than this line uses."""
-        return self._node("export", stage, config, model=self._build.inputs.model, script=self._build.inputs.script)
+        return self._node("export", stage, config)
 
     def _compile(self, config: CompileConfig) -> Node:
         build = self._build
-        node = self._node(
-            "compile",
-            COMPILE,
-            config_json(config),
-            place=self._place(build.target),
-            model=self._model,
-            option_files=build.inputs.option_files,
-        )
-        if build.sdk is None and not build.also:
-            return node
+        node = self._node("compile", LINE["compile"], config, self._place(build.target))
         if build.sdk is not None:
             self.looked_at += _paths_of(build.sdk)
             return _of_sdk(node, build.sdk, self._fingerprints)
-        return _of_models(node, build.also)
+        return _of_models(node, build.also) if build.also else node
 
-    def _after(self, node: Node) -> Node:
-        """Let the following nodes read the model that *node* outputs."""
-        self._model, self._kind = node.output("model"), node.kind("model")
+    def _taken(self, node: Node) -> Node:
+        """Let the following nodes read what *node* outputs."""
+        self._artifacts |= {slot: node.output(slot) for slot in node.stage.outputs}
+        if "model" in node.stage.outputs:
+            self._kind = node.kind("model")
         return node
 
     def _node(
         self,
         node_id: str,
         stage: Stage,
-        config: JsonObject,
-        *,
-        kind: str | None = None,
+        config: DataclassInstance,
         place: EpPlace = HERE,
-        data_packages: Sequence[str] = (),
-        **inputs: Source | str | None,
+        **replaced: Source | str | None,
     ) -> Node:
-        given = {
-            slot: name.name if isinstance(name, Source) else name for slot, name in inputs.items() if name is not None
-        }
+        artifacts = {**self._artifacts, **replaced}
+        if stage.name == "calibrate":
+            # Ranges belong to one model: the one that quantize reads.
+            artifacts["model"] = self._rewired.get("quantize", {}).get("model", artifacts["model"])
+        given = {slot: found for slot in stage.inputs if (found := artifacts.get(slot)) is not None}
+        sources = {slot: found for slot, found in given.items() if isinstance(found, Source)}
+        packages = packages_of(sources.get("data") or sources.get("input_data"), sources.get("processor"))
+        inputs = {slot: name.name if isinstance(name, Source) else name for slot, name in given.items()}
+        # A second quantize reads the output of the first.
+        rewired = {} if node_id.startswith("quantize.") else self._rewired.get(stage.name, {})
         return Node(
             id=f"{self._prefix}{node_id}",
             stage=stage,
-            config=config,
-            # A second quantize reads the output of the first.
-            inputs=given if node_id.startswith("quantize.") else {**given, **self._rewired.get(stage.name, {})},
-            kinds={} if kind is None else {"model": kind},
-            toolchain=place.toolchain((*stage.packages, *data_packages)),
+            config=config_json(config),
+            inputs={**inputs, **rewired},
+            kinds={"model": self._kind} if stage.name in _KEEP_KIND else {},
+            toolchain=place.toolchain((*stage.packages, *packages)),
             tools=place.libraries,
             interpreter=place.interpreter,
             pools=place.pools,
             environment=place.name,
         )
-
-    def _run_on(self) -> _RunOn:
-        inputs = self._build.inputs
-        if inputs.validation_data is None:
-            return _RunOn(inputs.calibration_data, None, inputs.processor)
-        return _RunOn(None, inputs.validation_data, inputs.validation_processor)
 
     def _place(self, target: Target) -> EpPlace:
         """Return the environment for *target*; cached, since compile and validate both need it."""

@@ -27,18 +27,16 @@ from winml_dag.errors import StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import (
-    EXPORTED,
     MANIFEST,
     MODEL,
-    STAGE_FILE,
     component_of,
     is_builtin,
     is_carried_on,
     prefixed,
     published_outputs,
 )
-from winml_dag.pipeline.quantized import calibration_step, quality_json
 from winml_dag.pipeline.search import Searched, folded, searches
+from winml_dag.pipeline.stageresults import calibration_step, quality_json
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
@@ -348,20 +346,19 @@ def _filenames(
     planned: BuildGraph, node: Node, outputs: Mapping[str, Artifact], *, carried_on: bool
 ) -> dict[str, JsonValue]:
     """Return the file in the output folder that identifies a stage, if any; for a shared export, one per component."""
-    summary, stage = planned.summary, node.stage.name
+    summary = planned.summary
     shown = [
         prefixed(file.name, component)
         for slot, component in published_outputs(node, summary.settings, summary.components)
         if is_builtin(node) and not carried_on and planned.shows(node, slot)
         for file in outputs[slot].files
     ]
-    if stage == "export" and summary.components:
-        exported = (prefixed(EXPORTED, name) for name in summary.components)
+    main = next(iter(node.stage.published.values()), "")
+    if node.stage.name == "export" and summary.components:
+        exported = (prefixed(main, name) for name in summary.components)
         return {"filename": None, "filenames": [name for name in exported if name in shown]}
-    if stage in STAGE_FILE:
-        main = prefixed(STAGE_FILE[stage], component_of(node, summary.components))
-        return {"filename": main if main in shown else None}
-    return {"filename": next(iter(shown), None)}
+    name = prefixed(main, component_of(node, summary.components))
+    return {"filename": name if name in shown else None}
 
 
 def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult], like: Mapping[str, str]) -> JsonObject:

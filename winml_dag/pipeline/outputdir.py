@@ -81,7 +81,7 @@ def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
 
 
 def _recipe_json(loaded: LoadedRecipe) -> JsonObject:
-    value: JsonObject = relocated(loaded.recipe.to_dict(), loaded.path.parent)[0]  # type: ignore[assignment]
+    value, _ = relocated(loaded.recipe.to_dict(), loaded.path.parent)
     # Arguments of commands may also be paths, but are not distinguishable from other arguments.
     return {**value, "folder": str(loaded.path.parent.absolute())} if loaded.recipe.stages else value
 

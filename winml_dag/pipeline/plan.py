@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import Path
 
 from winml_dag.engine.graph import Cycle, Graph
-from winml_dag.engine.stage import Node, Source, config_json
+from winml_dag.engine.stage import Node, Source
 from winml_dag.ep.availability import environments_behind
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.epplace import configuration
-from winml_dag.pipeline.layout import RANGES, RESERVED, is_builtin, prefixed
-from winml_dag.pipeline.line import LINE, Line, Start, id_of
+from winml_dag.pipeline.layout import RANGES, is_builtin, prefixed, reserved
+from winml_dag.pipeline.line import Line, Start, id_of
 from winml_dag.pipeline.variant import (
     Build,
     BuiltIn,
@@ -32,6 +32,7 @@ from winml_dag.pipeline.variant import (
     chosen,
 )
 from winml_dag.recipe.document import Findings
+from winml_dag.stages.builtin import LINE
 from winml_dag.stages.export import export_stage
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.digest import Fingerprints
@@ -71,9 +72,7 @@ def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Finge
 
 def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints) -> BuildGraph:
     """Plan one export, followed by a line for each component."""
-    export = Line(next(iter(build.parts.values())), fingerprints, {}).export(
-        export_stage(build.parts), config_json(build.export)
-    )
+    export = Line(next(iter(build.parts.values())), fingerprints, {}).export(export_stage(build.parts), build.export)
     nodes, steps = [export], [Step(export.id, export.stage.name)]
     looked_at, absent = list[Path](), list[Path]()
     sources: dict[str, Source] = {}
@@ -128,7 +127,7 @@ def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> U
 
     builtin = {name: BuiltIn(stage, id_of(build, name), _skipped_because(build, name)) for name, stage in LINE.items()}
     there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
-    taken = {Path(there, name).as_posix(): "a file of the output folder" for name in (*RESERVED, RANGES)}
+    taken = {Path(there, name).as_posix(): "a file of the output folder" for name in (*reserved({}), RANGES)}
     if build.save_ranges is not None:
         taken[build.save_ranges.path] = "where quant.calibration_save_path goes"
     return plan_stages(declared, builtin, taken, fingerprints)

@@ -20,14 +20,13 @@ from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import autoconf, sections
 from winml_dag.pipeline.build_info import asked_for
 from winml_dag.pipeline.buildgraph import BuildSummary
-from winml_dag.pipeline.calibration import Calibration, data_of, find_calibration
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
-from winml_dag.pipeline.line import LINE
+from winml_dag.pipeline.data import Data, data_of, find_calibration, find_validation_data, not_validated
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.settings import ValidationData, find_validation_data, left_out, settings_of, validate_config
+from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import (
     Build,
@@ -51,6 +50,7 @@ from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import artifact_types
+from winml_dag.stages.builtin import LINE
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export.architectures import Component
 
@@ -191,15 +191,15 @@ def resolve(
         lacks.look(_require_exporter)
     sdk = lacks.look(lambda: sdk_of(context, compile_))
     data = _unquantized_data(context) if isinstance(quant, Skip) and "validate" in only else chosen(quant)
-    calibration = Calibration() if data is None else find_calibration(context, model, data, task, download=download)
+    calibration = Data() if data is None else find_calibration(context, model, data, task, download=download)
     as_given = onnx is not None and onnx.kind != artifact_types.FLOAT_MODEL and isinstance(quant, Skip)
     precision = "as it is" if as_given else precision_name(chosen(quant))
-    given = ValidationData()
+    given = Data()
     if "validate" in only:
-        given = find_validation_data(context, model, quant, calibration, task, download=download)
+        given = find_validation_data(context, model, chosen(quant), task, download=download)
     files = None if isinstance(compile_, Skip) else option_files(context, target)
     source = artifact_types.FLOAT_MODEL if onnx is None else onnx.kind
-    validate = validate_config(
+    validate = sections.validate_config(
         context, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
     )
     quantize = sections.quantize_configs(quant, target)
@@ -372,7 +372,7 @@ def _require_exporter() -> None:
 
 def _unquantized_data(context: ResolveContext) -> Quant | None:
     """Return the recipe's data settings for validation, for a build that does not quantize."""
-    unused = left_out(context) is not None or context.recipe.validation.input_data is not None
+    unused = not_validated(context) is not None or context.recipe.validation.input_data is not None
     return None if unused else data_of(_quant_section(context))
 
 
@@ -415,16 +415,15 @@ def _precision(context: ResolveContext, target: Target) -> Precision | None:
     return None if name is None else precision_for(name, target)
 
 
-def _inputs(
-    context: ResolveContext, model: Model, calibration: Calibration, validation: ValidationData, files: Source | None
-) -> Inputs:
+def _inputs(context: ResolveContext, model: Model, calibration: Data, validation: Data, files: Source | None) -> Inputs:
     return Inputs(
         model=_model_source(context, model),
         script=user_script(context, model),
         calibration_data=calibration.data,
         validation_data=validation.data,
         processor=calibration.processor,
-        validation_processor=validation.processor,
+        # Both are of the same model, and a graph has each source once.
+        validation_processor=validation.processor and (calibration.processor or validation.processor),
         ranges=calibration.ranges,
         option_files=files,
         looked_at=(*model.looked_at, *calibration.looked_at, *validation.looked_at),
@@ -437,6 +436,6 @@ def _model_source(context: ResolveContext, model: Model) -> Source | None:
     return None if model.folder is None else model.folder.model_source(code=context.trusts_code)
 
 
-def _save_ranges(context: ResolveContext, calibration: Calibration) -> SavePath | None:
+def _save_ranges(context: ResolveContext, calibration: Data) -> SavePath | None:
     path = calibration.save_path
     return None if path is None else SavePath(context.base.resolve(), path)

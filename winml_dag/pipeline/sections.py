@@ -7,9 +7,11 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import get_args
 
-from winml_dag.ep.registry import Target
+from winml_dag.ep.availability import is_at_hand
+from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import RecipeError
-from winml_dag.pipeline.calibration import Calibration
+from winml_dag.pipeline.compilation import file_option_names, provider_options
+from winml_dag.pipeline.data import Data, not_validated
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import ResolveContext, Skip
@@ -19,12 +21,16 @@ from winml_dag.recipe.precision import type_bits
 from winml_dag.recipe.schema import Export, Quant, Recipe, Validate
 from winml_dag.stages import artifact_types
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
+from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.export.inputs import BATCH, sized
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget, select
+from winml_dag.stages.quality import Bounds, rounding
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
+from winml_dag.stages.samples import Columns
 from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig
-from winml_dag.stages.validate import ValidateConfig
+from winml_dag.stages.target import RunTarget
+from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, ValidateFields
 
 # From 21 on, uint16 QDQ is plain ONNX; 23 adds an Attention operator that QNN leaves on the CPU (1 graph became 4).
 DEFAULT_OPSET = 21
@@ -148,7 +154,7 @@ def _kept_apart(quant: Quant | Skip) -> dict[str, bool]:
 
 
 def calibrate_config(
-    context: ResolveContext, quant: Quant | Skip, validate: ValidateConfig | Skip, given: Calibration
+    context: ResolveContext, quant: Quant | Skip, validate: ValidateConfig | Skip, given: Data
 ) -> CalibrateConfig | Skip:
     if isinstance(quant, Skip):
         return quant
@@ -178,6 +184,57 @@ def _kept_back(wanted: Validate) -> int:
     back, validating on them later would need a new calibration.
     """
     return wanted.samples if wanted.input_data is None else Validate().samples
+
+
+def validate_config(
+    context: ResolveContext,
+    target: Target,
+    precision: str,
+    quant: Quant | Skip,
+    compiled: CompileConfig | Skip,
+    calibration: Data,
+    given: Data,
+    *,
+    model_kind: str,
+    task: str | None,
+) -> ValidateConfig | Skip:
+    """Return the config of validate, or why it is skipped; *model_kind* is that of the build's initial model."""
+    if skip := not_validated(context):
+        return skip
+    came_compiled = model_kind == artifact_types.COMPILED_MODEL
+    if came_compiled and not is_at_hand(target.ep):
+        return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
+    wanted = context.recipe.validation
+    given_bounds = Bounds(wanted.min_cosine, wanted.min_sqnr_db, wanted.max_abs_error, wanted.min_top1_agreement)
+    bounds = given_bounds.completed(precision)
+    is_random = given.data is None and calibration.data is None
+    fields = ValidateFields(
+        min_cosine=bounds.min_cosine,
+        samples=None if given.data is not None and "samples" not in wanted.model_fields_set else wanted.samples,
+        seed=wanted.seed if is_random else None,
+        classifies=task is not None and task.endswith(CLASSIFYING_TASKS),
+        min_sqnr_db=bounds.min_sqnr_db,
+        max_abs_error=bounds.max_abs_error,
+        min_top1_agreement=bounds.min_top1_agreement,
+        # A model that was given in integers has ranges, too; none apply to validate's random inputs.
+        calibrated=not is_random
+        and (model_kind != artifact_types.FLOAT_MODEL if isinstance(quant, Skip) else quant.mode == "static"),
+        rounding=rounding(precision, in_half=target.ep != CPU),
+    )
+    if came_compiled:
+        # There is nothing to compare with bounds.
+        fields = replace(fields, min_cosine=None, min_sqnr_db=None, max_abs_error=None, min_top1_agreement=None)
+    columns = calibration.columns if given.data is None else given.columns
+    names = None if columns is None else Columns(columns)
+    as_it_is = isinstance(compiled, Skip) and not came_compiled
+    if as_it_is and not (target.ep.takes_onnx and is_at_hand(target.ep)):
+        # Compiling the model on load, for a provider that it is never shipped to uncompiled, would show nothing about
+        # it.
+        return ValidateConfig(fields, RunTarget(CPU.name, "cpu"), names)
+    # A session gets no options that name files: they control compilation, and their paths are not content.
+    named = file_option_names(context, target)
+    options = {name: value for name, value in provider_options(context, target).items() if name not in named}
+    return ValidateConfig(fields, RunTarget(target.ep.name, target.device, options), names)
 
 
 def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> SensitivityConfig:
@@ -266,7 +323,7 @@ def _distinct(names: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(sorted(set(names))) if names else None
 
 
-def notices(quant: Quant | Skip, given: Calibration) -> tuple[str, ...]:
+def notices(quant: Quant | Skip, given: Data) -> tuple[str, ...]:
     """Return what the user should know before relying on the result."""
     found = []
     static = not isinstance(quant, Skip) and quant.mode == "static"

@@ -2,162 +2,26 @@
 
 Building it gives the same keys on any machine with the same model and tools: paths are relative to the output folder,
 which contains the file, and nothing is left as ``auto``.
-
-Also here: how a build's result is validated: its data, its target, and its bounds.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.stage import Source, config_json
-from winml_dag.ep.availability import is_at_hand
+from winml_dag.engine.stage import config_json
 from winml_dag.ep.providers.qnn import NPU_SETTINGS
-from winml_dag.ep.registry import CPU, Target
 from winml_dag.pipeline.buildgraph import BuildSummary
-from winml_dag.pipeline.calibration import Calibration, columns_of, processor_of, require_packages
-from winml_dag.pipeline.compilation import file_option_names, provider_options
+from winml_dag.pipeline.compilation import file_option_names
+from winml_dag.pipeline.data import not_validated
 from winml_dag.pipeline.sections import DEFAULT_OPSET
-from winml_dag.pipeline.sources import calibration_source, folders_in
-from winml_dag.pipeline.variant import Build, Model, ResolveContext, Skip, chosen
+from winml_dag.pipeline.variant import Build, Model, ResolveContext, Skip
 from winml_dag.recipe.fields import Section
-from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.schema import Compile, Export, Quant
-from winml_dag.stages import artifact_types
+from winml_dag.recipe.paths import resolve_path, with_paths
+from winml_dag.recipe.schema import Compile, Export, Quant, Recipe
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.normalize import NormalizeConfig
-from winml_dag.stages.quality import Bounds, rounding
-from winml_dag.stages.samples import TABLES, Columns, kind_of
-from winml_dag.stages.target import RunTarget
-from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, ValidateFields
-
-
-@dataclass(frozen=True)
-class ValidationData:
-    """The data that a build is validated on, if that is not kept back by calibration; all None if it is.
-
-    Attributes:
-        data: arrays, texts, images or tables; ``processor`` converts all except arrays to inputs.
-        columns: for tables, the meaning of each column; None for other data.
-        looked_at: files and folders that decided the choice of these files.
-    """
-
-    data: Source | None = None
-    processor: Source | None = None
-    columns: Mapping[str, str] | None = None
-    looked_at: tuple[Path, ...] = ()
-
-
-def find_validation_data(
-    context: ResolveContext,
-    model: Model,
-    quant: Quant | Skip,
-    calibration: Calibration,
-    task: str | None,
-    *,
-    download: bool,
-) -> ValidationData:
-    """Find the files that ``validate.input_data`` names, without reading them.
-
-    Raises:
-        InputError: for a missing file.
-        UsageError: for a missing package or processor.
-    """
-    wanted = context.recipe.validation
-    if wanted.input_data is None or left_out(context) is not None:
-        return ValidationData()
-    path = resolve_path(context.base, wanted.input_data)
-    found = replace(calibration_source(path, "validate.input_data"), name="validation data")
-    kind = str(kind_of(found.files[0].name))
-    require_packages(kind)
-    # This section names the processor and the columns, even for a model that is not quantized.
-    section = chosen(quant) or context.recipe.quant or Quant()
-    columns = columns_of(section, task) if kind in TABLES else None
-    folder = processor_of(context, model, section, kind, columns, download=download)
-    # Calibration's processor is that of the same model, and a graph has each source once.
-    processor = calibration.processor or (None if folder is None else folder.processor_source())
-    return ValidationData(
-        found,
-        None if folder is None else processor,
-        columns,
-        looked_at=(*folders_in(path), *(() if folder is None else folder.looked_at)),
-    )
-
-
-def validate_config(
-    context: ResolveContext,
-    target: Target,
-    precision: str,
-    quant: Quant | Skip,
-    compiled: CompileConfig | Skip,
-    calibration: Calibration,
-    given: ValidationData,
-    *,
-    model_kind: str,
-    task: str | None,
-) -> ValidateConfig | Skip:
-    """Return the config of validate, or why it is skipped; *model_kind* is that of the build's initial model."""
-    if skip := left_out(context):
-        return skip
-    came_compiled = model_kind == artifact_types.COMPILED_MODEL
-    if came_compiled and not is_at_hand(target.ep):
-        return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
-    fields = replace(
-        _fields(context, precision, calibration, given, task),
-        # A model that was given in integers has ranges, too; none apply to validate's random inputs.
-        calibrated=(given.data is not None or calibration.data is not None)
-        and (model_kind != artifact_types.FLOAT_MODEL if isinstance(quant, Skip) else quant.mode == "static"),
-        rounding=rounding(precision, in_half=target.ep != CPU),
-    )
-    if came_compiled:
-        # There is nothing to compare with bounds.
-        fields = replace(fields, min_cosine=None, min_sqnr_db=None, max_abs_error=None, min_top1_agreement=None)
-    columns = calibration.columns if given.data is None else given.columns
-    names = None if columns is None else Columns(columns)
-    as_it_is = isinstance(compiled, Skip) and not came_compiled
-    if as_it_is and not (target.ep.takes_onnx and is_at_hand(target.ep)):
-        # Compiling the model on load, for a provider that it is never shipped to uncompiled, would show nothing about
-        # it.
-        return ValidateConfig(fields, RunTarget(CPU.name, "cpu"), names)
-    # A session gets no options that name files: they control compilation, and their paths are not content.
-    named = file_option_names(context, target)
-    options = {name: value for name, value in provider_options(context, target).items() if name not in named}
-    return ValidateConfig(fields, RunTarget(target.ep.name, target.device, options), names)
-
-
-def left_out(context: ResolveContext) -> Skip | None:
-    """Return why validation is skipped; None if it is not."""
-    section = context.recipe.compile
-    if context.overrides.validate is not None:
-        return None if context.overrides.validate else Skip("--no-validate was given")
-    if not context.recipe.validation.enabled:
-        return Skip("validate.enabled is false")
-    return Skip("compile.validate is false") if section is not None and not section.validation else None
-
-
-def _fields(
-    context: ResolveContext, precision: str, calibration: Calibration, given: ValidationData, task: str | None
-) -> ValidateFields:
-    wanted = context.recipe.validation
-    samples: int | None = wanted.samples
-    if given.data is not None and "samples" not in wanted.model_fields_set:
-        samples = None
-    given_bounds = Bounds(wanted.min_cosine, wanted.min_sqnr_db, wanted.max_abs_error, wanted.min_top1_agreement)
-    bounds = given_bounds.completed(precision)
-    return ValidateFields(
-        min_cosine=bounds.min_cosine,
-        samples=samples,
-        seed=None if given.data is not None or calibration.data is not None else wanted.seed,
-        classifies=task is not None and task.endswith(CLASSIFYING_TASKS),
-        min_sqnr_db=bounds.min_sqnr_db,
-        max_abs_error=bounds.max_abs_error,
-        min_top1_agreement=bounds.min_top1_agreement,
-    )
-
 
 # Decided in other fields (precision in quant), or not part of the result (output_dir, perf).
 _DECIDED = ("precision", "output_dir", "perf", "eval", "max_optim_iterations", "allow_unsupported_nodes")
@@ -176,10 +40,15 @@ def settings_of(
     """
     # Random weights and a user's script make a model without a file.
     made = model.onnx is None and model.folder is None
-    left_out = ("model", *_DECIDED) if made else _DECIDED
-    written = {name: value for name, value in context.recipe.to_dict().items() if name not in left_out}
+    dropped = ("model", *_DECIDED) if made else _DECIDED
+    written = {name: value for name, value in context.recipe.to_dict().items() if name not in dropped}
     export = context.recipe.export or Export()
-    return {
+
+    def portable(value: str, may_be_id: bool) -> str:
+        path = resolve_path(context.base, value)
+        return value if may_be_id and not path.exists() else _portable(path, build.summary.output_dir)
+
+    settings: JsonObject = {
         **written,
         **({} if made else {"model": _model(model, build)}),
         "ep": build.summary.ep,
@@ -191,14 +60,16 @@ def settings_of(
         "optim": written.get("optim") or {},
         # null means no quantization; if data is still named, the precision says so instead.
         **({"precision": "fp32"} if quant is None and data is not None else {}),
-        "quant": None if data is None else _quant(data, context, build.summary.output_dir, whole=quant is not None),
+        "quant": None if data is None else _quant(data, whole=quant is not None),
         "compile": _session(context, build)
         if isinstance(build.compile, Skip)
         else _compile(build.compile, context, build),
-        **_validate(context, build.summary.output_dir),
+        **_validate(context),
         "skip_optimize": isinstance(build.optimize, Skip),
         "auto": False,
     }
+    others = {name: value for name, value in settings.items() if name != "model"}
+    return {**settings, **with_paths(Recipe, others, portable)}
 
 
 def _inputs(config: NormalizeConfig | None) -> JsonObject | None:
@@ -222,10 +93,7 @@ def _whole(section: Section) -> dict[str, JsonValue]:
 
 def _loader(context: ResolveContext, summary: BuildSummary) -> JsonObject:
     loader = context.recipe.loader.model_copy(update={"task": summary.task, "random_weights": context.random_weights})
-    settings = {name: value for name, value in _whole(loader).items() if name != "path"}  # in `model`
-    if loader.user_script is not None:
-        settings["user_script"] = _portable(resolve_path(context.base, loader.user_script), summary.output_dir)
-    return settings
+    return {name: value for name, value in _whole(loader).items() if name != "path"}  # in `model`
 
 
 def _model(model: Model, build: Build) -> str:
@@ -236,30 +104,17 @@ def _model(model: Model, build: Build) -> str:
     return model.name
 
 
-def _quant(quant: Quant, context: ResolveContext, output_dir: Path, *, whole: bool) -> JsonObject:
+def _quant(quant: Quant, *, whole: bool) -> JsonObject:
     # An additional path for the ranges is not part of the result.
     written = _whole(quant) if whole else quant.to_dict()
-    settings = {name: value for name, value in written.items() if name != "calibration_save_path"}
-    for name in ("calibration_data", "calibration_load_path"):
-        if name in settings:
-            settings[name] = _portable(resolve_path(context.base, str(settings[name])), output_dir)
-    for name in ("dataset_name", "model_id"):
-        path = resolve_path(context.base, str(settings.get(name, "")))
-        if name in settings and path.exists():  # otherwise a hub id
-            settings[name] = _portable(path, output_dir)
-    return settings
+    return {name: value for name, value in written.items() if name != "calibration_save_path"}
 
 
-def _validate(context: ResolveContext, output_dir: Path) -> JsonObject:
-    """Return the section as written, which may be empty, with paths relative to the output folder.
-
-    If another setting disables validation, this section does.
-    """
+def _validate(context: ResolveContext) -> JsonObject:
+    """Return the section as written, which may be empty. If another setting disables validation, this section does."""
     section = context.recipe.validation
     written = section.to_dict()
-    if section.input_data is not None:
-        written["input_data"] = _portable(resolve_path(context.base, section.input_data), output_dir)
-    if (enabled := left_out(context) is None) is not section.enabled:
+    if (enabled := not_validated(context) is None) is not section.enabled:
         written["enabled"] = enabled
     return {"validate": written} if written else {}
 
@@ -268,14 +123,12 @@ def _compile(config: CompileConfig, context: ResolveContext, build: Build) -> Js
     """Return the resolved section; its quantization is in ``quant``."""
     section = context.recipe.compile or Compile()
     settings = {name: value for name, value in _whole(section).items() if name not in ("quant_config", "quantize")}
-    if section.qnn_sdk_root is not None:
-        settings["qnn_sdk_root"] = _portable(resolve_path(context.base, section.qnn_sdk_root), build.summary.output_dir)
     return {
         **settings,
         "execution_provider": config.compile.execution_provider,
         "device": config.compile.device,
         "provider_options": {**config.compile.provider_options, **_provider_options(section, context, build)},
-        "validate": section.validation or left_out(context) is None,
+        "validate": section.validation or not_validated(context) is None,
     }
 
 

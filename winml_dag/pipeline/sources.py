@@ -13,9 +13,10 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
 from winml_dag.errors import InputError, UsageError
 from winml_dag.file_reading import before_reading, read_json
-from winml_dag.pipeline.layout import COMPILED, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED
+from winml_dag.pipeline.layout import EXPORTED, MODEL
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.stages import artifact_types
+from winml_dag.stages.builtin import LINE
 from winml_dag.stages.samples import SUFFIXES, kind_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ _WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _ABOUT_OTHERS = ("json", "csv")
 # Files of an output folder that are named as the next stage expects its input.
-_RESULTS = (EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, COMPILED)
+_RESULTS = {file for stage in LINE.values() for file in stage.published.values()} - {MODEL}
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    Strict,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from winml_dag.errors import RecipeError, UsageError
@@ -21,6 +33,13 @@ from winml_dag.recipe.precision import parse_precision
 T = TypeVar("T")
 
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
+
+
+class PathMark(Enum):
+    """Marks a field as a path, which is relative to the recipe's folder, or as either a path or an id on the hub."""
+
+    PATH = "path"
+    PATH_OR_ID = "path or id"
 
 
 class Section(BaseModel):
@@ -57,6 +76,14 @@ class Section(BaseModel):
         """Return what was set, as in a recipe; :meth:`from_dict` creates an equal section from it."""
         plain: dict[str, JsonValue] = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return plain
+
+
+def keys_of(name: str, info: FieldInfo) -> list[str]:
+    """Return the names of the field *name* in a recipe."""
+    alias = info.validation_alias
+    if isinstance(alias, AliasChoices):
+        return [choice for choice in alias.choices if isinstance(choice, str)]
+    return [alias if isinstance(alias, str) else name]
 
 
 def problem(message: str, at: tuple[str, ...] = ()) -> PydanticCustomError:
@@ -133,6 +160,8 @@ Argument = Annotated[str, AfterValidator(_check_argument)]
 Opset = Annotated[int, Field(ge=9, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 Text = Annotated[str, AfterValidator(_check_text)]
+PathText = Annotated[Text, PathMark.PATH]
+PathOrId = Annotated[Text, PathMark.PATH_OR_ID]
 Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 PrecisionName = Annotated[str, AfterValidator(_check_precision)]

@@ -7,12 +7,20 @@ else, because two spellings of one setting would be two keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin
 
 from winml_dag.errors import InputError
 from winml_dag.file_reading import before_reading
+
+if TYPE_CHECKING:
+    from winml_dag.recipe.fields import Section
+
+V = TypeVar("V")
+# Called with a value, and whether it may also be an id on the hub.
+ChangePath: TypeAlias = Callable[[str, bool], str]
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 
@@ -37,21 +45,59 @@ def resolve_path(folder: Path, text: str) -> Path:
         raise InputError(f"The path {text!r} names a home folder that does not exist.") from None
 
 
-# By section, the fields that are paths, and those that may also be ids on the hub.
-_QUANT = ("calibration_data", "calibration_load_path", "load_path")
-_QUANT_EITHER = ("model_id", "dataset_name")
-_COMPILE = ("qnn_sdk_root",)
-_EVAL = ("input_data", "reference_path")
+def with_paths(section: type[Section], values: Mapping[str, V], change: ChangePath) -> dict[str, V]:
+    """Return *values* of *section* with *change* applied to the fields that are paths.
+
+    Values that the schema does not allow are not changed.
+    """
+    from winml_dag.recipe.fields import PathMark, Section, keys_of
+
+    found: dict[str, Any] = dict(values)
+    for name, info in section.model_fields.items():
+        parts = [*_parts(info.annotation), *info.metadata]
+        inner = next((part for part in parts if isinstance(part, type) and issubclass(part, Section)), None)
+        mark = next((part for part in parts if isinstance(part, PathMark)), None)
+        for key in keys_of(name, info):
+            value = found.get(key)
+            if mark is not None and isinstance(value, str) and value:
+                found[key] = change(value, mark is PathMark.PATH_OR_ID)
+            elif inner is not None and isinstance(value, Mapping):
+                by_name = get_origin(info.annotation) is Mapping
+                found[key] = (
+                    {
+                        at: with_paths(inner, each, change) if isinstance(each, Mapping) else each
+                        for at, each in value.items()
+                    }
+                    if by_name
+                    else with_paths(inner, value, change)
+                )
+    return found
 
 
-def relocated(recipe: Mapping[str, object], folder: Path) -> tuple[dict[str, object], tuple[Path, ...]]:
+def _parts(kind: object) -> Iterator[object]:
+    """Yield the types that *kind* consists of, and what they are annotated with."""
+    yield kind
+    for inner in get_args(kind):
+        yield from _parts(inner)
+
+
+def relocated(recipe: Mapping[str, V], folder: Path) -> tuple[dict[str, V], tuple[Path, ...]]:
     """Make the paths of *recipe*, which are relative to *folder*, absolute.
 
     Also returns the paths whose existence was checked to distinguish paths from other values. Values that the schema
     does not allow are not changed.
     """
+    from winml_dag.recipe.schema import Recipe
+
     there = _There(folder.absolute())
-    return _relocated(recipe, there), tuple(there.looked_at)
+    whole: dict[str, Any] = with_paths(Recipe, recipe, there.moved)
+    components = whole.get("components")
+    for part in (whole, *(components.values() if isinstance(components, dict) else ())):
+        compile_ = part.get("compile") if isinstance(part, dict) else None
+        for section in (compile_, compile_.get("ep_config")) if isinstance(compile_, dict) else ():
+            if isinstance(section, dict) and isinstance(options := section.get("provider_options"), Mapping):
+                section["provider_options"] = _options(options, section, there)
+    return whole, tuple(there.looked_at)
 
 
 @dataclass(frozen=True)
@@ -75,40 +121,8 @@ class _There:
         self.looked_at.append(path)
         return found
 
-    def is_path(self, value: str) -> bool:
-        """Return whether *value*, a path or an id on the hub, is a path."""
-        return is_path_like(value) or self.has(value)
-
-
-def _relocated(recipe: Mapping[str, object], there: _There) -> dict[str, object]:
-    whole = _part(recipe, there, either=("model",))
-    whole |= _sections(whole, there)
-    _within(whole, "loader", lambda section: _part(section, there, ("user_script",), ("path",)))
-    _within(whole, "perf", lambda section: _part(section, there, ("input_data",)))
-    _within(whole, "eval", lambda section: _eval(section, there))
-    _within(whole, "components", lambda components: _components(components, there))
-    return whole
-
-
-def _sections(whole: Mapping[str, object], there: _There) -> dict[str, object]:
-    """Relocate the sections that a component has as well as a recipe."""
-    found = dict(whole)
-    _within(found, "quant", lambda section: _part(section, there, _QUANT, _QUANT_EITHER))
-    _within(found, "compile", lambda section: _compile(section, there))
-    _within(found, "validate", lambda section: _part(section, there, ("input_data",)))
-    return found
-
-
-def _components(components: Mapping[str, object], there: _There) -> dict[str, object]:
-    return {name: _sections(each, there) if isinstance(each, Mapping) else each for name, each in components.items()}
-
-
-def _compile(section: Mapping[str, object], there: _There) -> dict[str, object]:
-    found = _part(section, there, _COMPILE)
-    _within(found, "quant_config", lambda quant: _part(quant, there, _QUANT, _QUANT_EITHER))
-    _within(found, "ep_config", lambda nested: _compile(nested, there))
-    _within(found, "provider_options", lambda options: _options(options, section, there))
-    return found
+    def moved(self, value: str, may_be_id: bool) -> str:
+        return self.path(value) if not may_be_id or is_path_like(value) or self.has(value) else value
 
 
 def _options(options: Mapping[str, object], section: Mapping[str, object], there: _There) -> dict[str, object]:
@@ -121,26 +135,3 @@ def _options(options: Mapping[str, object], section: Mapping[str, object], there
         else value
         for name, value in options.items()
     }
-
-
-def _eval(section: Mapping[str, object], there: _There) -> dict[str, object]:
-    found = _part(section, there, _EVAL, ("model_id",))
-    _within(found, "dataset", lambda dataset: _part(dataset, there, ("label_mapping_file",), ("path",)))
-    return found
-
-
-def _within(whole: dict[str, object], name: str, change: Callable[[Mapping[str, object]], dict[str, object]]) -> None:
-    section = whole.get(name)
-    if isinstance(section, Mapping):
-        whole[name] = change(section)
-
-
-def _part(
-    section: Mapping[str, object], there: _There, paths: tuple[str, ...] = (), either: tuple[str, ...] = ()
-) -> dict[str, object]:
-    found = dict(section)
-    for name in (*paths, *either):
-        value = found.get(name)
-        if isinstance(value, str) and value and (name in paths or there.is_path(value)):
-            found[name] = there.path(value)
-    return found

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AliasChoices, BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ValidationError
 
 from winml_dag.recipe.document import Location, Position, Positions, did_you_mean, known_instead
+from winml_dag.recipe.fields import keys_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -86,7 +86,7 @@ def _message(details: ErrorDetails, location: Location, root: type[BaseModel]) -
 def _unknown_key(location: Location, root: type[BaseModel]) -> str:
     sections = [kind for kind in _types_at(location[:-1], root) if _is_section(kind)]
     fields = {
-        key: name for section in sections for name, info in section.model_fields.items() for key in _keys(name, info)
+        key: name for section in sections for name, info in section.model_fields.items() for key in keys_of(name, info)
     }
     word = str(location[-1])
     if word in fields:
@@ -127,7 +127,7 @@ def _types_at(location: Location, root: type[BaseModel]) -> list[Any]:
 def _step(kind: Any, step: str | int) -> Iterator[Any]:
     if _is_section(kind):
         for name, info in kind.model_fields.items():
-            if step in _keys(name, info):
+            if step in keys_of(name, info):
                 yield from _alternatives(info.annotation)
     elif get_origin(kind) is tuple and isinstance(step, int):
         yield from _alternatives(get_args(kind)[0])
@@ -148,14 +148,6 @@ def _alternatives(kind: Any) -> Iterator[Any]:
 
 def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _keys(name: str, info: FieldInfo) -> list[str]:
-    """Return the names of the field in a recipe."""
-    alias = info.validation_alias
-    if isinstance(alias, AliasChoices):
-        return [choice for choice in alias.choices if isinstance(choice, str)]
-    return [alias if isinstance(alias, str) else name]
 
 
 def _dotted(location: Location) -> str:

@@ -26,6 +26,8 @@ from winml_dag.recipe.fields import (
     ModelPath,
     Opset,
     OrEmpty,
+    PathOrId,
+    PathText,
     PrecisionName,
     Seconds,
     Section,
@@ -45,7 +47,7 @@ def _default_split(value: object) -> object:
 
 
 class Dataset(Section):
-    path: Text | None = None
+    path: PathOrId | None = None
     name: Text | None = None
     split: Annotated[Text, BeforeValidator(_default_split)] = _SPLIT
     samples: Count = 100
@@ -53,7 +55,7 @@ class Dataset(Section):
     seed: Seed = 42
     columns_mapping: MapOf[str] = Field(default_factory=dict)
     label_mapping: Mapping[str, int] | None = None
-    label_mapping_file: Text | None = None
+    label_mapping_file: PathText | None = None
     streaming: bool = False
     revision: Text | None = None
     build_script: Text | None = None
@@ -67,10 +69,10 @@ class Eval(Section):
 
     runtime: Literal["winml", "pytorch"] = "winml"
     mode: Literal["onnx", "compare"] = "onnx"
-    model_id: Text | None = None
+    model_id: PathOrId | None = None
     model_path: ModelPath | None = None
-    input_data: Text | None = None
-    reference_path: Text | None = None
+    input_data: PathText | None = None
+    reference_path: PathText | None = None
     reference_device: Device = "cpu"
     reference_ep: Text | None = None
     task: Text | None = None
@@ -106,7 +108,7 @@ class Validate(Section):
     min_sqnr_db: Annotated[float, Field(ge=-1000, le=1000)] | None = None
     max_abs_error: Annotated[float, Field(ge=0, le=1e38)] | None = None
     min_top1_agreement: Annotated[float, Field(ge=0, le=1)] | None = None
-    input_data: Text | None = None
+    input_data: PathText | None = None
     samples: Count = 3
     seed: Seed = 0
 
@@ -126,7 +128,7 @@ class Perf(Section):
     batch_size: Count | None = None
     sizes: MapOf[Count] = Field(default_factory=dict)
     seed: Seed = 0
-    input_data: Text | None = None
+    input_data: PathText | None = None
     loads: Count = 5
 
     @model_validator(mode="after")
@@ -160,9 +162,9 @@ class Loader(Section):
     model_class: Text | None = None
     model_type: Text | None = None
     module_path: Text | None = None
-    user_script: Text | None = None
+    user_script: PathText | None = None
     trust_remote_code: bool = False
-    path: Text | None = None
+    path: PathOrId | None = None
     revision: Text | None = None
     random_weights: Annotated[RandomWeights | None, BeforeValidator(_unfold_random_weights)] = None
 
@@ -234,10 +236,10 @@ class Quant(Section):
     mode: Annotated[Literal["static", "dynamic", "rtn", "fp16"], BeforeValidator(_current_mode)] = "static"
     samples: Count = Field(default=10, validation_alias=AliasChoices("samples", "calibration_samples"))
     calibration_method: Literal["minmax", "entropy", "percentile"] = "minmax"
-    calibration_data: Text | None = None
+    calibration_data: PathText | None = None
     task: Text | None = None
-    model_id: Text | None = None
-    dataset_name: Text | None = None
+    model_id: PathOrId | None = None
+    dataset_name: PathOrId | None = None
     dataset_subset: Text | None = None
     dataset_split: Text = "train"
     columns_mapping: MapOf[Text] = Field(default_factory=dict)
@@ -264,7 +266,7 @@ class Quant(Section):
     save_calibration: bool = False
     distribution: Literal["uniform", "normal"] = "uniform"
     seed: Seed | None = None
-    calibration_load_path: Text | None = Field(
+    calibration_load_path: PathText | None = Field(
         default=None, validation_alias=AliasChoices("calibration_load_path", "load_path")
     )
     calibration_save_path: Text | None = None
@@ -288,7 +290,7 @@ class EpSettings(Section):
     enable_ep_context: bool = True
     embed_context: bool = False
     compiler: Literal["ort", "ort_session", "qairt"] = "ort"
-    qnn_sdk_root: Text | None = None
+    qnn_sdk_root: PathText | None = None
     soc_model: Chip | None = None
     htp_arch: Literal[68, 69, 73, 75, 79, 81] | None = None
     htp_optimization_level: Literal[0, 1, 2, 3] | None = None
@@ -374,7 +376,7 @@ class Recipe(Section):
     written): the model is already ONNX.
     """
 
-    model: Text | None = None
+    model: PathOrId | None = None
     ep: Text | None = None
     device: Device = "auto"
     precision: PrecisionName = "auto"

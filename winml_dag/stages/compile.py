@@ -46,6 +46,7 @@ COMPILE = Stage(
     config="winml_dag.stages.compile:CompileConfig",
     inputs={"model": SINGLE_MODEL, "option_files": OPTION_FILES},
     outputs={"model": artifact_types.COMPILED_MODEL},
+    published={"model": COMPILED_NAME},
     packages=("onnxruntime", "onnx"),
     memory=Memory(150 << 20, 7.0),
 )

@@ -40,6 +40,7 @@ FINALIZE = Stage(
         "validation": InputSlot(frozenset({artifact_types.VALIDATION}), required=False),
     },
     outputs={"model": artifact_types.FLOAT_MODEL},
+    published={"model": MODEL_FILE},
     packages=("onnx",),
     memory=Memory(60 << 20),
 )

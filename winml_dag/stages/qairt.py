@@ -19,7 +19,7 @@ from winml_dag.ep.qairt import CONVERTER, GENERATOR, library, program
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
 from winml_dag.stages import artifact_types
-from winml_dag.stages.compile import COMPILED_NAME, SINGLE_MODEL, CompileConfig
+from winml_dag.stages.compile import COMPILE, COMPILED_NAME, SINGLE_MODEL, CompileConfig
 
 # The name of the graph in the binary, which the SDK derives from the file name.
 _GRAPH = "model"
@@ -33,6 +33,7 @@ COMPILE_QAIRT = Stage(
     config="winml_dag.stages.compile:CompileConfig",
     inputs={"model": SINGLE_MODEL},
     outputs={"model": artifact_types.COMPILED_MODEL},
+    published=COMPILE.published,
     packages=("onnx",),
     memory=Memory(150 << 20, 7.0),
 )

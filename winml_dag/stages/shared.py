@@ -17,7 +17,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.sidecar import SHARED
 from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import COMPILE, OPTION_FILES, SINGLE_MODEL, CompileConfig
-from winml_dag.stages.finalize import OffloadFields, final_names, require_full_offload, write_final
+from winml_dag.stages.finalize import FINALIZE, OffloadFields, final_names, require_full_offload, write_final
 
 MOST_MODELS = 16
 
@@ -31,6 +31,7 @@ def shared_compile_stage(count: int) -> Stage:
         config="winml_dag.stages.compile:CompileConfig",
         inputs={**{f"model_{number}": SINGLE_MODEL for number in range(count)}, "option_files": OPTION_FILES},
         outputs={"model": artifact_types.COMPILED_MODELS},
+        published=COMPILE.published,
         packages=("onnxruntime", "onnx"),
         memory=COMPILE.memory,
     )
@@ -105,6 +106,7 @@ FINALIZE_SHARED = Stage(
     config="winml_dag.stages.shared:FinalizeSharedConfig",
     inputs={"model": InputSlot(frozenset({artifact_types.COMPILED_MODELS}))},
     outputs={"model": artifact_types.COMPILED_MODELS},
+    published=FINALIZE.published,
 )
 
 

@@ -20,7 +20,6 @@ from winml_dag.cli import run
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.clean import clean
-from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
@@ -36,7 +35,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _work(node: Node, workspace: Workspace) -> JsonObject:
     for slot, folder in workspace.outputs.items():
-        (folder / STAGE_FILE.get(node.stage.name, f"{slot}.json")).write_text(f"{node.stage.name} {slot}")
+        (folder / node.stage.published.get(slot, f"{slot}.json")).write_text(f"{node.stage.name} {slot}")
     return {}
 
 

@@ -18,7 +18,6 @@ from winml_dag.engine.stage import Node, Workspace
 from winml_dag.ep.registry import QNN
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
-from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
@@ -58,7 +57,7 @@ def built(folder: Path, compiled: JsonObject) -> BuildResult:
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
         for slot, output in workspace.outputs.items():
-            (output / STAGE_FILE.get(node.stage.name, f"{slot}.json")).write_text(node.id)
+            (output / node.stage.published.get(slot, f"{slot}.json")).write_text(node.id)
         return compiled if node.stage.name == "compile" else {}
 
     store = Store(folder / "cache")

@@ -28,7 +28,6 @@ from winml_dag.onnxmodel.description import describe_model
 from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.verification import provenance_of, verify
 from winml_dag.pipeline.build import build
-from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
@@ -53,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
         for slot, place in workspace.outputs.items():
-            name = STAGE_FILE.get(node.stage.name)
+            name = next(iter(node.stage.published.values()), None)
             (place / (name or f"{slot}.json")).write_bytes(content if name else b"{}")
         return {}
 

@@ -18,11 +18,10 @@ from winml_dag.cli.options import Output
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline.build import build, plan
 from winml_dag.pipeline.buildresult import BuildResult
-from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.plan_cache import plan_request
-from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
+from winml_dag.pipeline.stageresults import QuantizeResult
 from winml_dag.stages.quality import Quality, what_to_try
 from winml_dag.store.store import Store
 
@@ -62,7 +61,7 @@ def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = 
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
         for slot, folder in workspace.outputs.items():
-            (folder / STAGE_FILE.get(node.stage.name, f"{slot}.json")).write_text(f"{node.id} {precision}")
+            (folder / node.stage.published.get(slot, f"{slot}.json")).write_text(f"{node.id} {precision}")
         return metrics.get(node.id) or metrics.get(node.stage.name, {})
 
     store = Store(Path("cache"))

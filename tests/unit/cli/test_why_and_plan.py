@@ -26,7 +26,6 @@ from winml_dag.engine import keys
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 from winml_dag.pipeline.build import build
-from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
@@ -82,7 +81,7 @@ class Project:
         ]
         text = canonical_json([node.stage.name, node.config, inputs])
         for slot, folder in workspace.outputs.items():
-            (folder / STAGE_FILE.get(node.stage.name, f"{slot}.json")).write_text(
+            (folder / node.stage.published.get(slot, f"{slot}.json")).write_text(
                 f"{slot} {digest_bytes(text.encode(), 'xxh3-128')}"
             )
         return {}
@@ -209,7 +208,7 @@ def test_an_output_of_a_stage_is_named_by_its_file_and_when_it_was_given(built: 
     built.builds()
     model, ranges, gave, *_ = built.why("validate")
     assert model.startswith("input model: quantized.onnx changed (xxh3-128:")
-    assert ranges.startswith("input ranges: ranges.json changed (xxh3-128:")
+    assert ranges.startswith("input ranges: calibration_ranges.json changed (xxh3-128:")
     assert gave.startswith("quantize gave this model when it ran at 20")
 
 

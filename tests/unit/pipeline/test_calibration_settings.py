@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml_dag.errors import WinmlDagError
-from winml_dag.pipeline.calibration import packages_of
+from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.variant import Build, Skip
@@ -158,9 +158,8 @@ def test_what_turns_data_into_numbers_is_known_from_their_kind(folder, data, pac
 
 
 def test_a_package_that_is_missing_is_named_when_planning(folder, monkeypatch):
-    from winml_dag.pipeline import calibration
-
-    monkeypatch.setattr(calibration, "distribution_version", lambda name: None if name == "pyarrow" else "1")
+    known = "winml_dag.pipeline.data.distribution_version"
+    monkeypatch.setattr(known, lambda name: None if name == "pyarrow" else "1")
     with pytest.raises(WinmlDagError, match="needs pyarrow, which is not installed") as caught:
         resolved(folder, calibration_data="rows.parquet")
     assert "winml_dag[datasets]" in caught.value.advice

@@ -23,7 +23,7 @@ from winml_dag.pipeline.assess.builtmodel import (
     run_target,
 )
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, measuring_node, plan_measurement
-from winml_dag.pipeline.calibration import packages_of, require_packages
+from winml_dag.pipeline.data import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, has_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.recipe.paths import is_path_like, resolve_path

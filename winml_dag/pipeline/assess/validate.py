@@ -25,7 +25,7 @@ from winml_dag.pipeline.assess.builtmodel import (
     run_target,
 )
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, measuring_node, plan_measurement
-from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
+from winml_dag.pipeline.data import columns_of, packages_of, require_packages
 from winml_dag.pipeline.layout import RANGES, prefixed
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
 from winml_dag.recipe.paths import resolve_path

@@ -118,6 +118,7 @@ ANALYZE = Stage(
         "flags": InputSlot(frozenset({artifact_types.OPTIMIZATIONS}), required=False),
     },
     outputs={"result": artifact_types.ANALYSIS, "flags": artifact_types.OPTIMIZATIONS},
+    published={"result": RESULT_FILE},
     packages=("onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy"),  # those of optimize, whose effect is tried
     likely_unchanged=("flags",),
     timeout_seconds=1800.0,  # compiling a large model once, as some providers do to answer

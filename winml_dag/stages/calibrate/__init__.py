@@ -61,6 +61,7 @@ CALIBRATE = Stage(
         "processor": InputSlot(frozenset({artifact_types.PROCESSOR_FOLDER}), required=False),
     },
     outputs={"ranges": artifact_types.RANGES},
+    published={"ranges": RANGES_FILE},
     packages=("onnxruntime", "onnx", "numpy"),
     memory=Memory(300 << 20, 3.0),
 )

@@ -5,7 +5,7 @@ It also declares two stages that inspect the model for it. Their work needs torc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from winml_dag.canonical import JsonValue
@@ -142,6 +142,7 @@ EXPORT = Stage(
         "script": InputSlot(frozenset({artifact_types.USER_SCRIPT}), required=False),
     },
     outputs={"model": artifact_types.FLOAT_MODEL, "hierarchy": artifact_types.HIERARCHY},
+    published={"model": "export.onnx", "hierarchy": "export_htp_metadata.json"},
     packages=("torch", "transformers", "onnx", "onnxscript", "onnx-ir"),
     memory=Memory(450 << 20, 2.6),
 )
@@ -169,11 +170,12 @@ class ComponentsConfig:
     components: Mapping[str, ComponentFields]
 
 
-def export_stage(components: Iterable[str]) -> Stage:
+def export_stage(components: Collection[str]) -> Stage:
     """The declaration of a node that exports these components; name, version and toolchain are as for one model."""
     return replace(
         EXPORT,
         work="winml_dag.stages.export.conversion:run_components",
         config="winml_dag.stages.export:ComponentsConfig",
         outputs={f"{name}_{slot}": kind for name in components for slot, kind in EXPORT.outputs.items()},
+        published={f"{name}_{slot}": file for name in components for slot, file in EXPORT.published.items()},
     )

@@ -58,6 +58,7 @@ NORMALIZE = Stage(
     },
     # The output has the same type as the input; the node sets it.
     outputs={"model": artifact_types.FLOAT_MODEL},
+    published={"model": "normalized.onnx"},
     packages=("onnx", "onnxruntime", "numpy"),
     memory=Memory(200 << 20, 3.0),
 )

@@ -50,6 +50,7 @@ OPTIMIZE = Stage(
         "flags": InputSlot(frozenset({artifact_types.OPTIMIZATIONS}), required=False),
     },
     outputs={"model": artifact_types.FLOAT_MODEL},
+    published={"model": "optimized.onnx"},
     packages=("onnxruntime", "onnx", "onnxscript", "onnx-ir", "numpy"),
     memory=Memory(150 << 20, 3.5),
 )

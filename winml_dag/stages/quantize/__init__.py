@@ -88,6 +88,7 @@ QUANTIZE = Stage(
         "ranges": InputSlot(frozenset({artifact_types.RANGES}), required=False),
     },
     outputs={"model": artifact_types.QUANTIZED_MODEL},
+    published={"model": "quantized.onnx"},
     packages=("onnxruntime", "onnx", "numpy", "onnx-ir"),
     memory=Memory(250 << 20, 5.0),
 )

@@ -67,6 +67,7 @@ SENSITIVITY = Stage(
         "processor": InputSlot(frozenset({artifact_types.PROCESSOR_FOLDER}), required=False),
     },
     outputs={"report": artifact_types.SENSITIVITY},
+    published={"report": REPORT_FILE},
     packages=("onnxruntime", "onnx", "numpy", "onnx-ir", "matplotlib"),
     memory=Memory(250 << 20, 8.0),
 )

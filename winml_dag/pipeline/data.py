@@ -1,10 +1,10 @@
-"""The source of a build's activation ranges: the user's data, random data, or a file of ranges."""
+"""The data that a build is calibrated with and validated on: the user's, random data, or a file of ranges."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.engine.inplace import KEPT
@@ -15,7 +15,7 @@ from winml_dag.explanation import explanation
 from winml_dag.file_reading import before_reading, read_json
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder, folders_in
-from winml_dag.pipeline.variant import Model, ResolveContext
+from winml_dag.pipeline.variant import Model, ResolveContext, Skip
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import artifact_types
@@ -53,8 +53,8 @@ _OF_DATA = {
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """The data that a build is calibrated with and validated on; all None for random data.
+class Data:
+    """The data of a build; all None for random data.
 
     Attributes:
         data: arrays, texts, images or tables; ``processor`` converts all except arrays to inputs.
@@ -72,9 +72,7 @@ class Calibration:
     looked_at: tuple[Path, ...] = ()
 
 
-def find_calibration(
-    context: ResolveContext, model: Model, quant: Quant, task: str | None, *, download: bool
-) -> Calibration:
+def find_calibration(context: ResolveContext, model: Model, quant: Quant, task: str | None, *, download: bool) -> Data:
     """Find the files that *quant* names, reading only a data set's card and the head of a file of ranges.
 
     Raises:
@@ -86,16 +84,51 @@ def find_calibration(
     ranges = _ranges(context, quant) if static and quant.calibration_load_path is not None else None
     save_path = _save_path(quant.calibration_save_path) if static and quant.calibration_save_path else None
     data, looked_at = _data(context, quant, download=download)
-    looked_at = (*looked_at, *(() if ranges is None else (file.path for file in ranges.files)))
-    if data is None:
-        return Calibration(ranges=ranges, save_path=save_path, looked_at=looked_at)
+    found = Data() if data is None else _described(context, model, quant, task, data, download)
+    seen = () if ranges is None else tuple(file.path for file in ranges.files)
+    return replace(found, ranges=ranges, save_path=save_path, looked_at=(*looked_at, *seen, *found.looked_at))
+
+
+def find_validation_data(
+    context: ResolveContext, model: Model, quant: Quant | None, task: str | None, *, download: bool
+) -> Data:
+    """Find the files that ``validate.input_data`` names, without reading them.
+
+    Raises:
+        InputError: for a missing file.
+        UsageError: for a missing package or processor.
+    """
+    wanted = context.recipe.validation
+    if wanted.input_data is None or not_validated(context) is not None:
+        return Data()
+    path = resolve_path(context.base, wanted.input_data)
+    data = replace(calibration_source(path, "validate.input_data"), name="validation data")
+    # This section names the processor and the columns, even for a model that is not quantized.
+    found = _described(context, model, quant or context.recipe.quant or Quant(), task, data, download)
+    return replace(found, looked_at=(*folders_in(path), *found.looked_at))
+
+
+def not_validated(context: ResolveContext) -> Skip | None:
+    """Return why validation is skipped; None if it is not."""
+    section = context.recipe.compile
+    if context.overrides.validate is not None:
+        return None if context.overrides.validate else Skip("--no-validate was given")
+    if not context.recipe.validation.enabled:
+        return Skip("validate.enabled is false")
+    return Skip("compile.validate is false") if section is not None and not section.validation else None
+
+
+def _described(
+    context: ResolveContext, model: Model, quant: Quant, task: str | None, data: Source, download: bool
+) -> Data:
+    """Return *data* with what makes inputs of it."""
     kind = str(kind_of(data.files[0].name))
     require_packages(kind)
     columns = columns_of(quant, task) if kind in TABLES else None
-    processor = processor_of(context, model, quant, kind, columns, download=download)
-    seen = () if processor is None else processor.looked_at
-    source = None if processor is None else processor.processor_source()
-    return Calibration(data, source, columns, ranges, save_path, (*looked_at, *seen))
+    folder = processor_of(context, model, quant, kind, columns, download=download)
+    if folder is None:
+        return Data(data, columns=columns)
+    return Data(data, folder.processor_source(), columns, looked_at=folder.looked_at)
 
 
 def data_of(section: Quant | None) -> Quant | None:
