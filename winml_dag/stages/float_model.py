@@ -100,26 +100,36 @@ def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = Fals
 
 
 def write_typed(source: Path, destination: Path, *, finite: bool = False) -> int:
-    """Write *source* to *destination* in normal form (see :func:`normalize_forms`), with all types and shapes inferred.
+    """Write *source* to *destination* in the form of :func:`typed`; return how many constants that replaced.
 
-    Large weights are in a file next to it and never in memory. With *finite*, the model will be quantized by ranges:
-    constants that mean infinity are replaced with numbers that integers can hold. Returns how many were replaced.
+    Large weights are in a file next to it and never in memory.
+    """
+    resave(source, destination)
+    model, clamped = typed(onnx.load(destination, load_external_data=False), destination, finite=finite)
+    onnx.save(model, destination)
+    return clamped
+
+
+def typed(model: ModelProto, path: Path, *, finite: bool) -> tuple[ModelProto, int]:
+    """Return *model* in normal form (see :func:`normalize_forms`), with all types and shapes inferred.
+
+    With *finite*, the model will be quantized by ranges: constants that mean infinity are replaced with numbers that
+    integers can hold. Also returns how many were replaced. *model* is modified; *path* is its file, next to which are
+    the weights that it lacks.
 
     Raises:
         StageError: the shapes in the model contradict each other, onnxruntime cannot load it, or it computes nothing in
             float32.
     """
-    resave(source, destination)
-    model = onnx.load(destination, load_external_data=False)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     distinct_names(model)
     plain_constants(model)
     _forget_initializer_shapes(model.graph)
     model = _with_shapes(model)
-    if normalize_forms(model, destination, to_integers=finite):
+    if normalize_forms(model, path, to_integers=finite):
         model = _with_shapes(model)
-    clamped = clamp_certain(model, destination) if finite else 0
+    clamped = clamp_certain(model, path) if finite else 0
     unknown = _outputs_without_type(model.graph)
     if unknown:
         _infer_with_onnxruntime(model, unknown)
@@ -128,8 +138,7 @@ def write_typed(source: Path, destination: Path, *, finite: bool = False) -> int
             "The model computes nothing in float32: there is nothing to calibrate or quantize.",
             advice="Build it with precision fp32, which leaves it as it is.",
         )
-    onnx.save(model, destination)
-    return clamped
+    return model, clamped
 
 
 def _with_shapes(model: ModelProto) -> ModelProto:

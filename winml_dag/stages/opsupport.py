@@ -107,8 +107,8 @@ def _agrees(result: Any, wanted: Any) -> bool:
         return float((~(np.abs(one - other)[comparable] <= bound)).mean()) <= _MOST_OFF
 
 
-def models(folder: Path, target: Target) -> Iterator[tuple[bytes, list[Array]]]:
-    """Yield the models to measure, each with its inputs; files are written into *folder*."""
+def models(target: Target) -> Iterator[tuple[bytes, list[Array]]]:
+    """Yield the models to measure, each with its inputs."""
     from onnx.backend.test.case.node import collect_testcases
 
     for test in collect_testcases(None):
@@ -120,8 +120,7 @@ def models(folder: Path, target: Target) -> Iterator[tuple[bytes, list[Array]]]:
         for model, fed in forms(test.model, inputs):
             yield model.SerializeToString(), fed
             if any(array.dtype == np.float32 for array in inputs):
-                for integers in _quantized(model, folder, target):
-                    yield integers, fed
+                yield from ((integers, fed) for integers in _quantized(model, target))
 
 
 def forms(model: ModelProto, inputs: Sequence[Array]) -> Iterator[tuple[ModelProto, list[Array]]]:
@@ -141,36 +140,31 @@ def forms(model: ModelProto, inputs: Sequence[Array]) -> Iterator[tuple[ModelPro
         yield open_, list(inputs)
 
 
-def _quantized(model: ModelProto, folder: Path, target: Target) -> Iterator[bytes]:
-    path = folder / "float.onnx"
-    onnx.save(model, path)
+def _quantized(model: ModelProto, target: Target) -> Iterator[bytes]:
     for activations, weights in _INTEGERS:
+        copy = ModelProto.FromString(model.SerializeToString())
         try:
-            made = with_qdq(path, target, QuantizedTo(activations, weights), ())
+            made = with_qdq(copy, target, QuantizedTo(activations, weights))
         except Exception:  # a model that onnx's or onnxruntime's tools cannot take apart
             return
-        if made == path:
-            return
-        found = onnx.load(made)
-        if any(value.type.tensor_type.elem_type == TensorProto.FLOAT for value in found.graph.input):
-            yield found.SerializeToString()
+        if any(value.type.tensor_type.elem_type == TensorProto.FLOAT for value in made.graph.input):
+            yield made.SerializeToString()
 
 
 def rows(target: Target) -> Iterator[tuple[Case, Outcome]]:
     """Yield what is measured on *target*. A model that ends or blocks its process does not run."""
     executor: ProcessPoolExecutor | None = None
-    with tempfile.TemporaryDirectory() as folder:
-        for model, inputs in models(Path(folder), target):
-            executor = executor or ProcessPoolExecutor(1, get_context("spawn"))
-            try:
-                found = executor.submit(measure, model, inputs, target).result(_HANGS_AFTER_SECONDS)
-            except (BrokenProcessPool, TimeoutError):
-                for process in list((executor._processes or {}).values()):
-                    process.kill()
-                executor.shutdown()
-                executor, found = None, None
-            if found is not None:
-                yield found
+    for model, inputs in models(target):
+        executor = executor or ProcessPoolExecutor(1, get_context("spawn"))
+        try:
+            found = executor.submit(measure, model, inputs, target).result(_HANGS_AFTER_SECONDS)
+        except (BrokenProcessPool, TimeoutError):
+            for process in list((executor._processes or {}).values()):
+                process.kill()
+            executor.shutdown()
+            executor, found = None, None
+        if found is not None:
+            yield found
     if executor is not None:
         executor.shutdown()
 

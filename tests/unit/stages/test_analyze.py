@@ -14,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from optimize_samples import graph, optimize, outputs
 
 from winml_dag.canonical import canonical_json
-from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.provider import complete_options
+from winml_dag.ep.availability import installed, resolve_target
+from winml_dag.ep.provider import Target, complete_options
+from winml_dag.ep.registry import QNN as QNN_EP
 from winml_dag.ep.support import Case, Outcome
 from winml_dag.pipeline.autoconf import analyze_target
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
@@ -422,10 +423,19 @@ def test_a_model_with_nonsense_scales_is_an_error(tmp_path: Path) -> None:
 
 def test_weights_in_a_file_of_their_own_are_not_read(tmp_path: Path) -> None:
     model = graph(
-        "g (float[2, 64] x) => (float[2, 64] y) { m = MatMul(x, w) y = Relu(m) }", w=np.ones((64, 64), np.float32)
+        "g (float[2, 64] x) => (float[2, 64] y) { m = MatMul(x, w) r = Relu(m) y = Gemm(r, w, b) }",
+        w=np.ones((64, 64), np.float32),
+        b=np.zeros(64, np.float32),
     )
     path = tmp_path / "large.onnx"
-    onnx.save(model, path, save_as_external_data=True, location="large.onnx.data", size_threshold=0)
+    onnx.save(model, path, save_as_external_data=True, location="large.onnx.data", size_threshold=1024)
     (tmp_path / "large.onnx.data").write_bytes(b"")  # reading it would fail
-    assert analyze(tmp_path / "a", path, QNN).metrics["nodes"]["unknown"] == 2
-    assert analyze(tmp_path / "a", path, ON_CPU).metrics["nodes"]["supported"] == 2
+    assert analyze(tmp_path / "a", path, QNN).metrics["nodes"]["unknown"] == 3
+    assert analyze(tmp_path / "a", path, ON_CPU).metrics["nodes"]["supported"] == 3
+    if installed(QNN_EP):
+        target = Target(QNN_EP, "npu")
+        config = AnalyzeConfig(target=analyze_target(target, complete_options(target, {}), standard_only=True))
+        for weights, per_channel in (("uint8", True), ("uint8", False), ("int4", True)):
+            quant = QuantizedTo("uint16", weights, per_channel)
+            assert analyze(tmp_path / "a", path, replace(config, quant=quant)).metrics["nodes"]["supported"] == 3
+        assert analyze(tmp_path / "a", path, config).metrics["nodes"]["supported"] == 3

@@ -1,33 +1,39 @@
 """Asks an installed execution provider what it does with each node of a model, by loading the model with it.
 
 onnxruntime records which provider each node is assigned to. Where a build would quantize the model, Q and DQ are put in
-first, with assumed ranges: which operators a provider takes depends on integer types, not on scales.
+first. Ranges are assumed and weights are zeros, whose file is not read: which operators a provider takes depends on
+types and shapes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_model
 
 from winml_dag.ep.registry import Target
 from winml_dag.ep.session import runs_on_cpu, session_for, session_options
 from winml_dag.ep.support import Level, Verdict
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.onnxmodel.files import resave
-from winml_dag.onnxmodel.protos import subgraphs
+from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, byte_size
+from winml_dag.onnxmodel.protos import read_inside, subgraphs
 from winml_dag.stages.analyze import RUNS, AnalyzeConfig, QuantizedTo
 
 if TYPE_CHECKING:
     import onnxruntime
 
-_ASKED_FILE, _TYPED_FILE, _QUANTIZED_FILE = Path("asked.onnx"), Path("typed.onnx"), Path("with_qdq.onnx")
+_ASKED_FILE, _ZEROS_FILE = Path("asked.onnx"), Path("zeros")
+# By onnxruntime's quantizer: appended to the name of a constant.
+_QUANTIZED = "_quantized"
 # Names by which onnxruntime's assignment and its errors identify nodes, whatever names the file has.
 _NAME = "analyzed_node_{}"
 _NAMED = re.compile(r"analyzed_node_(\d+)\b")
@@ -91,46 +97,70 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 def _prepared(
     model: ModelProto, path: Path, target: Target, quant: QuantizedTo | None, stay_float: Collection[int]
-) -> Path | ModelProto:
-    """Return what to load: for the CPU the graph alone, else a file with weights, quantized if *quant* says so."""
-    if runs_on_cpu(target):
-        _take_out_weights(model.graph)
-        return model
-    resave(path, _ASKED_FILE)
-    numbered = onnx.load(_ASKED_FILE, load_external_data=False)
-    for node, named in zip(_nodes(numbered.graph), _nodes(model.graph), strict=True):
-        node.name = named.name
-    onnx.save(numbered, _ASKED_FILE)
-    if quant is None or quant.activation_type == "float16":
-        return _ASKED_FILE
-    return with_qdq(_ASKED_FILE, target, quant, [_NAME.format(number) for number in sorted(stay_float)])
+) -> Path:
+    """Write the file to load, quantized if *quant* says so, and return it. Its weights are zeros.
+
+    For the CPU, these are all large constants. Elsewhere constants that are added may decide, zeros above all.
+    """
+    on_cpu = runs_on_cpu(target)
+    weights = [
+        tensor
+        for tensor, is_weight in _weights(model.graph)
+        if (_is_large(tensor) if on_cpu else is_weight) and tensor.data_type != TensorProto.STRING
+    ]
+    for tensor in weights:
+        tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
+    load_external_data_for_model(model, str(path.parent))
+    for tensor in weights:
+        tensor.CopyFrom(_zeros(tensor.name, tensor.data_type, tensor.dims))
+    if not on_cpu and quant is not None and quant.activation_type != "float16":
+        names = [_NAME.format(number) for number in sorted(stay_float)]
+        with suppress(StageError):  # nothing in it can be quantized
+            model = with_qdq(ModelProto.FromString(model.SerializeToString()), target, quant, names)
+    onnx.save(model, _ASKED_FILE, save_as_external_data=True, location=f"{_ASKED_FILE}.data")
+    return _ASKED_FILE
 
 
-def _take_out_weights(graph: GraphProto) -> None:
-    """Make inputs of large constants, so that their data is not needed."""
-    kept = [tensor for tensor in graph.initializer if _bytes(tensor) <= _LARGE_BYTES]
-    known = {value.name for value in graph.input} | {tensor.name for tensor in kept}
+def _weights(graph: GraphProto) -> Iterator[tuple[TensorProto, bool]]:
+    """Yield the constants of *graph*, each with whether only products and lookups read it, whatever its values are."""
+    read: dict[str, bool] = dict.fromkeys({value.name for value in graph.output} | read_inside(graph.node), False)
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            weighs = position == (0 if node.op_type == "Gather" else 1)
+            read[name] = read.get(name, True) and weighs and node.op_type in ("Gather", *CHANNEL_AXES)
     for tensor in graph.initializer:
-        if tensor.name not in known:
-            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+        yield tensor, tensor.data_type == TensorProto.FLOAT and read.get(tensor.name, False)
 
 
-def _bytes(tensor: TensorProto) -> int:
-    external = tensor.data_location == TensorProto.EXTERNAL
-    return _LARGE_BYTES + 1 if external else tensor.ByteSize()
+def _is_large(tensor: TensorProto) -> bool:
+    return tensor.data_location == TensorProto.EXTERNAL or tensor.ByteSize() > _LARGE_BYTES
 
 
-def with_qdq(path: Path, target: Target, quant: QuantizedTo, stay_float: Sequence[str]) -> Path:
-    """Return the file of the model *path* as quantize would write it, but with the range -1 to 1 for every tensor.
+def _zeros(name: str, data_type: int, dims: Iterable[int]) -> TensorProto:
+    """Return a constant whose data is in a sparse file of zeros, which all share."""
+    tensor = TensorProto(name=name, data_type=data_type, dims=dims, data_location=TensorProto.EXTERNAL)
+    size = byte_size(data_type, tensor.dims)
+    for key, value in {"location": str(_ZEROS_FILE), "offset": "0", "length": str(size)}.items():
+        tensor.external_data.add(key=key, value=value)
+    with _ZEROS_FILE.open("ab") as file:
+        file.truncate(max(file.tell(), size))
+    return tensor
 
-    *path* itself if nothing in it can be quantized. *stay_float*: names of nodes that stay in float.
+
+def with_qdq(model: ModelProto, target: Target, quant: QuantizedTo, stay_float: Sequence[str] = ()) -> ModelProto:
+    """Return *model* as quantize would write it, but with the range -1 to 1 for every tensor; *model* is modified.
+
+    Weights that have no data (see :func:`_zeros`) have none afterwards. *stay_float*: names of nodes that stay in
+    float.
+
+    Raises:
+        StageError: nothing in it can be quantized.
     """
     # Imported here: a provider that is asked about floats needs none of it.
-    from winml_dag.stages.float_model import float_tensors, write_typed
+    from winml_dag.stages.float_model import float_tensors, typed
     from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
-    from winml_dag.stages.quantize.modes import quantize_typed
+    from winml_dag.stages.quantize.mixed import name_nodes, own_constants, use_of
+    from winml_dag.stages.quantize.modes import quantize_model
     from winml_dag.stages.ranges import Provenance, Ranges
 
     fields = QuantizeFields(
@@ -142,19 +172,52 @@ def with_qdq(path: Path, target: Target, quant: QuantizedTo, stay_float: Sequenc
         equalize=False,
     )
     config = QuantizeConfig(fields, QuantizeTarget(target.ep.integers.rules, target.ep.integers.mixes_widths))
-    try:
-        write_typed(path, _TYPED_FILE, finite=True)
-        graph = onnx.load(_TYPED_FILE, load_external_data=False).graph
-        bounds = dict.fromkeys(float_tensors(graph), (-1.0, 1.0))
-        model = quantize_typed(_TYPED_FILE, Ranges("assumed", bounds, Provenance("", "", 0, "")), config).model
-    except StageError:
-        return path
-    onnx.save(model, _QUANTIZED_FILE, save_as_external_data=True, location=f"{_QUANTIZED_FILE}.data")
-    return _QUANTIZED_FILE
+    model, _ = typed(model, _ASKED_FILE, finite=True)
+    name_nodes(model.graph)
+    own_constants(model.graph, use_of)
+    before = ModelProto.FromString(model.SerializeToString())
+    _shrink_weights(model.graph)
+    bounds = dict.fromkeys(float_tensors(before.graph), (-1.0, 1.0))
+    sizes = {tensor.name: tuple(tensor.dims) for tensor in before.graph.initializer}
+    made = quantize_model(model, before, Ranges("assumed", bounds, Provenance("", "", 0, "")), config).model
+    _restore_sizes(made.graph, {**sizes, **{tensor.name: tuple(tensor.dims) for tensor in before.graph.initializer}})
+    return made
+
+
+def _shrink_weights(graph: GraphProto) -> None:
+    """Shrink weights without data, and the biases beside them, to two elements on each axis.
+
+    The quantizer takes the channels one by one, each in as much time as a large one.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    empty = {name for name, tensor in tensors.items() if tensor.data_location == TensorProto.EXTERNAL}
+    products = [node for node in graph.node if node.op_type in CHANNEL_AXES and empty & {*node.input[1:2]}]
+    beside = {name for node in products for name in node.input[2:]}
+    for name in empty | (beside & tensors.keys()):
+        values = np.resize(np.array([-1, 0.5], np.float32), [min(size, 2) for size in tensors[name].dims])
+        tensors[name].CopyFrom(numpy_helper.from_array(values, name))
+
+
+def _restore_sizes(graph: GraphProto, sizes: Mapping[str, tuple[int, ...]]) -> None:
+    """Give the constants of *graph* their *sizes*, by their names in float, and each of their channels a scale."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for name, tensor in tensors.items():
+        size = sizes.get(name, sizes.get(name.removesuffix(_QUANTIZED)))
+        if size is not None and size != tuple(tensor.dims):
+            tensor.CopyFrom(_zeros(name, tensor.data_type, size))
+    for node in graph.node:
+        tensor = tensors.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if tensor is None or tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        for each in (tensors[name] for name in node.input[1:]):
+            if prod(each.dims) > 1:
+                values = np.resize(numpy_helper.to_array(each), tensor.dims[axis])
+                each.CopyFrom(numpy_helper.from_array(values, each.name))
 
 
 def _load(
-    model: Path | ModelProto, target: Target, settings: onnxruntime.SessionOptions
+    model: Path, target: Target, settings: onnxruntime.SessionOptions
 ) -> tuple[dict[str, str], onnxruntime.InferenceSession | None]:
     """Return the reasons for nodes that no provider runs, by name, and a session of the rest; None if none is left.
 
@@ -164,13 +227,13 @@ def _load(
 
     if runs_on_cpu(target):
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        settings.add_session_config_entry("session.disable_prepacking", "1")
     refused: dict[str, str] = {}
     for _ in range(_MOST_SESSIONS):
         try:
-            given = model if isinstance(model, Path) else model.SerializeToString()
-            return refused, session_for(given, target, settings)
+            return refused, session_for(model, target, settings)
         except Exception as error:
-            found = model if isinstance(model, ModelProto) else onnx.load(model, load_external_data=False)
+            found = onnx.load(model, load_external_data=False)
             names = set(_refused_by(str(error), list(_nodes(found.graph))))
             if not names:
                 raise
@@ -178,8 +241,7 @@ def _load(
             _take_out(found.graph, names)
             if not found.graph.node:
                 return refused, None
-            if isinstance(model, Path):
-                onnx.save(found, model)
+            onnx.save(found, model)
     raise StageError(f"More than {_MOST_SESSIONS} kinds of nodes do not run")
 
 

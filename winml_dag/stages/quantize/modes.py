@@ -208,7 +208,11 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
     Raises:
         StageError: as :func:`run`.
     """
-    model, before = onnx.load(source), onnx.load(source, load_external_data=False)
+    return quantize_model(onnx.load(source), onnx.load(source, load_external_data=False), ranges, config)
+
+
+def quantize_model(model: ModelProto, before: ModelProto, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
+    """Return the quantized form of *model*; *before* is the same model, possibly without its external weights."""
     graphs = (model.graph, before.graph)
     for graph in graphs:
         # Nodes can be excluded or overridden only by name.
