@@ -261,7 +261,7 @@ def test_what_an_emulator_took_is_compared_with_nothing(opened) -> None:
     choose(page, "trade-offs", "Quality", "cosine")
     choose(page, "trade-offs", "Model", "clip-text")
     plot = page.locator("figure[data-measure=p50]")
-    assert "3 builds left out: measured on an emulator." in plot.inner_text()
+    assert "3 builds not shown: measured on an emulator." in plot.inner_text()
     assert not [label for label in labels_of(plot.locator("a.mark")) if "npu" in label]
 
 

@@ -154,7 +154,7 @@ class _State:
             yield f"stages: {', '.join(counts)}"
         if self.eta is not None:
             seconds = self.seconds_left()
-            yield "time left not known yet" if seconds is None else _left(seconds)
+            yield "time left unknown" if seconds is None else _left(seconds)
         if (eta := self.eta) is not None and eta.capacity.counts_memory and self.running:
             yield f"memory {eta.memory_bytes / _GIB:.1f} of {eta.capacity.memory_bytes / _GIB:.1f} GiB"
 

@@ -238,8 +238,8 @@ def test_a_nearer_record_of_another_folder_is_mentioned(built: Project) -> None:
 
 
 def test_a_stage_that_is_left_out_says_why(built: Project) -> None:
-    assert built.says("why", "export").splitlines() == ["export: left out", "  the model is ONNX already"]
-    assert built.json("why", "export")["export"]["kind"] == "left out"
+    assert built.says("why", "export").splitlines() == ["export: skipped", "  the model is ONNX already"]
+    assert built.json("why", "export")["export"]["kind"] == "skipped"
 
 
 def test_a_record_of_before_files_were_noted_is_still_compared(built: Project) -> None:

@@ -185,7 +185,7 @@ class Ledger:
     def _of(self, cell: Cell, now: Mapping[tuple[str, str], CellResult]) -> CellResult:
         if cell.name in self._results:
             return self._results[cell.name]
-        result = CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
+        result = CellResult(cell.name, cell.values, cell.folder, CellStatus.SKIPPED, why=cell.left_out)
         if cell.left_out:
             return result
         written = now.get((cell.name, cell.folder))

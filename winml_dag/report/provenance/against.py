@@ -150,7 +150,7 @@ def _folder(placed: str) -> str:
 
 def _hex(name: str, sha256: str) -> str:
     if not _SHA256.fullmatch(sha256):
-        raise InputError(f"It has no SHA-256 for {name}, so nothing can be held against it.")
+        raise InputError(f"It has no SHA-256 for {name}, so there is nothing to compare with.")
     return sha256
 
 

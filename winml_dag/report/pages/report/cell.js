@@ -39,7 +39,7 @@ function cellFacts(row) {
     ["Components", row.components && own(row.components.join(", "))],
     ["Stage reached", isThere(row) || row.failure ? null : row.reached && own(row.reached)],
     ["Trial of", row.trial_of && linkTo(row.trial_of)],
-    ["Dominated by", row.dominated_by ? [linkTo(row.dominated_by), row.dominated_why && ": ", row.dominated_why && own(row.dominated_why)] : null],
+    ["Pareto-dominated by", row.dominated_by ? [linkTo(row.dominated_by), row.dominated_why && ": ", row.dominated_why && own(row.dominated_why)] : null],
     ["Time spent", seconds(row.seconds || 0)], ["Time saved", seconds(row.saved_seconds || 0)],
     ["Peak memory of the build", row.peak_memory_bytes && size(row.peak_memory_bytes)],
     ["Folder", row.folder && el("code", {}, path(row.folder))],

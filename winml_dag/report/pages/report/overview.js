@@ -15,7 +15,7 @@ function totals() {
   const graph = report.graph || {};
   const of = (status) => count((row) => row.status === status);
   const found = of("up to date");
-  const troubles = [["Failed", of("failed")], ["Refused", of("refused")], ["Left out", of("left out")], ["Not reached", of("not reached")]];
+  const troubles = [["Failed", of("failed")], ["Refused", of("refused")], ["Skipped", of("skipped")], ["Not reached", of("not reached")]];
   return definitions([
     ["Builds there", [el("b", { text: whole(count(isThere)) }), ` of ${whole(rows.length)}`, found > 0 && el("small", { text: `${whole(found)} up to date` })]],
     ...troubles.map(([label, some]) => [label, some > 0 || label === "Failed" ? el("b", { class: some > 0 && label === "Failed" ? "bad" : null, text: whole(some) }) : null]),

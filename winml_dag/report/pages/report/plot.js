@@ -52,8 +52,8 @@ function whatIsNotShown(x, asked, shown) {
   const emulated = x.part === "latency" ? asked.filter(isEmulated).length : 0;
   const missing = asked.length - shown.length - emulated;
   return [
-    emulated ? `${counted(emulated, "build")} left out: measured on an emulator.` : "",
-    missing > 0 ? `${counted(missing, "build")} left out: not measured.` : "",
+    emulated ? `${counted(emulated, "build")} not shown: measured on an emulator.` : "",
+    missing > 0 ? `${counted(missing, "build")} not shown: not measured.` : "",
   ].filter(Boolean).join(" ");
 }
 

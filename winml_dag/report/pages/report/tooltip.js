@@ -62,7 +62,7 @@ function aboutRow(row) {
     ...(figures.length ? [[figures.join(", ")]] : []),
     ...(isEmulated(row) ? [["The latency is that of an emulator and says nothing of the device."]] : []),
     ...(row.winner_of && row.winner_of.length ? [["Winner: ", own(row.winner_of.join(", "))]] : []),
-    ...(row.dominated_by ? [["Dominated by ", path(row.dominated_by), row.dominated_why ? `: ${row.dominated_why}` : ""]] : []),
+    ...(row.dominated_by ? [["Pareto-dominated by ", path(row.dominated_by), row.dominated_why ? `: ${row.dominated_why}` : ""]] : []),
     ...(row.trial_of ? [["A trial of ", path(row.trial_of)]] : []),
   ];
 }
