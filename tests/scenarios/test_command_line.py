@@ -133,4 +133,16 @@ def test_options_are_in_panels(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("build", "plan"):
         assert run([name, "--help"]) == 0
         found = re.findall(r"^(\w+) options:$", capsys.readouterr().out, re.MULTILINE)
-        assert found == ["Model", "Target", "Optimize", "Quantize", "Export", "Validate", "Output", "Run", "Cache"]
+        assert found == [
+            "Model",
+            "Target",
+            "Optimize",
+            "Quantize",
+            "Export",
+            "Validate",
+            "Sweep",
+            "Output",
+            "Run",
+            "Cache",
+            "Global",
+        ]

@@ -109,4 +109,4 @@ def test_as_text_several_builds_are_one_graph(folder: Path, capsys: pytest.Captu
     assert run(["graph", "-c", "one.yaml", "--format", "dot"]) == 0
     assert '"finalize"' in capsys.readouterr().out
     assert run(["graph", "-c", "one.yaml", "--filter", "precision=fp32"]) == 2
-    assert "this is none" in capsys.readouterr().err
+    assert "this is not one" in capsys.readouterr().err

@@ -371,7 +371,7 @@ def test_files_in_the_folder_of_a_recipe_are_told_where_they_lie(tmp_path: Path,
 def test_a_file_of_somebody_elses_is_not_replaced(cell: Path, tmp_path: Path, says: Says) -> None:
     (tmp_path / "mine.json").write_text("{}")
     arguments = ("provenance", cell, "-f", "slsa", "-o", tmp_path / "mine.json")
-    assert "is in the way" in says(*arguments, code=2)
+    assert "exists and is not such a document" in says(*arguments, code=2)
     assert (tmp_path / "mine.json").read_text() == "{}"
     says(*arguments, "--overwrite")
     says(*arguments)  # owned now
@@ -407,7 +407,7 @@ def _edited(value: dict[str, Any], path: str, new: Any) -> str:
         ("slsa", "predicateType", "https://slsa.dev/provenance/v0.2", "not https://slsa.dev/provenance/v1"),
         ("slsa", "predicate/buildDefinition/buildType", "", "buildType is missing"),
         ("slsa", "predicate/runDetails/builder/id", "", "builder.id is missing"),
-        ("cyclonedx", "specVersion", "99", "no bill of materials"),
+        ("cyclonedx", "specVersion", "99", "not a CycloneDX bill of materials"),
         ("cyclonedx", "bomFormat", "SPDX", "neither a statement"),
         ("cyclonedx", "unheard", 1, "unheard"),
         ("cyclonedx", "components/0/type", "unheard", "components/0/type"),

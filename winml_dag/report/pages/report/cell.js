@@ -23,7 +23,7 @@ function part(title, ...children) {
 function failurePart(row) {
   const failure = row.failure;
   if (!failure) return [];
-  return [part("What went wrong",
+  return [part("Error",
     definitions([["Stage", own(failure.stage || "before the first stage")], ["Error", own(failure.error)],
       ["What to do", failure.advice && own(failure.advice)], ["Reached", row.reached && own(row.reached)], ["Whole log", failure.log && el("code", {}, path(failure.log))]], "facts wide"),
     failure.tail && el("h4", { text: "End of the log" }),
