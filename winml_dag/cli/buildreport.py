@@ -125,7 +125,7 @@ def print_result(
             output.say(line)
     for line in () if output.quiet else traffic_lines(result.traffic):
         output.say(line)
-    for notice in result.build.notices if ran and not output.quiet else ():
+    for notice in () if output.quiet else result.build.notices if ran else result.build.on_options:
         output.say(f"note: {notice}")
     output.say(summary(result))
 

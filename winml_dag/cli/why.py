@@ -66,7 +66,7 @@ def _explanation(
         yield f"  {view.result.error}"
     if reason.kind == "waits":
         further = all_are_shown and not set(reason.roots) <= set(reason.names)
-        yield f"  {waits(reason.names)}" + (f", and that on {', '.join(reason.roots)}" if further else "")
+        yield f"  {waits(reason.names)}" + (f", which depends on {', '.join(reason.roots)}" if further else "")
         if not all_are_shown:
             yield from (f"  {root} would run: {by_id[root].reason}" for root in reason.roots)
     yield from (f"  {line}" for line in _reason_lines(reason))

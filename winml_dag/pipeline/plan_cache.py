@@ -186,7 +186,7 @@ def keep_finished(
             if path in suspects and ((index in late or path not in looked) if path in put else index in early)
         ],
         complete=True,
-        summary=planned.summary.up_to_date,
+        summary="\n".join([*(f"note: {text}" for text in planned.summary.on_options), planned.summary.up_to_date]),
     )
     Entry.of(header, [*hashed, *blobs], seen, hashed.values(), text).keep(str(store.folder), keys)
 

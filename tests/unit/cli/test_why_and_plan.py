@@ -134,7 +134,7 @@ def test_a_field_is_named_with_both_values_and_who_waits_names_the_root(built: P
     built.edit(quant={**RECIPE["quant"], "samples": 20})  # type: ignore[dict-item]
     assert built.why("calibrate") == ["quant.samples: 10 -> 20"]
     assert built.why("validate") == [
-        "depends on what quantize, calibrate will give",
+        "depends on the output of quantize, calibrate",
         "calibrate would run: quant.samples: 10 -> 20",
     ]
     stages = built.json("plan")
