@@ -33,7 +33,7 @@ _ADVICE = {
     "failing": "The log of the server says more.",
     "forbidden": "Look at the credentials, at what they may do there, and at the clock of this machine.",
     "full": "Make room there; until then nothing is put.",
-    "lying": "What answers there is no remote of ours, or something between us changes what it says.",
+    "lying": "The server is not a winml_dag remote, or a proxy changes its answers.",
 }
 
 

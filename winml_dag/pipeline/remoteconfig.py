@@ -66,13 +66,13 @@ _WORDS = {"": False, "0": False, "false": False, "no": False, "1": True, "true":
 def _check_url(url: str) -> str:
     if "://" not in url:
         # Not shown: without a scheme, any part of it may be a password.
-        raise problem("this is no address; it begins with http://, https://, s3://, az://, gs:// or file://")
+        raise problem("this is not an address; it begins with http://, https://, s3://, az://, gs:// or file://")
     return url
 
 
 def _check_namespace(text: str) -> str:
     if text and _NAMESPACE.fullmatch(text) is None:
-        raise problem(f"{text!r} is no namespace: it has letters, digits, '.', '_' and '-', with '/' between parts")
+        raise problem(f"{text!r} is not a namespace: it has letters, digits, '.', '_' and '-', with '/' between parts")
     return text
 
 
@@ -301,7 +301,7 @@ def _mode(options: RemoteOptions) -> Mode | None:
 def _namespace_of_environment() -> str | None:
     given = os.environ.get(NAMESPACE_VARIABLE, "").strip()
     if given and _NAMESPACE.fullmatch(given) is None:
-        raise UsageError(f"{NAMESPACE_VARIABLE} is {given!r}, which is no namespace.", advice=_PARTS)
+        raise UsageError(f"{NAMESPACE_VARIABLE} is {given!r}, which is not a namespace.", advice=_PARTS)
     return given or None
 
 

@@ -296,7 +296,7 @@ def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says: Says) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is damaged: it is no JSON"),
+        ("{", "is damaged: it is not JSON"),
         ("{}", "is not of this program: it has no schema_version"),
         ('{"schema_version": 2}', "has schema_version 2, and this version of winml-dag reads 1 only"),
         ('{"schema_version": 1}', "is damaged"),

@@ -225,7 +225,7 @@ def _save(path: str, node: onnx.NodeProto) -> None:
         ("validate nope.onnx", 3, "nope.onnx does not exist"),
         ("validate m.onnx --reference c.onnx", 2, "c.onnx is compiled, and the reference runs on the CPU."),
         ("validate m.onnx --reference nope.onnx", 3, "nope.onnx does not exist"),
-        ("validate m.onnx --min-cosine 0.9", 2, "There is nothing to hold m.onnx against"),
+        ("validate m.onnx --min-cosine 0.9", 2, "There is no model to compare m.onnx with"),
         ("validate m.onnx --reference q.onnx --no-reference", 2, "exclude each other"),
         ("validate m.onnx --reference m.onnx -p int9", 2, "'int9' is not a precision"),
         ("validate m.onnx --input-data no.npz", 3, "validate.input_data"),

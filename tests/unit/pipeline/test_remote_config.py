@@ -75,7 +75,7 @@ def test_the_environment_may_name_the_namespace_of_all(project_file: Path, monke
     monkeypatch.setenv("WINML_DAG_REMOTE_NAMESPACE", "pull/12")
     assert tiers()[0].namespace == "pull/12"
     monkeypatch.setenv("WINML_DAG_REMOTE_NAMESPACE", "../main")
-    with pytest.raises(UsageError, match=r"WINML_DAG_REMOTE_NAMESPACE is '\.\./main', which is no namespace"):
+    with pytest.raises(UsageError, match=r"WINML_DAG_REMOTE_NAMESPACE is '\.\./main', which is not a namespace"):
         tiers()
 
 
@@ -255,9 +255,9 @@ class TestTheUser:
         ('[[remote]]\nurl = "https://a"\nzzz = 1\n', "known are url, mode, namespace, trusted"),
         ('[[remote]]\nurl = "https://a"\nmode = "write"\n', ":3: remote[0].mode: 'write' is not one of read"),
         ('[[remote]]\nurl = 7\n', ":2: remote[0].url: expected text, got 7"),
-        ('[[remote]]\nurl = "cache.example.com"\n', ":2: remote[0].url: this is no address"),
+        ('[[remote]]\nurl = "cache.example.com"\n', ":2: remote[0].url: this is not an address"),
         ('[[remote]]\nmode = "read"\n', "remote[0].url: is required"),
-        ('[[remote]]\nurl = "https://a"\nnamespace = "a//b"\n', "'a//b' is no namespace"),
+        ('[[remote]]\nurl = "https://a"\nnamespace = "a//b"\n', "'a//b' is not a namespace"),
         ('[[remote]]\nurl = "https://a"\ntrusted = "main"\n', ":3: remote[0].trusted: expected a list"),
         ('[[remotes]]\nurl = "https://a"\n', ":1: remotes: unknown key; did you mean 'remote'?"),
         ('# ours\n\nurl = "https://a"\n', ":3: url: unknown key; known are remote"),

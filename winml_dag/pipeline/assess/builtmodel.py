@@ -145,7 +145,7 @@ def refuse_component(recipe: Path, build: BuildSummary, component: str | None) -
             advice=f"Name one of them, such as --submodel {known[0]}.",
         )
     if component is not None and not known:
-        raise UsageError(f"{recipe} builds one model, without components.", advice="Leave out --submodel.")
+        raise UsageError(f"{recipe} builds one model, without components.", advice="Omit --submodel.")
     if component is not None and component not in known:
         raise UsageError(f"{recipe} builds no component {component!r}{known_instead(component, known)}")
 

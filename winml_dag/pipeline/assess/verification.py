@@ -146,7 +146,7 @@ def _fault(path: Path) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror or error}."
     except ValueError as error:
-        return f"is damaged: it is no JSON ({error})."
+        return f"is damaged: it is not JSON ({error})."
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version is None:
         return "is not of this program: it has no schema_version."
@@ -195,7 +195,7 @@ def _verify_file(path: Path) -> Verification:
     manifest = load_manifest(folder)
     entries = {entry.name: entry for entry in manifest.files}
     if path.name not in entries:
-        raise InputError(f"{folder / MANIFEST} does not list {path.name}: no build of ours put it there.")
+        raise InputError(f"{folder / MANIFEST} does not list {path.name}: no build of winml_dag wrote it.")
     names = {path.name, *_together(manifest, entries[path.name])}
     checks = tuple(check_file(folder / name, entries[name]) for name in sorted(names & entries.keys()))
     return Verification(folder / MANIFEST, checks, unfinished=is_changing(folder))
@@ -242,7 +242,7 @@ def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
     except OSError as error:
         return FileCheck(path, Found.UNREADABLE, 0, error.strerror or str(error))
     except ValueError:
-        return FileCheck(path, Found.CHANGED, 0, "it is no JSON")
+        return FileCheck(path, Found.CHANGED, 0, "it is not JSON")
     if found != manifest.build.config_hash:
         return FileCheck(path, Found.CHANGED, len(data), "other settings than those of the build")
     return FileCheck(path, Found.INTACT, len(data))

@@ -56,7 +56,7 @@ _BUILTIN = "winml_dag.stages."
 _THREADS = 1024
 # A stage fails after it has lost all workers that could run it this many times.
 _MOST_LOST = 3
-_LOST_ADVICE = "What they have said before may tell why; maybe it takes more memory than they have."
+_LOST_ADVICE = "Their logs may show why; the stage may need more memory than they have."
 
 
 def runs_anywhere(node: Node) -> bool:

@@ -80,7 +80,7 @@ def _failed(folder: Path) -> frozenset[str]:
     except InputError as error:
         raise UsageError(error.message, advice=error.advice) from None
     if last is None:
-        raise UsageError(f"No sweep was run in {folder} yet.", advice="Leave out --retry-failed.")
+        raise UsageError(f"No sweep was run in {folder} yet.", advice="Omit --retry-failed.")
     return frozenset(cell.name for cell in last.cells if cell.status in FAILED)
 
 

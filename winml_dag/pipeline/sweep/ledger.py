@@ -242,7 +242,7 @@ def modules_of(sweep: Sweep, folder: Path) -> tuple[ModuleItem, ...]:
     items = module_items(sweep.path) if not sweep.axes and len(sweep.files) == 1 else None
     if items and os.path.lexists(folder / SUMMARY) and not _is_summary(folder / SUMMARY):
         raise UsageError(
-            f"{folder / SUMMARY} is in the way: it is no summary of modules, so it is not overwritten.",
+            f"{folder / SUMMARY} exists and is not a summary of modules, so it is not overwritten.",
             advice="Move it, or choose another folder with -o.",
         )
     return items or ()

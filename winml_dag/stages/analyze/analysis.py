@@ -198,7 +198,7 @@ def _advice(verdict: Verdict, case: Case, target: AnalyzeTarget, *, is_open: boo
     if max((len(each.dims or ()) for each in operands), default=0) > _MOST_RANK:
         return f". Write it with at most {_MOST_RANK} dimensions"
     if types:
-        return f". Use a 32-bit type in place of {' and '.join(sorted(types))}"
+        return f". Use a 32-bit type instead of {' and '.join(sorted(types))}"
     if verdict.level is Level.PARTIAL:
         return ". Replace the operator, or accept that part of the model runs on the CPU"
     return ". Replace the operator, or choose another target"
