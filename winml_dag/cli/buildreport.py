@@ -162,7 +162,8 @@ def counts(result: BuildResult) -> str:
     """Format ``3 ran, 4 reused, 1 skipped``: because of a failure, or since it is not needed."""
     found = Counter(view.status for view in result.stages)
     found[Status.REUSED] += result.others
-    return ", ".join(f"{found[status]} {status}" for status in Status if found[status])
+    order = (Status.RAN, Status.REUSED, Status.FAILED, Status.SKIPPED)
+    return ", ".join(f"{found[status]} {status}" for status in order if found[status])
 
 
 def stage_line(view: StageView, width: int) -> str:

@@ -171,7 +171,7 @@ class _State:
         return self.left_seconds
 
     def _left_by_count(self, eta: Eta) -> float | None:
-        """Return the time left if all stages take equally long, for stages that no record tells about."""
+        """Return the time left if all stages take equally long, for stages without a record."""
         ran, rest = self.stages[Status.RAN], len(self.running) + len(eta.pending)
         if self.doing == "measuring":
             return self.each_seconds * rest

@@ -151,7 +151,7 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
         "first wins",
         first_wins,
         "what is there stays" if first_wins else "A second record took the place of the first",
-        "" if first_wins else "Whoever writes last decides what all get: let only one place write there.",
+        "" if first_wins else "The last writer decides what all others get: let only one machine write there.",
     )
 
 

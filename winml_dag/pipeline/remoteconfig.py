@@ -59,7 +59,7 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*
 _HEADER = re.compile(r"\s*(\[\[?)([^\]]*)\]")
 _ASSIGNED = re.compile(r"\s*([\w.-]+|\"[^\"]*\"|'[^']*')\s*=")
 
-_PARTS = "It has letters, digits, '.', '_' and '-', with '/' between its parts: main, pull/12."
+_PARTS = "It has letters, digits, '.', '_' and '-', with '/' between segments: main, pull/12."
 _WORDS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
 
@@ -72,7 +72,9 @@ def _check_url(url: str) -> str:
 
 def _check_namespace(text: str) -> str:
     if text and _NAMESPACE.fullmatch(text) is None:
-        raise problem(f"{text!r} is not a namespace: it has letters, digits, '.', '_' and '-', with '/' between parts")
+        raise problem(
+            f"{text!r} is not a namespace: it has letters, digits, '.', '_' and '-', with '/' between segments"
+        )
     return text
 
 
@@ -333,8 +335,8 @@ def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
     said = {key: value for key, value in content.items() if key not in elsewhere}
     if kind is ProjectFile and "signing" in said:
         raise UsageError(
-            f"{path} has [signing], which is for the user's own file: a project comes from whoever wrote it, and would "
-            "say for others whom they believe.",
+            f"{path} has [signing], which is for the user's own file: otherwise the authors of a project "
+            "would decide whom its users trust.",
             advice=f"Put it into {config_file()}, or use {ACCEPT_UNSIGNED_VARIABLE} and WINML_DAG_REMOTE_KEYS_FILE.",
         )
     try:

@@ -290,7 +290,7 @@ def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says: Says) -
     entry = next(entry for entry in manifest["files"] if entry["name"] == "model.onnx")
     entry.update(digest=digest_file(out / "model.onnx"), size=(out / "model.onnx").stat().st_size)
     path.write_text(json.dumps(manifest))
-    assert "model.onnx has another digest among the files than finalize put out" in says("verify", "out", code=1)
+    assert "model.onnx has another digest among the files than finalize wrote" in says("verify", "out", code=1)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ class TestTheProject:
 
     def test_cannot_say_whom_its_users_believe(self, project_file: Path) -> None:
         project_file.write_text('[[remote]]\nurl = "https://a"\n[signing]\naccept_unsigned = true\n')
-        with pytest.raises(UsageError, match="a project comes from whoever wrote it"):
+        with pytest.raises(UsageError, match="the authors of a project would decide"):
             tiers()
 
     def test_cannot_take_back_what_its_user_has_said_of_the_same_remote(

@@ -160,8 +160,8 @@ def measured_on(built: BuiltModel, ep: str | None, device: str | None) -> Target
     target = built.model.target_named(ep, device, built.target)
     if is_emulated(target) and shares_binary(built.model.path, built.model.summary):
         raise UsageError(
-            f"{built.model.path} shares its binary with other models, and QNN's emulator, which stands for the NPU"
-            " here, crashes when it loads such a binary.",
+            f"{built.model.path} shares its binary with other models, and QNN's emulator, which is used instead of an"
+            " NPU, crashes when it loads such a binary.",
             advice="Run it on the device, or compile it by itself to try it here.",
         )
     return target

@@ -275,7 +275,7 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
             yield f"{stage.id} has another cache_key than its version, config, inputs and toolchain make."
         for slot, given in stage.inputs.items():
             if _digest_of_input(given, build.sources, made) not in (given.digest, None):
-                yield f"{stage.id} reads other bytes as {slot} than {given.maker} put out."
+                yield f"{stage.id} reads other bytes as {slot} than {given.maker} wrote."
     yield from _models(manifest)
 
 
@@ -291,7 +291,7 @@ def _models(manifest: Manifest) -> Iterator[str]:
     for stage in last if finals else ():
         for file in stage.files:
             if file not in listed:
-                yield f"{file.name} has another digest among the files than {stage.id} put out."
+                yield f"{file.name} has another digest among the files than {stage.id} wrote."
 
 
 def _key(stage: Stage) -> str | None:

@@ -103,7 +103,7 @@ def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
         if overridden and len(said) > 1:
             raise UsageError(
                 f"{option} would be one {field} for all cells, and the matrix has several: {', '.join(sorted(said))}.",
-                advice=f"Leave {option} out; --filter chooses cells.",
+                advice=f"Omit {option}; --filter chooses cells.",
             )
 
 

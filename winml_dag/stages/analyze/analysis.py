@@ -147,7 +147,7 @@ def _nodes(model: Model, graph: Graph) -> Iterator[tuple[Node, Dataflow]]:
 def _certain(node: Node, config: AnalyzeConfig) -> Verdict | None:
     """Return the verdict on a node that needs neither a table nor the provider."""
     if node.op_type == "Constant":
-        return Verdict(Level.SUPPORTED, "a constant, which is no work")
+        return Verdict(Level.SUPPORTED, "a constant, which needs no work")
     if node.op_type != "EPContext":
         return None
     source = attribute_of(node, "source")

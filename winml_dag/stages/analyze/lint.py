@@ -182,7 +182,7 @@ def _infinities(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[
     yield from _about(
         Severity.INFO if config.quant.activation_type != "float16" else Severity.WARNING,
         "infinite_constants",
-        f"{_counted(left, 'node reads', 'nodes read')} a constant that stands for infinity, which integers and float16"
+        f"{_counted(left, 'node reads', 'nodes read')} a constant that means infinity, which integers and float16"
         " cannot hold beside other numbers.",
         "`winml-dag quantize` bounds it by itself; elsewhere, switch on clamp_constant_values.",
         left,

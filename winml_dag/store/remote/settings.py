@@ -46,7 +46,7 @@ _MODULES = {
 }
 _SCHEMES_ADVICE = "Say " + ", ".join(f"{scheme}://" for scheme in _MODULES) + " with what follows."
 _PATH_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between its parts"
+_PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between segments"
 
 
 class Mode(StrEnum):
