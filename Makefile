@@ -24,7 +24,7 @@ APT_GET := DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o Acquire::Ret
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-skipped test-fast faults browser servers lint types layers docs docs-run docs-site check cache-fixtures bench bench-quick bench-sweep bench-ci bench-scale corpus clean
+.PHONY: quickstart ep-openvino op-support test test-skipped test-fast faults browser servers lint types layers docs docs-run docs-site docs-screenshots check cache-fixtures bench bench-quick bench-sweep bench-ci bench-scale corpus clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -100,6 +100,10 @@ docs-site: $(VENV)/with-site
 	cp -r README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs recipes out/site-source
 	printf '\n::: winml_dag.api\n' >> out/site-source/docs/reference/python.md
 	$(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+
+# The pictures of pages in docs/images, in the browser.
+docs-screenshots: $(VENV)/with-tests browser
+	WINML_DAG_TEST_IMAGES=$(abspath docs/images) $(BIN)/python -m pytest tests/browser/test_documented_pages.py
 
 check: lint types layers docs docs-run test
 

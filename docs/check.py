@@ -1,8 +1,8 @@
 """Check the documentation against the code: ``make docs``. With ``--write``, bring its generated parts up to date.
 
 Checks generated blocks, relative links and anchors, the commands and recipes shown, the recipe fields and project files
-named, the words of ``words.txt``, and that the messages under troubleshooting exist in the code. Nothing is run, so
-examples of output may be out of date.
+named, the words of ``words.txt`` in pages and in messages of the code, and that the messages under troubleshooting
+exist in the code. Nothing is run, so examples of output may be out of date.
 """
 
 from __future__ import annotations
@@ -119,10 +119,14 @@ def _unknown_messages(prose: str) -> Iterator[str]:
 
 @cache
 def _strings_of_the_code() -> set[str]:
-    """Every string in the code; what an f-string fills in is a line feed."""
+    """Every string in the code but docstrings; what an f-string fills in is a line feed."""
     found = set()
     for path in (ROOT / "winml_dag").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if node in docstrings:
+                continue
             if isinstance(node, ast.JoinedStr):
                 parts = (str(part.value) if isinstance(part, ast.Constant) else "\n" for part in node.values)
                 found.add("".join(parts))
@@ -257,6 +261,11 @@ def main(write: bool) -> int:
         for finding in findings(page):
             print(f"{page.relative_to(ROOT)}: {finding}")
             count += 1
+    for message in _strings_of_the_code():
+        for word, instead in _words() if message.count(" ") > 1 else ():
+            if found := word.search(message):
+                print(f"the message {message!r}: {found[0]!r}: write {instead}")
+                count += 1
     for path, text in schemas(ROOT / "recipes"):
         if write:
             path.write_text(text, encoding="utf-8", newline="\n")

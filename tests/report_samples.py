@@ -71,7 +71,7 @@ def small_report() -> Report:
         host={"system": "Linux x86-64", "processor": "2 cores"},
         elapsed_seconds=942.3,
         made_by="winml_dag 0.1.0",
-        notices=("out/autumn/old: its manifest is damaged and was left out.",),
+        notices=("out/autumn/old: its manifest is damaged and was skipped.",),
     )
 
 
@@ -149,7 +149,7 @@ def comparison_with(report: Report) -> Comparison:
 def _row(model: str, precision: str, ep: str, device: str, place: int) -> Row:
     row = _measured_row(f"{model}/{precision}/{device}", model, precision, ep, device, place)
     if precision == "fp32" and ep == "qnn":
-        return _without(row, CellStatus.LEFT_OUT, "QNN is for integers here")
+        return _without(row, CellStatus.SKIPPED, "QNN is for integers here")
     if model == "resnet-50" and precision == "w4a16" and ep == "qnn":
         return _without(row, CellStatus.REFUSED, "4-bit weights need MatMul, and a convolution has none")
     if model == "clip-text" and (precision, ep) == ("w8a8", "qnn"):

@@ -261,7 +261,7 @@ def test_what_an_emulator_took_is_compared_with_nothing(opened) -> None:
     choose(page, "trade-offs", "Quality", "cosine")
     choose(page, "trade-offs", "Model", "clip-text")
     plot = page.locator("figure[data-measure=p50]")
-    assert "3 builds left out: measured on an emulator." in plot.inner_text()
+    assert "3 builds not shown: measured on an emulator." in plot.inner_text()
     assert not [label for label in labels_of(plot.locator("a.mark")) if "npu" in label]
 
 
@@ -295,7 +295,7 @@ def test_goals_tell_the_winner_and_what_ruled_out_the_others(opened) -> None:
     assert "best/resnet-50-npu\nmeasured on an emulator, which says nothing about a real device" in text
     # For a search that did not start, only the reason is shown.
     assert "no cell misses only a bound on quality" in text
-    assert text.count("Began with") == 1
+    assert text.count("Started from") == 1
     assert "0 \u2717, 4 \u2717, 5 \u2717, 6 \u2713, 8 \u2713 of 74 in 16 bits" in text
     page.get_by_text("6 nodes kept in 16 bits").click()
     assert "/encoder/layer.5/MatMul" in page.inner_text("#goals")
@@ -318,12 +318,12 @@ def test_regressions_come_first_and_are_marked_by_more_than_colour(opened) -> No
 def test_two_builds_are_beside_each_other_with_what_differs(opened) -> None:
     page = opened("small")
     choose(page, "beside", "Build", "bert-base/fp32/cpu")
-    choose(page, "beside", "Beside it", W8A16)
+    choose(page, "beside", "Compare with", W8A16)
     lines = page.locator("#beside tbody tr").all_inner_texts()
     assert "Precision\tfp32\tw8a16" in lines
     assert any(line.startswith("Size\t") for line in lines)
     assert not any(line.startswith("Model\t") for line in lines)
-    choose(page, "beside", "Beside it", "bert-base/fp32/cpu")
+    choose(page, "beside", "Compare with", "bert-base/fp32/cpu")
     assert page.locator("#beside tbody tr").count() == 0
 
 

@@ -177,7 +177,7 @@ def _cells(said: Said, out: Path) -> dict[tuple[str, str], Built] | None:
     for cell in told:
         name, label = cell["values"]["model"], cell["values"]["cell"]
         key = name, label.replace("-", "/", 1)
-        if cell["status"] == "left out":
+        if cell["status"] == "skipped":
             continue
         failure = cell["failure"] or {}
         words = " ".join(filter(None, (failure.get("error", cell["why"]), failure.get("advice", ""))))

@@ -181,4 +181,4 @@ def test_what_the_target_cannot_run_fails_the_build_before_anything_more_is_done
 def test_a_plan_tells_of_rounds_that_are_sure_to_come(made: Folder) -> None:
     planned = made.says("plan", *GELU[1:], "--cache-dir", "new")
     assert planned.with_status("ran") == ["optimize.0", "analyze.0", "validate", "finalize"]
-    assert planned.stages["validate"]["reason"] == "depends on what optimize.0 will give"
+    assert planned.stages["validate"]["reason"] == "depends on the output of optimize.0"

@@ -93,13 +93,17 @@ def test_any_field_of_a_section_is_set_from_the_command_line(folder: Path, capsy
         (["--no-validate", "--min-cosine", "0.5"], "note: validate.min_cosine has no effect: --no-validate was given."),
     ],
 )
-def test_an_option_without_effect_is_reported_before_the_last_line(
+def test_an_option_without_effect_is_reported_before_the_last_line_of_every_build(
     folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    assert run(["build", "r.yaml", "-o", str(folder / "out"), *words]) == 0
-    *_, note, summary = capsys.readouterr().out.splitlines()
-    assert note.startswith(said)
-    assert summary.startswith("Built")
+    build = ["build", "r.yaml", "-o", str(folder / "out"), *words]
+    for edit, last in ((None, "Built"), (None, "Up to date"), ("model.onnx", "Restored")):
+        if edit:
+            (folder / "out" / edit).unlink()
+        assert run(build) == 0
+        *_, note, summary = capsys.readouterr().out.splitlines()
+        assert note.startswith(said)
+        assert summary.startswith(last)
 
 
 def test_a_provider_that_compiles_is_reported_when_the_recipe_forbids_it(
@@ -133,4 +137,16 @@ def test_options_are_in_panels(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("build", "plan"):
         assert run([name, "--help"]) == 0
         found = re.findall(r"^(\w+) options:$", capsys.readouterr().out, re.MULTILINE)
-        assert found == ["Model", "Target", "Optimize", "Quantize", "Export", "Validate", "Output", "Run", "Cache"]
+        assert found == [
+            "Model",
+            "Target",
+            "Optimize",
+            "Quantize",
+            "Export",
+            "Validate",
+            "Sweep",
+            "Output",
+            "Run",
+            "Cache",
+            "Global",
+        ]

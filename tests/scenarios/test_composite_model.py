@@ -80,7 +80,7 @@ def test_one_build_exports_once_and_puts_every_component_into_one_folder(built: 
     assert (manifest["precision"], manifest["final_artifact"]) == ("fp32 encoder, fp16 decoder", None)
     told = {name: (own["task"], own["precision"]) for name, own in manifest["components"].items()}
     assert told == {"encoder": ("feature-extraction", "fp32"), "decoder": ("text2text-generation", "fp16")}
-    assert project.run("verify", "out").stdout.startswith("Sound: ")
+    assert project.run("verify", "out").stdout.startswith("Intact: ")
 
 
 def test_others_are_told_of_each_component_as_a_model_of_its_own(built: tuple[Project, Result]) -> None:
@@ -149,7 +149,7 @@ def test_a_build_killed_in_one_component_goes_on_there(project: Project) -> None
     rest = ran(project.build())
     assert rest < {f"{name}.{stage}" for name in ("encoder", "decoder") for stage in ("quantize", "finalize")}
     assert {started[0], started[1]}.isdisjoint(rest)
-    assert project.run("verify", "out").stdout.startswith("Sound: ")
+    assert project.run("verify", "out").stdout.startswith("Intact: ")
 
 
 def test_components_are_exported_into_files_beside_each_other(project: Project) -> None:

@@ -1,8 +1,8 @@
 """Ahead-of-time compilation as documented: the outputs, the location of the binary, and the checks.
 
 One test per statement of winml-cli's page. Where behaviour differs, this package's is asserted;
-docs/how-to/coming-from-winml-cli.md explains why. The time that a compiled model saves when loading is measured by perf
-and not asserted, since it depends on the machine.
+docs/how-to/coming-from-other-tools.md explains why. The time that a compiled model saves when loading is measured by
+perf and not asserted, since it depends on the machine.
 """
 
 from __future__ import annotations

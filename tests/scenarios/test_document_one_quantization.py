@@ -1,7 +1,7 @@
 """One quantization for the whole product, and builds that start with ONNX: one test per requirement.
 
 Compilation quantizes with the same stages and the same section as quantization by itself. Where behaviour differs from
-the requirements, this package's is asserted; docs/how-to/coming-from-winml-cli.md explains why.
+the requirements, this package's is asserted; docs/how-to/coming-from-other-tools.md explains why.
 """
 
 from __future__ import annotations

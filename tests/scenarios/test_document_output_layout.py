@@ -1,7 +1,7 @@
 """The output folder as documented: the meaning of each file, its fields, and the effect of a rebuild.
 
 One test per statement of winml-cli's page. Where behaviour differs, this package's is asserted;
-docs/how-to/coming-from-winml-cli.md explains why.
+docs/how-to/coming-from-other-tools.md explains why.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_what_cells_share_is_one_box_with_all_of_them(folder: Path, capsys: pyte
     assert all(box["status"] == "ran" and box["reason"] for box in boxes(page, "finalize"))
     told = capsys.readouterr().out
     assert re.match(r"5 builds = \d+ stages \(\d+ one by one\), \d+ shared by several builds: \d+ would run\.", told)
-    assert "fp32/npu is left out: integers are what it is for" in (folder / "graph.html").read_text(encoding="ascii")
+    assert "fp32/npu is skipped: integers are what it is for" in (folder / "graph.html").read_text(encoding="ascii")
 
 
 def test_rounds_that_add_nothing_are_not_drawn_and_their_readers_read_the_first(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_page_of_ours_is_replaced_and_no_other_file(folder: Path, capsys: pyte
     drawn(folder)
     (folder / "graph.html").write_text("mine", encoding="ascii")
     assert run(["graph", "-c", "sweep.yaml", "--html", "graph.html"]) == 2
-    assert "graph.html is there, and no page of ours" in capsys.readouterr().err
+    assert "graph.html exists, and winml-dag did not write it" in capsys.readouterr().err
     assert (folder / "graph.html").read_text(encoding="ascii") == "mine"
 
 
@@ -109,4 +109,4 @@ def test_as_text_several_builds_are_one_graph(folder: Path, capsys: pytest.Captu
     assert run(["graph", "-c", "one.yaml", "--format", "dot"]) == 0
     assert '"finalize"' in capsys.readouterr().out
     assert run(["graph", "-c", "one.yaml", "--filter", "precision=fp32"]) == 2
-    assert "this is none" in capsys.readouterr().err
+    assert "this is not one" in capsys.readouterr().err

@@ -194,7 +194,7 @@ def test_plan_and_why_tell_what_build_does(project: Project) -> None:
     planned = project.plan()
     assert planned.ran == ["analyze", "quantize", "compile", "validate", "finalize"]
     assert planned.reason("quantize").startswith("quant.activation_type: uint8 -> uint16")
-    assert planned.reason("compile") == "depends on what quantize will give"
+    assert planned.reason("compile") == "depends on the output of quantize"
     why = project.run("why", "quantize", "-c", "recipe.yaml", "-o", "out").stdout
     assert "quant.activation_type: uint8 -> uint16" in why
     text = project.run("plan", "-c", "recipe.yaml", "-o", "out").stdout

@@ -193,17 +193,17 @@ def test_the_same_build_gives_the_same_bytes(cell: Path, format_: str, tmp_path:
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_changed_or_missing_output_is_found(cell: Path, out: Path, format_: str, tmp_path: Path, says: Says) -> None:
     document = document_of(cell, format_, tmp_path / "document.json")
-    assert "Sound: " in says("verify", out, "--against", document)
+    assert "Intact: " in says("verify", out, "--against", document)
     (out / "notes.txt").write_text("mine")
     (out / "optimized.onnx").unlink()
     told = says("verify", out, "--against", document)
-    assert f"left out, a by-product: {out / 'optimized.onnx'}" in told
+    assert f"missing by-product: {out / 'optimized.onnx'}" in told
     assert f"not in the document: {out / 'notes.txt'}" in told
     content = bytearray((out / "model.onnx").read_bytes())
     content[-1] ^= 1
     (out / "model.onnx").write_bytes(content)
     assert f"changed: {out / 'model.onnx'}" in says("verify", out, "--against", document, code=1)
-    assert "Not sound" in says("verify", out / "model.onnx", "--against", document, code=1)
+    assert "Not intact" in says("verify", out / "model.onnx", "--against", document, code=1)
     (out / "model.onnx").unlink()
     told = says("verify", out, "--against", document, "-f", "json", code=1)
     (folder,) = json.loads(told)["folders"]
@@ -257,7 +257,7 @@ def test_each_build_of_a_sweep_has_a_statement_that_is_about_its_own_folder(
 ) -> None:
     assert "2 builds, each with a statement" in says("provenance", built.out, "-f", "slsa", code=2)
     says("provenance", built.out, "-f", "slsa", "-o", tmp_path / "told")
-    assert "Sound: " in says(
+    assert "Intact: " in says(
         "verify", built.out / "net" / "fp32", "--against", tmp_path / "told" / "net" / "fp32.slsa.json"
     )
 
@@ -371,7 +371,7 @@ def test_files_in_the_folder_of_a_recipe_are_told_where_they_lie(tmp_path: Path,
 def test_a_file_of_somebody_elses_is_not_replaced(cell: Path, tmp_path: Path, says: Says) -> None:
     (tmp_path / "mine.json").write_text("{}")
     arguments = ("provenance", cell, "-f", "slsa", "-o", tmp_path / "mine.json")
-    assert "is in the way" in says(*arguments, code=2)
+    assert "exists and is not such a document" in says(*arguments, code=2)
     assert (tmp_path / "mine.json").read_text() == "{}"
     says(*arguments, "--overwrite")
     says(*arguments)  # owned now
@@ -407,7 +407,7 @@ def _edited(value: dict[str, Any], path: str, new: Any) -> str:
         ("slsa", "predicateType", "https://slsa.dev/provenance/v0.2", "not https://slsa.dev/provenance/v1"),
         ("slsa", "predicate/buildDefinition/buildType", "", "buildType is missing"),
         ("slsa", "predicate/runDetails/builder/id", "", "builder.id is missing"),
-        ("cyclonedx", "specVersion", "99", "no bill of materials"),
+        ("cyclonedx", "specVersion", "99", "not a CycloneDX bill of materials"),
         ("cyclonedx", "bomFormat", "SPDX", "neither a statement"),
         ("cyclonedx", "unheard", 1, "unheard"),
         ("cyclonedx", "components/0/type", "unheard", "components/0/type"),

@@ -73,7 +73,7 @@ def test_a_stage_that_this_build_does_not_have_is_a_mistake_of_usage(project: Pr
     assert "no stage 'quantise'" in found["error"]
     code, found = reproduce(project, "analyze", "--no-analyze")
     assert code == 2
-    assert "analyze is left out" in found["error"]
+    assert "analyze is skipped" in found["error"]
 
 
 def test_before_any_build_there_is_nothing_to_reproduce(empty_project: Project) -> None:

@@ -122,7 +122,7 @@ def test_what_cells_share_runs_once(built: tuple[Sweeps, dict[str, Any]]) -> Non
         "two/w8a8": ["calibrate", "quantize", "finalize"],
     }
     assert told["failed"] == []
-    assert statuses(told) == {**dict.fromkeys(CELLS, "built"), "two/w8a16": "left out"}
+    assert statuses(told) == {**dict.fromkeys(CELLS, "built"), "two/w8a16": "skipped"}
     assert cells(told)["two/w8a16"]["why"] == "two is small enough"
     graph = told["graph"]
     assert (graph["builds"], graph["stages"], graph["stages_apart"]) == (5, 12, 16)
@@ -139,7 +139,8 @@ def test_what_cells_share_runs_once(built: tuple[Sweeps, dict[str, Any]]) -> Non
 
 def test_what_is_told_is_kept(built: tuple[Sweeps, dict[str, Any]]) -> None:
     project, told = built
-    assert project.kept() == {name: value for name, value in told.items() if name not in ("asked", "failed")}
+    own = ("command", "exit_code", "error", "warnings", "asked", "failed")
+    assert project.kept() == {name: value for name, value in told.items() if name not in own}
     assert told["interrupted"] is False
     path = told["graph"]["critical_path"]
     assert path
@@ -150,8 +151,8 @@ def test_a_second_run_runs_nothing_and_touches_nothing(sweeps: Sweeps) -> None:
     before = models(sweeps)
     for _ in range(2):
         lines = sweeps.said().splitlines()
-        assert lines[0] == "left out: two/w8a16: two is small enough"
-        assert any(line.endswith("5 up to date, 1 left out.") or "5 up to date, 1 left out;" in line for line in lines)
+        assert lines[0] == "skipped: two/w8a16: two is small enough"
+        assert any(line.endswith("5 up to date, 1 skipped.") or "5 up to date, 1 skipped;" in line for line in lines)
     assert models(sweeps) == before
 
 
@@ -172,7 +173,7 @@ assert sys.argv[1:] != ["again"] or not {"pydantic", "yaml", "sqlite3"} & set(sy
             arguments, cwd=sweeps.folder, env=sweeps.environment(), capture_output=True, text=True, check=False
         )
         assert finished.returncode == 0, finished.stderr
-    assert "5 up to date, 1 left out." in finished.stdout
+    assert "5 up to date, 1 skipped." in finished.stdout
 
 
 def test_python_builds_the_same_sweep(sweeps: Sweeps) -> None:
@@ -262,7 +263,7 @@ def test_a_cell_that_fails_or_is_refused_costs_itself_alone(sweeps: Sweeps) -> N
         "one/w8a16": "refused",
         "two/fp32": "built",
         "two/w8a8": "built",
-        "two/w8a16": "left out",
+        "two/w8a16": "skipped",
     }
     assert told["failed"] == ["one/w8a8", "one/w8a16"]
     failed = cells(told)["one/w8a8"]
@@ -283,7 +284,7 @@ def test_a_cell_that_fails_or_is_refused_costs_itself_alone(sweeps: Sweeps) -> N
     assert told["asked"] == ["one/w8a16"]
     # The failure left its folder unchanged, which equals what the sweep requests again.
     assert statuses(told)["one/w8a16"] == "up to date"
-    assert set(statuses(told).values()) == {"built", "up to date", "left out"}
+    assert set(statuses(told).values()) == {"built", "up to date", "skipped"}
 
 
 def test_a_failure_that_cells_share_is_told_once(sweeps: Sweeps) -> None:
@@ -293,7 +294,7 @@ def test_a_failure_that_cells_share_is_told_once(sweeps: Sweeps) -> None:
     assert line.startswith("error: one/w8a8, one/w8a16: calibrate failed: ")
     (total,) = [line for line in said if line.startswith("6 cells in ")]
     # Five cells reused optimize's result, two of them finalize's; a shared failure is not reused.
-    assert "2 up to date, 3 failed, 1 left out; 0 stages run, 7 shared or found" in total
+    assert "2 up to date, 3 failed, 1 skipped; 0 stages run, 7 shared or found" in total
     kept = cells(sweeps.kept())
     assert kept["one/w8a8"]["elapsed_seconds"] > kept["one/w8a16"]["elapsed_seconds"] == 0
 
@@ -341,7 +342,7 @@ def test_shards_together_are_the_sweep(sweeps: Sweeps) -> None:
     asked = [sweeps.told("--shard", f"{number}/2")["asked"] for number in (1, 2)]
     assert sorted([*asked[0], *asked[1]]) == sorted(CELLS)
     assert all(asked)
-    assert statuses(sweeps.kept()) == {**dict.fromkeys(CELLS, "built"), "two/w8a16": "left out"}
+    assert statuses(sweeps.kept()) == {**dict.fromkeys(CELLS, "built"), "two/w8a16": "skipped"}
 
 
 def test_what_is_of_a_cell_that_is_no_more_is_left_and_told(sweeps: Sweeps) -> None:

@@ -107,7 +107,7 @@ def test_another_place_for_its_output_runs_nothing(project: UserProject) -> None
         ({"uses": "sort-line"}, "stages.sort.uses: there is no plug-in 'sort-line'; did you mean 'sort-lines'?"),
         ({"config": {"revers": True}}, "stages.sort.config: SortConfig has no field revers"),
         ({"inputs": {"txt": "raw/notes.txt"}}, "stages.sort.inputs.txt: sort-lines has no input 'txt'"),
-        ({"outputs": {}}, "stages.sort: sort-lines puts out 'sorted': say in outputs where it goes"),
+        ({"outputs": {}}, "stages.sort: sort-lines writes 'sorted': give its path in outputs"),
         ({"env": {"A": "1"}}, "stages.sort.env: sort-lines is a plug-in, which gets no variables"),
     ],
 )

@@ -143,5 +143,5 @@ def test_a_file_without_a_manifest_beside_it_is_overwritten_only_when_asked_for(
     (project.out / "build_manifest.json").unlink()
     code, said = build(project)
     assert code == 2
-    assert "is in the way: no build_manifest.json beside it says that a build of ours made it" in said
+    assert "is in the way: no build_manifest.json beside it says that winml-dag wrote it" in said
     assert build(project, "--overwrite")[0] == 0

@@ -12,11 +12,11 @@ import os
 import re
 import signal
 import sys as system  # importing the command sys binds its name in this package
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,11 +24,13 @@ from winml_dag import __version__
 from winml_dag.errors import ENDING_SIGNALS, Interrupted, WinmlDagError, measured_by
 
 if TYPE_CHECKING:
-    from winml_dag.canonical import JsonValue
+    from winml_dag.canonical import JsonObject
 
 
 # All control characters except tabs and line ends, and the characters that change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+
+_NOTE = re.compile(r"(?:note|warning): (.*)", re.DOTALL)
 
 
 def plain(text: str) -> str:
@@ -37,8 +39,10 @@ def plain(text: str) -> str:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print *text* to stdout or stderr, with control characters escaped."""
+    """Print *text* to stdout or stderr, with control characters escaped. Notes are also warnings of the JSON object."""
     click.echo(plain(str(text)), err=err, nl=nl)
+    if note := _NOTE.match(str(text)):
+        _document.warnings.append(note[1])
 
 
 def few(names: Sequence[str], most: int) -> str:
@@ -47,25 +51,21 @@ def few(names: Sequence[str], most: int) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
-def print_object(value: Mapping[str, object]) -> None:
-    """Print *value* to stdout as JSON, on one line."""
-    import json  # lazy: the list of commands does not need it
+@dataclass
+class _Document:
+    """The JSON object of a run. Any thread may add warnings."""
 
-    echo(json.dumps(value, ensure_ascii=False))
+    command: list[str] = field(default_factory=list)
+    fields: dict[str, object] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
 
-@contextmanager
-def errors_as_object(as_json: bool, **fields: JsonValue) -> Iterator[None]:
-    """With *as_json*, print an error as the single object on stdout, after *fields*, and raise it again.
+_document = _Document()
 
-    The message still goes to stderr.
-    """
-    try:
-        yield
-    except WinmlDagError as error:
-        if as_json:
-            print_object({**fields, "errors": [str(error)], **measured_by(error)})
-        raise
+
+def set_result(value: Mapping[str, object]) -> None:
+    """Set the command's own fields of the JSON object that is printed to stdout when the command ends."""
+    _document.fields.update(value)
 
 
 # name -> (module, line in the list of commands). A command's module is imported only to run it or to show its help.
@@ -116,9 +116,30 @@ EXIT_CODES = (
     "Exit codes: 0 success, 1 a stage failed or a check did not pass, 2 wrong usage or recipe, 3 an input is missing or"
     " unreadable, 130 interrupted."
 )
+# The fields of a failed command that scripts may read without looking at the exit code.
+_WITHOUT_RESULT: Mapping[str, Mapping[str, object]] = {
+    **{name: {"builds": [], "elapsed_seconds": 0.0} for name in ("build", "plan", "why", "reproduce")},
+    "verify": {"sound": False, "folders": []},
+}
+_AS_JSON = re.compile(r"(--format[= ]|-[a-z]*f ?)json")
 
 
-class LazyGroup(click.Group):
+class Group(click.Group):
+    """A group whose help names the exit codes."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        formatter.write_paragraph()
+        formatter.write_text(EXIT_CODES)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        _document.command.append(str(name))
+        return name, command, rest
+
+
+class LazyGroup(Group):
     """A group that imports its commands on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -176,7 +197,6 @@ def _with_flags(command: click.Command, words: list[str]) -> list[str]:
     subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Build deployment-ready ONNX models. Only stages that are not cached run.",
-    epilog=EXIT_CODES,
 )
 @click.version_option(__version__, "--version", prog_name="winml-dag")
 @click.pass_context
@@ -195,47 +215,62 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit code. Errors go to stderr as sentences, never as tracebacks."""
+    """Run the command line and return the exit code. Errors go to stderr as sentences, never as tracebacks.
+
+    With ``--format json``, one JSON object goes to stdout, also for errors.
+    """
     # The search for pydantic plug-ins costs 20 ms per start. Recipes need none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    global _document
+    _document = _Document()
+    words = system.argv[1:] if arguments is None else arguments
     try:
         _hear_signals()
-        result = cli.main(arguments, prog_name="winml-dag", standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
-        _print_refused(system.argv[1:] if arguments is None else arguments, error.format_message())
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        echo("Interrupted. Finished stages are cached; partial results were removed.", err=True)
-        return Interrupted.exit_code
-    except WinmlDagError as error:
-        echo(f"error: {error}", err=True)
-        return error.exit_code
+        try:
+            result = cli.main(words, prog_name="winml-dag", standalone_mode=False)
+        except click.exceptions.Exit as error:
+            return error.exit_code
+        except click.ClickException as error:
+            error.show()
+            return _failed(words, error.exit_code, error.format_message())
+        except (KeyboardInterrupt, click.Abort):
+            said = "Interrupted. Finished stages are cached; partial results were removed."
+            echo(said, err=True)
+            return _failed(words, Interrupted.exit_code, said)
+        except WinmlDagError as error:
+            echo(f"error: {error}", err=True)
+            return _failed(words, error.exit_code, str(error), measured_by(error))
+        code = result if isinstance(result, int) else 0
+        if _document.fields:
+            _print_document(code)
+        return code
     except OSError as error:  # e.g. stdout on a full disk; the tool's own file accesses raise errors of their own
         what = error.strerror or str(error)
         echo(f"error: {what}{f' ({error.filename})' if error.filename else ''}.", err=True)
         return WinmlDagError.exit_code
 
 
-def _print_refused(arguments: list[str], sentence: str) -> None:
-    """With ``--format json``, print a usage error as the single object on stdout.
+def _failed(words: Sequence[str], code: int, sentence: str, measured: JsonObject | None = None) -> int:
+    """Print the JSON object of a command that failed, if one was requested, and return *code*."""
+    if any(_AS_JSON.fullmatch(text) for text in (*words, *map(" ".join, pairwise(words)))):
+        own = _WITHOUT_RESULT.get(" ".join(_document.command), {})
+        set_result({**own, "success": False, "errors": [sentence], **(measured or {})})
+        _print_document(code, sentence)
+    return code
 
-    Errors raised inside a command print their own object. `build`, `plan`, `why` and `reproduce` have their own format.
-    """
-    if not any(
-        name in ("--format=json", "-fjson") or (name in ("-f", "--format") and value == "json")
-        for name, value in pairwise([*arguments, ""])
-    ):
-        return
-    if arguments[0] in ("build", "plan", "why", "reproduce"):
-        from winml_dag.cli.buildreport import print_json
 
-        print_json([], 0.0, error=sentence)
-        return
-    print_object({"success": False, "errors": [sentence]})
+def _print_document(code: int, error: str | None = None) -> None:
+    import json  # lazy: the list of commands does not need it
+
+    fields = _document.fields
+    own: Any = fields.get("warnings", ())
+    head = {
+        "command": " ".join(_document.command),
+        "exit_code": code,
+        "error": error,
+        "warnings": [*dict.fromkeys((*own, *_document.warnings))],
+    }
+    echo(json.dumps({**head, **fields, "warnings": head["warnings"]}))
 
 
 def _hear_signals() -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo, errors_as_object, print_object
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import FILE, TEXT, Command, file_option, output_file
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import given_shapes, shape_options
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted
@@ -38,30 +38,35 @@ _MOST_REASON = 160
 _SEVERITIES = (("error", "errors"), ("warning", "warnings"), ("note", "info"))
 
 
-@click.command(name="analyze")
+@click.command(name="analyze", cls=Command, panel="Analysis")
 @built_model_options
-@click.option("--ep", type=TEXT, help="Execution provider, all (installed or measured), or auto [auto].")
-@click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu, all or auto; an execution provider's name works too.")
-@click.option("-p", "--precision", type=TEXT, help="Judge the model as it will be in this precision, such as w8a16.")
-@click.option("--no-information", is_flag=True, help="Only look for what is wrong with the model, for no target.")
-@click.option("--run-unknown-op", is_flag=True, help="Refuse a target that is not installed, and so cannot be asked.")
-@click.option("-o", "--output", type=FILE, help="Where analyze_result.json goes, under any name [nowhere].")
-@click.option("--optim-config", type=FILE, help="Where the capabilities that would help go, for -c of other commands.")
+@click.option("--ep", type=TEXT, help="Execution provider, auto, or all that are installed or have a table [auto].")
+@click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu, auto or all, or the name of an execution provider.")
+@click.option("-p", "--precision", type=TEXT, help="Analyze the model as it will be in this precision, such as w8a16.")
+@click.option("--no-information", is_flag=True, help="Only check the model itself, for no target.")
+@click.option(
+    "--run-unknown-op",
+    is_flag=True,
+    help="Fail if the execution provider is not installed, instead of using its table.",
+)
+@file_option("Write the analysis to this file, or into this folder as analyze_result.json.")
+@click.option(
+    "--optim-config", type=FILE, help="Write a recipe with the capabilities that would help to this file, for -c."
+)
 @click.option(
     "--save-node",
     type=click.Choice(["partial", "unsupported", "unknown"]),
     multiple=True,
-    help="Write a model of one node for each case that is judged so; again for another verdict.",
+    help="Write a model of one node for each case with this verdict. Repeatable.",
 )
-@click.option("--save-dir", type=FILE, help="The folder that --save-node writes to [MODEL_nodes].")
+@click.option("--save-dir", type=FILE, help="Folder for --save-node [MODEL_nodes].")
 @shape_options
 @stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
-    """Tell what a target can do with each operator of a model: supported, partial (left to the CPU, or with other
-    numbers), unsupported, or unknown. The execution provider is asked if it is installed; else a table of measurements
-    answers. Tell which patterns the model has, which capabilities of optimize would help, and what else to look at.
-    Exits with 0 when all is supported, and with 1 when something is not.
+    """Show which operators of a model a target supports: supported, partial (runs on the CPU, or with different
+    results), unsupported, or unknown. If the execution provider is not installed, a table of measurements is used. Also
+    show which optimizations would help. Exits with 1 if an operator is not supported.
 
     \b
     winml-dag analyze model.onnx --ep qnn
@@ -69,10 +74,11 @@ def command(**options: Any) -> int:
     winml-dag analyze out --ep qnn -p w8a16 --optim-config optim.json
     """
     how = How.of(options)
-    with errors_as_object(how.as_json, success=False):
-        request = _request_of(options)
-        built = built_model_of(options, how)
-        return _analyze(built, request, options, how)
+    if options["output"] is not None:
+        options["output"] = output_file(options["output"], "analyze_result.json")
+    request = _request_of(options)
+    built = built_model_of(options, how)
+    return _analyze(built, request, options, how)
 
 
 def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
@@ -84,7 +90,7 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
     for name in ("run_unknown_op", "save_node", "optim_config", "precision"):
         if lint_only and options[name]:
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"--no-information leaves out what {option} is about.", advice="Give one of them.")
+            raise UsageError(f"--no-information skips what {option} is about.", advice="Give one of them.")
     return AnalysisRequest(
         options["ep"],
         options["device"],
@@ -101,7 +107,7 @@ def _analyze(built: BuiltModel, request: AnalysisRequest, options: Mapping[str, 
     from winml_dag.pipeline.jsonfile import put_json
 
     if options["save_dir"] is not None and not options["save_node"]:
-        raise UsageError("--save-dir is where --save-node writes to.", advice="Say with --save-node what to write.")
+        raise UsageError("--save-dir is the folder of --save-node.", advice="Give --save-node too.")
     _refuse_places(built, options)
     store = opened(how.cache_dir, how.remote)
     plan, done, found = _look(built, request, store, how, options["stage_timeout"])
@@ -116,7 +122,7 @@ def _analyze(built: BuiltModel, request: AnalysisRequest, options: Mapping[str, 
         )
     saved = _save_nodes(plan, done, found, store, options)
     if how.as_json:
-        print_object(analysis_json(plan, done, found, result, put, saved))
+        set_result(analysis_json(plan, done, found, result, put, saved))
     else:
         for line in analysis_lines(plan, done, found, put, saved, quiet=how.quiet):
             echo(line)

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import MEMORY, TEXT, Command, with_options
 from winml_dag.cli.options import (
-    MEMORY,
-    TEXT,
-    Command,
     Output,
     are_cells,
     cell_options,
@@ -25,7 +23,6 @@ from winml_dag.cli.options import (
     rebuild_option,
     request_from,
     several_request_options,
-    with_options,
 )
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.uptodate import CurrentPlan, check, log_use
@@ -181,14 +178,14 @@ def command(
     if at_a_glance and may_be_a_sweep and say_sweep_up_to_date(recipes, request, filters, shard, cache_dir, started):
         return 0
 
-    from winml_dag.cli.buildreport import errors_as_json, print_json
+    from winml_dag.cli.buildreport import builds_json
     from winml_dag.pipeline.run import BuildOptions
 
     access = _access(sandbox=sandbox, check_inputs=check_inputs)
     how = BuildOptions(
         jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, access, overwrite, memory
     )
-    with errors_as_json(format_), with_cluster(how, where, cache_dir, request.remote, quiet=quiet) as how:
+    with with_cluster(how, where, cache_dir, request.remote, quiet=quiet) as how:
         # With several builds, one failure does not affect the others.
         of_several = replace(how, keep_going=keep_going is not False)
         if are_cells(recipes, selects=chooses):
@@ -202,7 +199,7 @@ def command(
             return code
         result = carry_out(request, cache_dir, current_plan, how, output)
     if output.as_json:
-        print_json([result], result.elapsed_seconds)
+        set_result(builds_json([result], result.elapsed_seconds))
     if sandbox:
         _say_what_is_not_watched()
     from winml_dag.engine.events import Status
@@ -257,7 +254,7 @@ def say_sweep_up_to_date(
     for line in found.lines:
         echo(line)
     seconds = time.monotonic() - started
-    left_out = f", {found.left_out} left out" if found.left_out else ""
+    left_out = f", {found.left_out} skipped" if found.left_out else ""
     echo(f"{counted(found.cells + found.left_out, 'cell')} in {seconds:.2f} s: {found.cells} up to date{left_out}.")
     return True
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, few, print_object
+from winml_dag.cli import echo, few
 from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.cli.stage_lines import broken_lines, stage_lines
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.stageresults import compile_result
 
 if TYPE_CHECKING:
@@ -22,30 +20,15 @@ if TYPE_CHECKING:
 _MOST_NAMES = 10
 
 
-def print_json(
-    results: Sequence[BuildResult], elapsed_seconds: float, *, error: str = "", dry_run: bool = False
-) -> None:
-    """Print exactly one JSON object to stdout. If *dry_run*, it omits quantization and compilation."""
-    value: dict[str, object] = {
+def builds_json(results: Sequence[BuildResult], elapsed_seconds: float, *, dry_run: bool = False) -> JsonObject:
+    """Return the JSON fields of builds, and their traffic. If *dry_run*, it omits quantization and compilation."""
+    value: JsonObject = {
         "builds": [build_json(result, dry_run=dry_run) for result in results],
         "elapsed_seconds": round(elapsed_seconds, 3),
     }
     for result in results:
-        value.update(traffic_json(result.traffic))
-    if error:
-        value["error"] = error
-    print_object(value)
-
-
-@contextmanager
-def errors_as_json(format_: str) -> Iterator[None]:
-    """With ``--format json``, also print an error as the single object on stdout. The message still goes to stderr."""
-    try:
-        yield
-    except WinmlDagError as error:
-        if format_ == "json":
-            print_json([], 0.0, error=str(error))
-        raise
+        value = {**value, **traffic_json(result.traffic)}
+    return value
 
 
 def build_json(result: BuildResult, *, dry_run: bool) -> JsonObject:
@@ -98,7 +81,7 @@ def stages_json(result: BuildResult) -> list[JsonValue]:
 
 
 def _reason_json(view: StageView) -> JsonObject:
-    return {"reason": view.reason, "kind": "left out"} if view.result is None else view.result.reason.to_json()
+    return {"reason": view.reason, "kind": "skipped"} if view.result is None else view.result.reason.to_json()
 
 
 def _assumed_json(view: StageView) -> JsonObject:
@@ -142,7 +125,7 @@ def print_result(
             output.say(line)
     for line in () if output.quiet else traffic_lines(result.traffic):
         output.say(line)
-    for notice in result.build.notices if ran and not output.quiet else ():
+    for notice in () if output.quiet else result.build.notices if ran else result.build.on_options:
         output.say(f"note: {notice}")
     output.say(summary(result))
 
@@ -176,10 +159,11 @@ def summary(result: BuildResult) -> str:
 
 
 def counts(result: BuildResult) -> str:
-    """Format ``3 ran, 4 reused, 1 left out``: skipped because of a failure, or left out because nobody requested it."""
-    found = Counter("left out" if view.result is None else str(view.status) for view in result.stages)
-    found[str(Status.REUSED)] += result.others
-    return ", ".join(f"{found[word]} {word}" for word in (*map(str, Status), "left out") if found[word])
+    """Format ``3 ran, 4 reused, 1 skipped``: because of a failure, or since it is not needed."""
+    found = Counter(view.status for view in result.stages)
+    found[Status.REUSED] += result.others
+    order = (Status.RAN, Status.REUSED, Status.FAILED, Status.SKIPPED)
+    return ", ".join(f"{found[status]} {status}" for status in order if found[status])
 
 
 def stage_line(view: StageView, width: int) -> str:
@@ -190,4 +174,4 @@ def stage_line(view: StageView, width: int) -> str:
     return f"{view.id:<{width}}  {FORESEEN[view.status]:<9}  {time:>8}  {why}"
 
 
-FORESEEN = {Status.RAN: "would run", Status.REUSED: "reused", Status.SKIPPED: "left out", Status.FAILED: "fails"}
+FORESEEN = {Status.RAN: "would run", Status.REUSED: "reused", Status.SKIPPED: "skipped", Status.FAILED: "fails"}

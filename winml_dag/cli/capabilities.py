@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, few, print_object
+from winml_dag.cli import echo, few, set_result
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Request
 from winml_dag.recipe.capabilities import CATALOG
@@ -56,7 +56,7 @@ def print_catalog(format_: str, *, rewrites_only: bool = False) -> int:
 
     entries = {name: entry for name, entry in CATALOG.items() if not rewrites_only or entry.by == REWRITER}
     if format_ == "json":
-        print_object({"capabilities": [_capability_json(name, entry) for name, entry in entries.items()]})
+        set_result({"capabilities": [_capability_json(name, entry) for name, entry in entries.items()]})
         return 0
     for name, entry in entries.items():
         echo(f"{name}  {_in_short(entry)}")
@@ -105,7 +105,7 @@ def print_changes(request: Request, names: tuple[str, ...], format_: str, *, who
     found = (change for change in changes_by(names, model.absolute(), target) if change.places or change.left or names)
     if format_ == "json":
         listed: list[JsonValue] = [_change_json(change) for change in found]
-        print_object(
+        set_result(
             {
                 "success": True,
                 "model": str(model),

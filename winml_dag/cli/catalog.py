@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo, errors_as_object, print_object
-from winml_dag.cli.options import FILE, TEXT, format_option, target_options
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import TEXT, Command, file_option, output_file
+from winml_dag.cli.options import format_option, target_options
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
     from winml_dag.recipe.load import Shipped
 
 
-@click.command(name="catalog")
+@click.command(name="catalog", cls=Command)
 @click.option("--model-type", type=TEXT, help="Only recipes for this architecture, such as bert.")
 @click.option("-t", "--task", type=TEXT, help="Only recipes for this task, such as text-classification.")
 @target_options
 @click.option("-p", "--precision", type=TEXT, help="Only recipes that the target supports in this precision.")
-@click.option("-o", "--output", type=FILE, help="Write the list to this JSON file.")
+@file_option("Write the list to this JSON file, or into this folder as catalog.json.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
 @format_option
 def command(
@@ -44,15 +45,15 @@ def command(
     """
     from winml_dag.pipeline.jsonfile import put_json
 
-    with errors_as_object(format_ == "json", success=False):
-        if output is not None and output.exists() and not overwrite:
-            raise UsageError(f"{output} already exists.", advice="Choose another name, or give --overwrite.")
-        found = [*_matching(model_type, task, ep, device, precision)]
-        value: JsonObject = {"recipes": [_recipe_json(each) for each in found]}
-        if output is not None:
-            put_json(output, value, "recipes", overwrite=True)
+    output = output and output_file(output, "catalog.json")
+    if output is not None and output.exists() and not overwrite:
+        raise UsageError(f"{output} already exists.", advice="Choose another name, or give --overwrite.")
+    found = [*_matching(model_type, task, ep, device, precision)]
+    value: JsonObject = {"recipes": [_recipe_json(each) for each in found]}
+    if output is not None:
+        put_json(output, value, "recipes", overwrite=True)
     if format_ == "json":
-        print_object(value)
+        set_result(value)
         return 0
     width = max((len(each.name) for each in found), default=0)
     for each in found:

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli import echo, print_object
-from winml_dag.cli.options import FILE, format_option
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import FILE, Command
+from winml_dag.cli.options import format_option
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.clean import Cleaned
 
 
-@click.command(name="clean")
+@click.command(name="clean", cls=Command)
 @click.option("-c", "--config", "recipe", type=FILE, help="Remove the results of this recipe.")
 @click.option("-o", "--output-dir", type=FILE, help="The output folder, unless the recipe names it.")
 @click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")
@@ -62,7 +63,7 @@ def _print_json(folder: Path, done: Cleaned, dry_run: bool) -> None:
         "removed": [str(path) for path in done.removed],
         "edited": [str(path) for path in done.edited],
     }
-    print_object(value)
+    set_result(value)
 
 
 def _print_text(folder: Path, done: Cleaned, dry_run: bool) -> None:

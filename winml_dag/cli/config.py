@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, errors_as_object, print_object
-from winml_dag.cli.options import FILE, TEXT, Command, request_from, shared_options, target_options, task_option
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import TEXT, Command, file_option, output_file
+from winml_dag.cli.options import request_from, shared_options, target_options, task_option
 from winml_dag.cli.settings import LOADER
 from winml_dag.errors import UsageError
 
@@ -35,6 +36,7 @@ _EXAMPLES = {
 }
 
 
+_FILE = "recipe.yaml"
 # A section with fewer fields is written on one line.
 _ONE_LINE = 4
 
@@ -44,7 +46,7 @@ _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace the file if
 
 @click.command(name="init", cls=Command)
 @click.argument("model")
-@click.option("-o", "--output", type=FILE, default="recipe.yaml", help="The file to write [recipe.yaml].")
+@file_option("Write the recipe to this file, or into this folder as recipe.yaml [recipe.yaml].", default="recipe.yaml")
 @task_option
 @target_options
 @click.option("-p", "--precision", type=TEXT, help="auto, fp32, fp16, int8, int16, w8a8, w8a16, ...")
@@ -57,6 +59,7 @@ def init(*, model: str, output: Path, overwrite: bool, **options: Any) -> int:
     \b
     winml-dag init ./bert --ep qnn -p w8a16
     """
+    output = output_file(output, _FILE)
     decided = _write({**options, "model": model, **_NO_OPTIONS}, output, None, overwrite=overwrite, as_json=False)
     _report(decided, output)
     return 0
@@ -64,7 +67,7 @@ def init(*, model: str, output: Path, overwrite: bool, **options: Any) -> int:
 
 @click.command(name="config", cls=Command)
 @shared_options
-@click.option("-o", "--output", type=FILE, help="The file to write: .yaml or .json [print it].")
+@file_option("Write the recipe to this .yaml or .json file, or into this folder as recipe.yaml [print it].")
 @LOADER
 @click.option("--module", type=TEXT, help="Write recipes for the modules of this class, to build each alone.")
 @_OVERWRITE
@@ -78,12 +81,12 @@ def config(*, output: Path | None, module: str | None, overwrite: bool, format_:
     winml-dag config -m ./bert --ep qnn -p w8a16 -o recipe.yaml
     winml-dag config --model-type resnet -t image-classification
     """
-    with errors_as_object(format_ == "json", success=False):
-        decided = _write(options, output, module, overwrite=overwrite, as_json=_is_json(output, format_))
+    output = output and output_file(output, _FILE)
+    decided = _write(options, output, module, overwrite=overwrite, as_json=_is_json(output, format_))
     if output is not None:
         _report(decided, output, err=format_ == "json")
         if format_ == "json":
-            print_object({"success": True, "output": str(output), "notices": list(decided.notices)})
+            set_result({"success": True, "output": str(output), "notices": list(decided.notices)})
     return 0
 
 

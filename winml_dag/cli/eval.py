@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli import echo, errors_as_object, print_object
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import FILE, TEXT, Command, folder_option
 from winml_dag.cli.measuring import (
     assessed,
     built_model_options,
@@ -21,7 +22,7 @@ from winml_dag.cli.measuring import (
     stage_timeout_option,
 )
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.options import FILE, TEXT, pairs
+from winml_dag.cli.options import pairs
 from winml_dag.cli.settings import Settings, fields
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted
@@ -35,13 +36,23 @@ _COUNT = click.IntRange(min=1)
 # Section `eval`.
 _EVAL = Settings(
     (
-        click.option("-t", "--task", type=TEXT, help="What is measured [what the model was built for]; see --schema."),
-        click.option("--mode", type=click.Choice(["onnx", "compare"]), help="A task, or all outputs [onnx]."),
-        click.option("--model-id", type=TEXT, help="The model whose tokenizer, image processor and labels are used."),
-        click.option("--reference", type=FILE, help="The float model to compare with [the one that the build kept]."),
-        click.option("--input-data", type=FILE, help="For --mode compare: inputs, such as a .npz [random ones]."),
-        click.option("--batch-size", type=_COUNT, help="Samples at once, where the model takes any number [1]."),
-        click.option("--pooling", type=click.Choice(["mean", "cls"]), help="Of the tokens' embeddings of a text."),
+        click.option(
+            "-t", "--task", type=TEXT, help="The task whose metrics are computed [the model's]; see --schema."
+        ),
+        click.option(
+            "--mode",
+            type=click.Choice(["onnx", "compare"]),
+            help="onnx: the metrics of a task. compare: compare all outputs with the reference [onnx].",
+        ),
+        click.option("--model-id", type=TEXT, help="The model whose tokenizer or image processor and labels are used."),
+        click.option("--reference", type=FILE, help="The float model to compare with [that of the build]."),
+        click.option("--input-data", type=FILE, help="Inputs for --mode compare, such as a .npz file [random ones]."),
+        click.option(
+            "--batch-size", type=_COUNT, help="Samples per inference, for a model with a dynamic batch size [1]."
+        ),
+        click.option(
+            "--pooling", type=click.Choice(["mean", "cls"]), help="How token embeddings become the embedding of a text."
+        ),
     ),
     fields("task mode model_id input_data batch_size pooling ep device", reference_path="reference"),
 )
@@ -50,26 +61,28 @@ _EVAL = Settings(
 _DATASET = Settings(
     (
         click.option("--dataset", type=TEXT, help="Labelled data: a file, a folder, or a data set's hub id."),
-        click.option("--dataset-name", type=TEXT, help="One of the data set's subsets [its default one]."),
-        click.option("--dataset-revision", type=TEXT, help="A branch, tag or commit of the data set [main]."),
-        click.option("--split", type=TEXT, help="One of the data set's splits [validation]."),
-        click.option("--samples", type=_COUNT, help="How many samples at most [100]."),
-        click.option("--shuffle/--no-shuffle", default=None, help="A choice of the samples, or the first ones."),
-        click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of the choice, or of random inputs [42]."),
+        click.option("--dataset-name", type=TEXT, help="Subset of the data set [its default]."),
+        click.option("--dataset-revision", type=TEXT, help="Branch, tag or commit of the data set [main]."),
+        click.option("--split", type=TEXT, help="Split of the data set [validation]."),
+        click.option("--samples", type=_COUNT, help="Maximum number of samples [100]."),
+        click.option("--shuffle/--no-shuffle", default=None, help="Use random samples, or the first ones."),
+        click.option(
+            "--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the choice of samples and of random inputs [42]."
+        ),
         click.option(
             "--column",
             type=TEXT,
             metavar="WHAT=COLUMN",
             multiple=True,
             callback=pairs,
-            help="A column that is called otherwise; again for another.",
+            help="Use this column of the data, such as label=category. Repeatable.",
         ),
         click.option(
             "--label-mapping",
             type=TEXT,
             metavar="FILE|LABEL=CLASS",
             multiple=True,
-            help="The model's class of a label, or a JSON file of them.",
+            help="The model's class for a label, or a JSON file of them. Repeatable.",
         ),
     ),
     fields(
@@ -82,12 +95,12 @@ _DATASET = Settings(
 )
 
 
-@click.command(name="eval")
+@click.command(name="eval", cls=Command, panel="Evaluation")
 @built_model_options
 @_EVAL
 @run_target_options
 @_DATASET
-@click.option("--no-reference", is_flag=True, help="Evaluate the model alone.")
+@click.option("--no-reference", is_flag=True, help="Do not evaluate the float model.")
 @click.option(
     "--min",
     "bounds",
@@ -95,15 +108,15 @@ _DATASET = Settings(
     metavar="METRIC=VALUE",
     multiple=True,
     callback=pairs,
-    help="End with exit code 1 when the model has less, such as accuracy=0.8.",
+    help="Exit with 1 if a metric is lower, such as accuracy=0.8. Repeatable.",
 )
-@click.option("--schema", is_flag=True, help="List the columns that a task needs, and its metrics.")
-@click.option("-o", "--output-dir", type=FILE, help="Where evaluation.json goes [nowhere].")
+@click.option("--schema", is_flag=True, help="List the columns and metrics of the task, or of all tasks, and exit.")
+@folder_option("Write evaluation.json to this folder.")
 @stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
-    """Evaluate a finished model: the metrics of its task on labelled data, with confidence intervals, and those of the
-    float model on the same samples; or, with --mode compare, how far its outputs are from the float model's.
+    """Measure the accuracy of a model on labelled data, with confidence intervals, and of its float model on the same
+    samples. With --mode compare, compare the outputs of both.
 
     \b
     winml-dag eval out --dataset pairs.csv
@@ -116,16 +129,15 @@ def command(**options: Any) -> int:
     how = How.of(options)
     if options["schema"]:
         return _print_schema(options["task"], how)
-    with errors_as_object(how.as_json, success=False):
-        bounds = _numbers(options["bounds"] or {})
-        request = _request_of(options)
-        if options["recipe"] is not None:
-            refuse_unbuilt(request.section)
-        plan, done = assessed(options, how, request, plan_evaluation)
-        found = figures(done)
-        for name in bounds:
-            if name not in found:
-                raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(found)}.")
+    bounds = _numbers(options["bounds"] or {})
+    request = _request_of(options)
+    if options["recipe"] is not None:
+        refuse_unbuilt(request.section)
+    plan, done = assessed(options, how, request, plan_evaluation)
+    found = figures(done)
+    for name in bounds:
+        if name not in found:
+            raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(found)}.")
     _print(plan, done, how, options["output_dir"], bounds)
     return 0 if all(kept(bounds, done).values()) else StageError.exit_code
 
@@ -193,7 +205,7 @@ def _print(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | Non
             value = "not defined" if found[name] is None else _number(found[name])
             echo(f"error: {name} is {value}, and the bound is {bounds[name]:g}.", err=True)
     if how.as_json:
-        print_object(evaluated_json(plan, done, folder, bounds))
+        set_result(evaluated_json(plan, done, folder, bounds))
         return
     for line in _lines(plan, done, folder, quiet=how.quiet):
         echo(line)
@@ -202,16 +214,15 @@ def _print(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | Non
 def _print_schema(task: str | None, how: How) -> int:
     from winml_dag.stages.evaluate import METRICS, TASKS
 
-    with errors_as_object(how.as_json, success=False):
-        if task is not None and task not in TASKS:
-            raise UsageError(f"There are no metrics for {task}.", advice=f"Tasks are: {', '.join(TASKS)}.")
+    if task is not None and task not in TASKS:
+        raise UsageError(f"There are no metrics for {task}.", advice=f"Tasks are: {', '.join(TASKS)}.")
     chosen = {name: roles for name, roles in TASKS.items() if task in (None, name)}
     if how.as_json:
         value = {
             name: {"columns": {role: list(names) for role, names in roles.items()}, "metrics": list(METRICS[name])}
             for name, roles in chosen.items()
         }
-        print_object({"success": True, "tasks": value})
+        set_result({"success": True, "tasks": value})
         return 0
     for name, roles in chosen.items():
         echo(f"{name}: {', '.join(METRICS[name])}")
@@ -307,7 +318,7 @@ def _not_finite(output: Any) -> str:
     parts = [(output["nan_count"], "NaN"), (output["inf_count"], "infinite")]
     counts = [f"{count} {what} where the reference has numbers" for count, what in parts if count]
     if count := output["reference_nan_count"]:
-        counts.append(f"{count} left out: NaN in the reference")
+        counts.append(f"{count} skipped: NaN in the reference")
     return ", ".join(counts)
 
 

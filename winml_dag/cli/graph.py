@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli import echo
-from winml_dag.cli.options import FILE, are_a_sweep, cell_options, request_from, several_request_options
+from winml_dag.cli.command import FILE, Command
+from winml_dag.cli.options import are_a_sweep, cell_options, request_from, several_request_options
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.errors import UsageError, WinmlDagError
@@ -27,11 +28,13 @@ _MOST_NOTICES = 5
 _CAME_TO = ("ran", "reused", "failed")
 
 
-@click.command(name="graph")
+@click.command(name="graph", cls=Command)
 @several_request_options
 @cell_options
-@click.option("--format", "format_", type=click.Choice(["mermaid", "dot"]), default="mermaid", help="mermaid or dot.")
-@click.option("--html", type=FILE, help="Write a page for a browser into this file instead.")
+@click.option(
+    "--format", "format_", type=click.Choice(["mermaid", "dot"]), default="mermaid", help="Output format [mermaid]."
+)
+@click.option("--html", type=FILE, help="Write an HTML page to this file instead.")
 def command(
     *,
     recipes: tuple[Path, ...],
@@ -41,8 +44,8 @@ def command(
     html: Path | None,
     **options: Any,
 ) -> int:
-    """Print the graph of a build: sources, stages, and the artifacts between them. Several recipes or a sweep make one
-    graph, in which builds share stages.
+    """Print the graph of a build: sources, stages, and the artifacts between them. The builds of a sweep are one graph
+    with shared stages.
     """
     from winml_dag.cli.remotes import opened
 
@@ -78,7 +81,7 @@ def _planned_builds(
         return _of_cells(sweep, selected(sweep, selection), request, store)
     if selection != Selection():
         raise UsageError(
-            "--filter and --shard choose cells of a sweep, and this is none.",
+            "--filter and --shard are for a sweep, and this is not one.",
             advice="Leave them out, or give a recipe with a matrix, or several recipes.",
         )
     from winml_dag.pipeline.plan_cache import plan_request
@@ -103,8 +106,8 @@ def _of_cells(
         for each in planned
         if not isinstance(each.graph, WinmlDagError)
     )
-    refused = [f"{each.label} is refused: {each.graph}" for each in planned if isinstance(each.graph, WinmlDagError)]
-    left_out = [f"{cell.name} is left out: {cell.left_out}" for cell in cells if cell.left_out]
+    refused = [f"{each.label} is rejected: {each.graph}" for each in planned if isinstance(each.graph, WinmlDagError)]
+    left_out = [f"{cell.name} is skipped: {cell.left_out}" for cell in cells if cell.left_out]
     notices = tuple(_few([*refused, *left_out]))
     if not builds:
         raise UsageError("There is no build to draw.", advice=" ".join(notices))
@@ -166,7 +169,9 @@ def _refuse_foreign(path: Path) -> None:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None
     if not is_owned:
-        raise UsageError(f"{path} is there, and no page of ours.", advice="Choose another name, or move it away.")
+        raise UsageError(
+            f"{path} exists, and winml-dag did not write it.", advice="Choose another name, or move it away."
+        )
 
 
 def _title(recipes: Sequence[Path], request: Request) -> str:

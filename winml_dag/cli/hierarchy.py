@@ -74,7 +74,7 @@ def find_hierarchy(path: Path) -> Tagged:
     if found is None:
         raise InputError(
             f"{path} does not say which modules of a PyTorch model its nodes come from.",
-            advice="Export the model with winml-dag (export.enable_hierarchy_tags is on by default), and leave out "
+            advice="Export the model with winml-dag (export.enable_hierarchy_tags is on by default), and omit "
             f"export.clean_onnx; or give the {HIERARCHY} beside it.",
         )
     return found

@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo, errors_as_object, few, print_object
-from winml_dag.cli.options import FILE, format_option
+from winml_dag.cli import echo, few, set_result
+from winml_dag.cli.command import FILE, Command
+from winml_dag.cli.options import format_option
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.description import Description, Sidecar, describe_model
 from winml_dag.onnxmodel.graphfile import read_model
@@ -61,7 +62,7 @@ class Inspected:
         return (*self.model.warnings, changed)
 
 
-@click.command(name="inspect")
+@click.command(name="inspect", cls=Command)
 @click.argument("path", type=FILE, required=False)
 @click.option("-m", "--model", type=FILE, help="The same as PATH: an ONNX model, or a folder with one.")
 @click.option("--top", type=click.IntRange(min=0), default=5, help="How many of the largest tensors to list [5].")
@@ -76,14 +77,13 @@ def command(*, path: Path | None, model: Path | None, top: int, hierarchy: bool,
     winml-dag inspect out --format json
     winml-dag inspect out --hierarchy
     """
-    with errors_as_object(format_ == "json"):
-        given = _given(path, model)
-        if hierarchy:
-            _show_hierarchy(given, format_)
-            return 0
-        inspected = _inspect(given)
+    given = _given(path, model)
+    if hierarchy:
+        _show_hierarchy(given, format_)
+        return 0
+    inspected = _inspect(given)
     if format_ == "json":
-        print_object(described_json(inspected, top))
+        set_result(described_json(inspected, top))
     else:
         for line in described_lines(inspected, top):
             echo(line)
@@ -97,7 +97,7 @@ def _show_hierarchy(path: Path, format_: str) -> None:
 
     tagged = find_hierarchy(path)
     if format_ == "json":
-        print_object(hierarchy_json(tagged))
+        set_result(hierarchy_json(tagged))
     else:
         for line in hierarchy_lines(tagged):
             echo(line)

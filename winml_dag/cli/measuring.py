@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.cli import echo
-from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.command import FILE, TEXT
 from winml_dag.cli.settings import ep_option
 from winml_dag.errors import StageError, UsageError
 
@@ -29,26 +29,26 @@ P = TypeVar("P", bound="AssessmentPlan")
 
 def built_model_options(function: F) -> F:
     """Add the options that name the model: PATH, its synonym ``-m``, or a recipe."""
-    component = "One component, where PATH or the recipe has a model for each of several."
+    component = "One component of a composite model, such as encoder."
     function = click.option("--submodel", type=TEXT, help=component)(function)
-    recipe = "A recipe, which is built first; its result is meant."
+    recipe = "Build this recipe first, and use its result."
     function = click.option("-c", "--config", "recipe", type=FILE, help=recipe)(function)
-    model = "The same as PATH: an ONNX model, or the output folder of a build."
+    model = "An ONNX model or the output folder of a build, like PATH."
     function = click.option("-m", "--model", type=FILE, help=model)(function)
     return click.argument("path", type=FILE, required=False)(function)
 
 
 def run_target_options(function: F) -> F:
     """Add the options that say where the model runs, by default on the target that it was built for."""
-    device = "npu, gpu, cpu or auto; an execution provider's name works too."
+    device = "npu, gpu, cpu or auto, or the name of an execution provider."
     function = ep_option(function)
     function = click.option("-d", "--device", type=TEXT, help=device)(function)
-    provider = "Execution provider to run on [the one that it was built for]."
+    provider = "Execution provider [that of the build]."
     return click.option("--ep", type=TEXT, help=provider)(function)
 
 
 def stage_timeout_option(function: F) -> F:
-    text = "Seconds after which it is given up [3600]."
+    text = "Give up after this many seconds [3600]."
     return click.option("--stage-timeout", type=click.FloatRange(min=0.1), help=text)(function)
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.options import Output, cache_option, output_options, rebuild_option, remote_options, with_options
+from winml_dag.cli.command import with_options
+from winml_dag.cli.options import Output, cache_option, output_options, rebuild_option, remote_options
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.quantities import counted
 

@@ -1,4 +1,4 @@
-"""The options of build commands, the types of their values, the request they form, and the way back to arguments."""
+"""The options of build commands, the request they form, and the way back to arguments."""
 
 from __future__ import annotations
 
@@ -11,145 +11,13 @@ import click
 from click.core import ParameterSource
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli import EXIT_CODES, echo
+from winml_dag.cli import echo
+from winml_dag.cli.command import ADDRESS, CATALOG, FILE, RECIPE, TEXT, Address, Recipe, folder_option, with_options
 from winml_dag.pipeline.request import Overrides, RemoteOptions, Request
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.store.store import Store
-
-
-CATALOG = "catalog:"
-
-
-class _NotEmpty(click.ParamType[Any]):
-    """Rejects empty values: they come from unset variables of a script."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("must not be empty", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class _Text(_NotEmpty, click.types.StringParamType):
-    pass
-
-
-class _Path(_NotEmpty, click.Path):
-    pass
-
-
-class Address(_Text):
-    """The URL of a remote, possibly with a password."""
-
-
-class Recipe(_Path):
-    """A recipe file, or the name of a bundled recipe."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and value.startswith(CATALOG):
-            # Lazy import: loading the recipe modules costs more than everything else in a build with nothing to do.
-            from winml_dag.errors import UsageError
-            from winml_dag.recipe.load import shipped_path
-
-            try:
-                value = str(shipped_path(value.removeprefix(CATALOG)))
-            except UsageError as error:
-                self.fail(str(error), param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class _Json(_Path):
-    """A file with a JSON object, or the object itself."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if str(value).lstrip().startswith("{") else super().convert(value, param, ctx)
-
-
-class _Memory(click.ParamType[Any]):
-    """Bytes for everything that runs at the same time; ``none`` means no limit."""
-
-    name = "memory"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from winml_dag.engine.resources import UNLIMITED
-        from winml_dag.errors import UsageError
-        from winml_dag.store.quantities import parse_size
-
-        if isinstance(value, int):
-            return value
-        if str(value).strip().lower() == "none":
-            return UNLIMITED
-        try:
-            found = parse_size(str(value), "--memory")
-        except UsageError as error:
-            self.fail(str(error).removeprefix("--memory: "), param, ctx)
-        if found == 0:
-            self.fail("nothing runs without memory; no limit is none.", param, ctx)
-        return found
-
-
-TEXT = _Text()
-ADDRESS = Address()
-RECIPE = Recipe(path_type=Path)
-FILE = _Path(path_type=Path)
-JSON = _Json(path_type=Path)
-MEMORY = _Memory()
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def with_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Return a decorator that adds *options* in this order."""
-
-    def add(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
-
-
-class Command(click.Command):
-    """A command whose help shows its options in panels."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in _PANELS}
-        for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                panels.setdefault(_panel_of(str(parameter.name)), []).append(record)
-        for panel, records in panels.items():
-            if records:
-                with formatter.section(f"{panel} options" if panel else "Options"):
-                    formatter.write_dl(records)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        formatter.write_paragraph()
-        formatter.write_text(EXIT_CODES)
-
-
-def _panel_of(name: str) -> str:
-    from winml_dag.cli.settings import GROUPS
-
-    sections = (_SECTIONS[group.section] for group in GROUPS if name in group.fields.values())
-    return next((panel for panel, names in _PANELS.items() if name in names.split()), "") or next(sections, "")
-
-
-# The parameters of each panel; those of a section's fields follow from the section.
-_PANELS = {
-    "Model": "model onnx recipe recipes task submodel model_type model_class module random_weights trust_remote_code",
-    "Target": "ep device precision compile",
-    "Optimize": "optimize analyze max_optim_iterations allow_unsupported_nodes enable disable",
-    "Quantize": "quant sensitivity save_calibration",
-    "Export": "batch_size shape_config input_specs dynamic_axes export_config",
-    "Validate": "validate",
-    "Output": "output output_dir use_cache final_only overwrite link format_ verbose quiet html",
-    "Run": "set_ filters shard retry_failed rebuild jobs memory keep_going stage_timeout executor scheduler workers"
-    " worker_tags sandbox check_inputs matrix shards",
-    "Cache": "cache_dir remote remote_mode",
-}
-_SECTIONS = {"quant": "Quantize", "export": "Export", "compile": "Target", "validate": "Validate"}
 
 remote_option = with_options(
     click.option(
@@ -182,6 +50,7 @@ rebuild_option = click.option("--rebuild", is_flag=True, help="Run every stage, 
 format_option = click.option(
     "-f", "--format", "format_", type=click.Choice(["text", "json"]), default="text", help="Output format [text]."
 )
+F = TypeVar("F", bound=Callable[..., Any])
 # See :class:`Output`.
 output_options = with_options(
     click.option("-v", "--verbose", is_flag=True, help="Print the reason of every stage, and whole logs of failures."),
@@ -223,7 +92,7 @@ set_option = click.option(
     help="Set a field of the recipe, such as quant.samples=20. VALUE is JSON or text. Repeatable.",
 )
 _FOLDER = with_options(
-    click.option("-o", "--output-dir", "--output", "output_dir", type=FILE, help="Write the results to this folder."),
+    folder_option("Write the results to this folder."),
     click.option("--use-cache", is_flag=True, help="Keep the results in the cache folder instead of -o."),
     click.option("--final-only", is_flag=True, help="Write only the final model, not the intermediate ones."),
 )

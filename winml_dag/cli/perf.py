@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, errors_as_object, print_object
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import FILE, TEXT, Command, folder_option
 from winml_dag.cli.measuring import (
     assessed,
     built_model_options,
@@ -19,7 +20,7 @@ from winml_dag.cli.measuring import (
     stage_timeout_option,
 )
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.options import FILE, TEXT, pairs
+from winml_dag.cli.options import pairs
 from winml_dag.cli.settings import Settings, fields
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted, size_text
@@ -44,13 +45,15 @@ def _sizes(context: click.Context, parameter: click.Parameter, given: tuple[str,
 # Section `perf`.
 _PERF = Settings(
     (
-        click.option("--iterations", type=_COUNT, help="Inferences to measure [100]."),
-        click.option("--warmup", type=click.IntRange(min=0), help="Inferences before, not counted [10]."),
-        click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to measure for."),
-        click.option("--loads", type=_COUNT, help="Processes that load the model, each for the first time [5]."),
-        click.option("--threads", type=_COUNT, help="Threads of one operator [onnxruntime's default]."),
+        click.option("--iterations", type=_COUNT, help="Number of inferences to measure [100]."),
+        click.option("--warmup", type=click.IntRange(min=0), help="Number of inferences before the measurement [10]."),
         click.option(
-            "--batch-size", type=_COUNT, help="Samples in one inference; what its first axis is, where that is fixed."
+            "--duration", type=click.FloatRange(min=0, min_open=True), help="Measure for this many seconds instead."
+        ),
+        click.option("--loads", type=_COUNT, help="Number of fresh processes that load the model [5]."),
+        click.option("--threads", type=_COUNT, help="Threads per operator [onnxruntime's default]."),
+        click.option(
+            "--batch-size", type=_COUNT, help="Samples per inference, for a model with a dynamic batch size [1]."
         ),
         click.option(
             "--size",
@@ -59,27 +62,27 @@ _PERF = Settings(
             metavar="NAME=NUMBER",
             multiple=True,
             callback=_sizes,
-            help="Size of an axis that the model leaves open, for random inputs [1]; again for another.",
+            help="Size of a dynamic axis, for random inputs [1]. Repeatable.",
         ),
-        click.option("--input-data", type=FILE, help="Inputs: a .npz file, arrays by name [random ones]."),
-        click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random inputs [0]."),
+        click.option("--input-data", type=FILE, help="Inputs: a .npz file with an array for each input [random ones]."),
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of random inputs [0]."),
     ),
     fields("iterations warmup duration loads threads batch_size sizes input_data seed"),
 )
 
 
-@click.command(name="perf")
+@click.command(name="perf", cls=Command, panel="Measurement")
 @built_model_options
 @run_target_options
 @_PERF
-@click.option("--baseline", type=FILE, help="Model whose load is measured too [what a compiled model was made from].")
-@click.option("--no-baseline", is_flag=True, help="Measure no other model's load time.")
-@click.option("-o", "--output-dir", type=FILE, help="Where perf.json and histogram.png go [nowhere].")
+@click.option("--baseline", type=FILE, help="Also measure the load time of this model [the model before compilation].")
+@click.option("--no-baseline", is_flag=True, help="Measure only this model.")
+@folder_option("Write perf.json and histogram.png to this folder.")
 @stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
-    """Measure a finished model: the time of the first load, compiled and not compiled, the latency of an inference,
-    throughput, and memory. A result measured on this machine before comes from the cache; --rebuild measures again.
+    """Measure load time, latency, throughput and memory of a model. The results are cached for each machine; --rebuild
+    measures again.
 
     \b
     winml-dag perf model.onnx
@@ -89,10 +92,9 @@ def command(**options: Any) -> int:
     from winml_dag.pipeline.assess.perf import perf_json, plan_perf
 
     how = How.of(options)
-    with errors_as_object(how.as_json, success=False):
-        plan, done = assessed(options, how, _request_of(options), plan_perf)
+    plan, done = assessed(options, how, _request_of(options), plan_perf)
     if how.as_json:
-        print_object(perf_json(plan, done, options["output_dir"]))
+        set_result(perf_json(plan, done, options["output_dir"]))
     else:
         for line in _lines(plan, done, options["output_dir"], quiet=how.quiet):
             echo(line)
@@ -192,7 +194,7 @@ def _memory(memory: Mapping[str, int | None]) -> str:
     words = {"before_load": "before loading", "after_load": "after it", "peak": "at most"}
     known = {word: memory[name] for name, word in words.items()}
     sizes = [f"{size_text(size)} {word}" for word, size in known.items() if size is not None]
-    return ", ".join(sizes) or "not told by this system"
+    return ", ".join(sizes) or "not reported by this system"
 
 
 def _inputs(found: Any) -> str:

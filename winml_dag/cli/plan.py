@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 import click
 
-from winml_dag.cli import echo, print_object
-from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.buildreport import builds_json, counts, stage_line
+from winml_dag.cli.command import Command
 from winml_dag.cli.options import (
-    Command,
     are_cells,
     cell_options,
     format_option,
@@ -67,28 +68,27 @@ def command(
     from winml_dag.engine.events import Status
     from winml_dag.pipeline.build import plan
 
-    with errors_as_json(format_):
-        options["recipe"] = recipes[0] if recipes else None
-        if shards is not None and (shard is not None or matrix is None):
-            raise UsageError("--shards is the number of jobs of --matrix.", advice="--shard selects one part.")
-        selection = Selection(filters, shard)
-        if are_cells(recipes, selects=matrix is not None or selection != Selection()):
-            if matrix is not None:
-                but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
-                return _print_matrix(matrix, recipes, selection, shards, given_words(context, but))
-            from winml_dag.cli.remotes import opened
-            from winml_dag.cli.sweepplan import look_at_sweep
-            from winml_dag.recipe.sweep import sweep_of_files
+    options["recipe"] = recipes[0] if recipes else None
+    if shards is not None and (shard is not None or matrix is None):
+        raise UsageError("--shards is the number of jobs of --matrix.", advice="--shard selects one part.")
+    selection = Selection(filters, shard)
+    if are_cells(recipes, selects=matrix is not None or selection != Selection()):
+        if matrix is not None:
+            but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
+            return _print_matrix(matrix, recipes, selection, shards, given_words(context, but))
+        from winml_dag.cli.remotes import opened
+        from winml_dag.cli.sweepplan import look_at_sweep
+        from winml_dag.recipe.sweep import sweep_of_files
 
-            request, cache_dir = request_from(options)
-            sweep = sweep_of_files(recipes)
-            refuse_overruled(sweep, request.overrides)
-            cells, store = selected(sweep, selection), opened(cache_dir, request.remote)
-            jobs = jobs or os.cpu_count() or 1
-            return look_at_sweep(sweep, cells, request, store, jobs=jobs, rebuild=rebuild, as_json=format_ == "json")
-        result = plan(*planned_build(options), rebuild=rebuild, explain=True)
+        request, cache_dir = request_from(options)
+        sweep = sweep_of_files(recipes)
+        refuse_overruled(sweep, request.overrides)
+        cells, store = selected(sweep, selection), opened(cache_dir, request.remote)
+        jobs = jobs or os.cpu_count() or 1
+        return look_at_sweep(sweep, cells, request, store, jobs=jobs, rebuild=rebuild, as_json=format_ == "json")
+    result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
-        print_json([result], result.elapsed_seconds, dry_run=True)
+        set_result(builds_json([result], result.elapsed_seconds, dry_run=True))
         return 0
     width = max(len(view.id) for view in result.stages)
     for view in result.stages:
@@ -116,5 +116,6 @@ def _print_matrix(
     matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
     if (jobs := len(matrix["include"])) > _MOST_JOBS:
         echo(f"note: These are {jobs} jobs, more than the {_MOST_JOBS} of a matrix. Use --shards for fewer.", err=True)
-    print_object(azure_matrix(matrix["include"]) if ci == "azure" else matrix)
+    # Not an object of ours: the CI parses it.
+    echo(json.dumps(azure_matrix(matrix["include"]) if ci == "azure" else matrix, ensure_ascii=False))
     return 0

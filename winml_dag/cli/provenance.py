@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from winml_dag.cli import echo
-from winml_dag.cli.options import FILE
+from winml_dag.cli.command import FILE, Command, file_option
 from winml_dag.errors import UsageError
 
 
-@click.command(name="provenance")
+@click.command(name="provenance", cls=Command)
 @click.argument("folder", type=FILE, metavar="OUT")
 @click.option(
     "-f",
@@ -21,7 +21,7 @@ from winml_dag.errors import UsageError
     required=True,
     help="SLSA provenance v1 in an in-toto statement, or a CycloneDX bill of materials.",
 )
-@click.option("-o", "--output", type=FILE, help="Where it goes [stdout]; with several statements, a folder.")
+@file_option("Write the document to this file, or into this folder [print it].")
 @click.option("--overwrite", is_flag=True, help="Replace a file of another kind.")
 def command(*, folder: Path, format_: str, output: Path | None, overwrite: bool) -> None:
     """Describe the build in OUT for others: its files by SHA-256, what they were made from, and in a statement also the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, errors_as_object, plain
-from winml_dag.cli.options import FILE, TEXT, format_option
+from winml_dag.cli import echo, plain, set_result
+from winml_dag.cli.command import FILE, TEXT, Command
+from winml_dag.cli.options import format_option
 from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
@@ -25,16 +25,22 @@ _WIDTH = 120
 _KINDS = ("html", "json", "csv")
 
 
-@click.command(name="report")
+@click.command(name="report", cls=Command, panel="Report")
 @click.argument("folders", type=FILE, nargs=-1, metavar="OUT...")
-@click.option("--html", type=FILE, help="Where the page goes [OUT/report.html].")
-@click.option("--json", "json_", type=FILE, help="Where the JSON goes [OUT/report.json].")
-@click.option("--csv", type=FILE, help="Where the table goes for spreadsheets [OUT/report.csv].")
-@click.option("--no-files", is_flag=True, help="Write only the files that are named.")
-@click.option("--overwrite", is_flag=True, help="Replace a file that this program did not write.")
-@click.option("--sort", type=TEXT, metavar="COLUMN", help="The best first: latency, size, cosine, time, ... or a name.")
+@click.option("--html", type=FILE, help="Write the HTML page to this file [OUT/report.html].")
+@click.option("--json", "json_", type=FILE, help="Write the JSON to this file [OUT/report.json].")
+@click.option("--csv", type=FILE, help="Write the CSV to this file [OUT/report.csv].")
+@click.option("--no-files", is_flag=True, help="Write only the files named by options.")
+@click.option("--overwrite", is_flag=True, help="Replace files that winml-dag did not write.")
 @click.option(
-    "--filter", "filters", type=TEXT, multiple=True, help="Builds like model=bert,res* or precision!=fp32, or a name."
+    "--sort", type=TEXT, metavar="COLUMN", help="Sort by latency, size, cosine, time, ... or name, best first."
+)
+@click.option(
+    "--filter",
+    "filters",
+    type=TEXT,
+    multiple=True,
+    help="Only these builds: model=bert,res*, precision!=fp32, or a name. Repeatable.",
 )
 @click.option("--against", type=FILE, help="Compare with an older report: a folder, or a report.json.")
 @click.option(
@@ -43,28 +49,27 @@ _KINDS = ("html", "json", "csv")
     type=TEXT,
     metavar="MEASURE=WORSE",
     multiple=True,
-    help="How much worse is allowed: latency=+5%, cosine=-0.001, size=off.",
+    help="Allowed change: latency=+5%, cosine=-0.001, size=off. Repeatable.",
 )
 @format_option
 def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
-    """Show the results of the builds in OUT: the folder of a sweep, of one build, or several of them; shards of one
-    sweep are joined. The report is also written into OUT as a page, as JSON and as CSV.
+    """Show the results of the builds in OUT: the output folder of a sweep or a build, or several of them. Shards of one
+    sweep are joined. Also writes the report into OUT as HTML, JSON and CSV.
 
-    With --against, compare with an older report. The exit code is 1 when something is worse than the bounds allow.
+    With --against, compare with an older report. Exits with 1 if a result is worse than the bounds allow.
 
     \b
     winml-dag report out
     winml-dag report out --sort latency --filter model=bert
     winml-dag report out --against main/report.json --bound latency=+5%
     """
-    with errors_as_object(format_ == "json", success=False):
-        report, comparison = _reported(folders, options)
-        files = _written(_files(folders, options), report, comparison, options)
+    report, comparison = _reported(folders, options)
+    files = _written(_files(folders, options), report, comparison, options)
     if format_ == "json":
         from winml_dag.report.files import comparison_json, report_json
 
         extra = {} if comparison is None else {"comparison": comparison_json(comparison)}
-        echo(json.dumps({**report_json(report), **extra}))
+        set_result({**report_json(report), **extra})
     else:
         _print(report, comparison)
     if files:

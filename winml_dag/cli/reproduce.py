@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, print_object
-from winml_dag.cli.buildreport import errors_as_json, failure_lines
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.buildreport import failure_lines
+from winml_dag.cli.command import Command
 from winml_dag.cli.options import format_option, planned_build, request_options
 from winml_dag.errors import StageError
 from winml_dag.store.quantities import counted
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.assess.reproduce import Difference, Reproduction, StageReproduction
 
 
-@click.command(name="reproduce")
+@click.command(name="reproduce", cls=Command)
 @click.argument("stages", nargs=-1, metavar="[STAGE]...")
 @request_options
-@click.option("--runs", type=click.IntRange(min=1), default=1, help="How often each stage is run [1].")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Stages at a time [number of processors].")
-@click.option("--stage-timeout", type=click.FloatRange(min=0.1), help="Seconds after which any stage is ended.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing while stages run.")
+@click.option("--runs", type=click.IntRange(min=1), default=1, help="Runs of each stage [1].")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Parallel stages [number of processors].")
+@click.option("--stage-timeout", type=click.FloatRange(min=0.1), help="End a stage after this many seconds.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors and the result.")
 @format_option
 def command(
     *,
@@ -41,31 +42,30 @@ def command(
 ) -> int:
     """Run stages of a finished build again and compare their outputs with the record, byte for byte.
 
-    Each STAGE (a name or id; none means all) runs in a fresh process, from the inputs that it had. The cache, its
-    records and the output folder stay as they are. The exit code is 0 only if all is equal.
+    Each STAGE (a name or id; default: all) runs in a fresh process with its recorded inputs. The cache and the output
+    folder do not change. Exits with 1 if an output differs.
 
     \b
     winml-dag reproduce -c recipe.yaml -o out
     winml-dag reproduce quantize compile -c recipe.yaml -o out --runs 3
     """
-    with errors_as_json(format_):
-        from winml_dag.cli.progress import progress
-        from winml_dag.pipeline.assess.reproduce import reproduce
+    from winml_dag.cli.progress import progress
+    from winml_dag.pipeline.assess.reproduce import reproduce
 
-        planned, store = planned_build(options)
-        # Progress goes to stderr: stdout has only the result.
-        with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes), starts=True) as observer:
-            found = reproduce(
-                planned,
-                store,
-                stages,
-                runs=runs,
-                jobs=jobs or os.cpu_count() or 1,
-                stage_timeout_seconds=stage_timeout,
-                observer=observer,
-            )
+    planned, store = planned_build(options)
+    # Progress goes to stderr: stdout has only the result.
+    with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes), starts=True) as observer:
+        found = reproduce(
+            planned,
+            store,
+            stages,
+            runs=runs,
+            jobs=jobs or os.cpu_count() or 1,
+            stage_timeout_seconds=stage_timeout,
+            observer=observer,
+        )
     if format_ == "json":
-        print_object(_json(found))
+        set_result(_json(found))
     else:
         for line in _lines(found):
             echo(line)

@@ -84,7 +84,7 @@ def _quality(figures: Any) -> str:
 
 
 def _decibels(figures: Any) -> str:
-    """Format the SQNR. It is undefined without noise and without a signal; the cosine tells these cases apart."""
+    """Format the SQNR. It is undefined without noise and without a signal; the cosine distinguishes these cases."""
     ratio = figures["sqnr_db"]
     if ratio is None:
         return "exact" if figures["cosine"] == 1 else "lost"

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.options import FILE, JSON, TEXT, pairs, with_options
+from winml_dag.cli.command import FILE, JSON, TEXT, with_options
+from winml_dag.cli.options import pairs
 from winml_dag.errors import InputError, UsageError
 from winml_dag.file_reading import parse_json
 

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import errors_as_object, print_object
+from winml_dag.cli import set_result
 from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.capabilities import capabilities_of, print_catalog, print_changes, winml_cli_options
+from winml_dag.cli.command import FILE, RECIPE, TEXT, Command, file_option, with_options
 from winml_dag.cli.onestage import How, how_options, outcome_lines
 from winml_dag.cli.options import (
-    FILE,
-    RECIPE,
-    TEXT,
-    Command,
     overrides_from,
     random_weights_option,
     set_option,
@@ -27,7 +24,6 @@ from winml_dag.cli.options import (
     target_options,
     task_option,
     trust_option,
-    with_options,
 )
 from winml_dag.cli.settings import (
     CALIBRATION,
@@ -95,8 +91,7 @@ def run_one(name: str, options: Mapping[str, Any]) -> int:
     """
     started = time.monotonic()
     how = How.of(options)
-    with errors_as_object(how.as_json, success=False):
-        request = replace(request_of(name, options), remote=how.remote)
+    request = replace(request_of(name, options), remote=how.remote)
     current_plan = look(request, how.cache_dir)
     if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(current_plan, how.cache_dir, started):
         _print_sensitivity(request, how)
@@ -105,21 +100,20 @@ def run_one(name: str, options: Mapping[str, Any]) -> int:
     from winml_dag.pipeline.run import BuildOptions
 
     options_of_build = BuildOptions(rebuild=how.rebuild, overwrite=how.overwrite)
-    with errors_as_object(how.as_json, success=False):
-        result = carry_out(
-            request,
-            how.cache_dir,
-            current_plan,
-            options_of_build,
-            how,
-            lines=lambda done: () if name == "quantize" else outcome_lines(done, name),
-        )
+    result = carry_out(
+        request,
+        how.cache_dir,
+        current_plan,
+        options_of_build,
+        how,
+        lines=lambda done: () if name == "quantize" else outcome_lines(done, name),
+    )
     if not result.failed:
         _print_sensitivity(request, how)
     if how.as_json:
         from winml_dag.cli.buildreport import stages_json
 
-        print_object({**_value(result, request), "stages": stages_json(result)})
+        set_result({**_value(result, request), "stages": stages_json(result)})
     return StageError.exit_code if result.failed else 0
 
 
@@ -156,8 +150,7 @@ def _optimize(name: str, options: Mapping[str, Any]) -> int:
     if not options["check_optim"]:
         return run_one(name, options)
     named = tuple(capability for capability, on in capabilities_of(options).items() if on)
-    with errors_as_object(options["format_"] == "json", success=False):
-        return print_changes(request_of(name, options), named, options["format_"], whole=options["verbose"])
+    return print_changes(request_of(name, options), named, options["format_"], whole=options["verbose"])
 
 
 def _command(
@@ -177,7 +170,7 @@ def _model(**more: Any) -> Callable[[Any], Any]:
 
 def _output(usual: str, **more: Any) -> Callable[[Any], Any]:
     text = f"Write the result to this file, or into this folder{f' [{usual} beside the model]' if usual else ''}."
-    return click.option("-o", "--output", type=FILE, help=text, **more)
+    return file_option(text, **more)
 
 
 def _recipe(sections: str) -> Callable[[Any], Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from winml_dag.cli import echo, few
+from winml_dag.cli import echo, few, set_result
 from winml_dag.cli.build import CLUSTER_OPTIONS
 from winml_dag.cli.options import given_words
 from winml_dag.file_reading import reads_logged
@@ -25,6 +24,7 @@ from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, words_o
 from winml_dag.store.quantities import counted, duration_text
 
 if TYPE_CHECKING:
+    from winml_dag.canonical import JsonObject
     from winml_dag.cli.options import Output
     from winml_dag.pipeline.run import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone, SweepRun
@@ -81,7 +81,7 @@ def build_sweep(
         echo(f"Results so far are in {folder}. Run the same command again to continue.", err=True)
         raise
     if output.as_json:
-        print_sweep(done, traffic_of(store))
+        set_result(sweep_json(done, traffic_of(store)))
     for text, is_error in _lines(done, sweep_run.left_out, folder, quiet=output.quiet, verbose=output.verbose):
         echo(text, err=output.as_json or is_error)
     for text in () if output.quiet else traffic_lines(traffic_of(store)):
@@ -179,7 +179,7 @@ def _left_out(cells: Sequence[Cell]) -> Iterator[_Line]:
     for cell in cells:
         by_reason.setdefault(cell.left_out, []).append(cell)
     for why, same in by_reason.items():
-        yield f"left out: {_names(same)}: {why}", False
+        yield f"skipped: {_names(same)}: {why}", False
 
 
 def _measured(cells: Sequence[CellResult]) -> Iterator[_Line]:
@@ -205,12 +205,12 @@ def _names(cells: Sequence[Cell | CellResult]) -> str:
 def _total(done: SweepDone, left_out: int, seconds: float) -> str:
     """Format the totals of a sweep.
 
-    ``40 cells in 2 min: 38 built, 1 failed, 1 left out; 163 stages run, 77 shared or found; saved about 5 min.``
+    ``40 cells in 2 min: 38 built, 1 failed, 1 skipped; 163 stages run, 77 shared or found; saved about 5 min.``
     """
     of_sweep = [cell for cell in done.cells if cell.trial_of is None]
     numbers = [(sum(cell.status is status for cell in of_sweep), str(status)) for status in CellStatus]
     trials = len(done.cells) - len(of_sweep)
-    further = [(left_out, str(CellStatus.LEFT_OUT)), (trials, "tried in search")]
+    further = [(left_out, str(CellStatus.SKIPPED)), (trials, "tried in search")]
     counts = ", ".join(f"{number} {word}" for number, word in [*numbers, *further] if number)
     graph = done.result.graph
     ran = graph.by_status.get("ran", 0)
@@ -220,17 +220,14 @@ def _total(done: SweepDone, left_out: int, seconds: float) -> str:
     return f"{cells}; {counted(ran, 'stage')} run, {found} shared or found{saved}."
 
 
-def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:
-    """Print exactly one JSON object to stdout.
-
-    It has the contents of ``sweep.json``, the names of missing cells, and the traffic with remotes.
-    """
+def sweep_json(done: SweepDone, traffic: Traffic | None) -> JsonObject:
+    """Return the contents of ``sweep.json``, the names of missing cells, and the traffic with remotes."""
     from winml_dag.cli.remotes import traffic_json
     from winml_dag.pipeline.sweep.result import encode
 
     failed = [cell.name for cell in done.cells if not cell.is_there]
     names = [cell.name for cell in done.cells]
-    echo(json.dumps({**encode(done.result), "asked": names, "failed": failed, **traffic_json(traffic)}))
+    return {**encode(done.result), "asked": names, "failed": failed, **traffic_json(traffic)}
 
 
 def _is_settled(done: SweepDone) -> bool:

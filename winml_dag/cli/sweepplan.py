@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo, few, print_object
+from winml_dag.cli import echo, few, set_result
 from winml_dag.cli.buildreport import build_json, counts
 from winml_dag.engine.events import Status
 from winml_dag.engine.memory import memory_for_runs
@@ -42,7 +42,7 @@ def look_at_sweep(
     capacity = Capacity(jobs, memory_for_runs())
     dry_run_result = dry_run(planned, store, capacity, rebuild=rebuild)
     if as_json:
-        print_object(_json(cells, dry_run_result))
+        set_result(_json(cells, dry_run_result))
     else:
         for line in (*_cell_lines(cells, dry_run_result), *_graph_lines(dry_run_result), *_uncounted(sweep)):
             echo(line)
@@ -71,7 +71,7 @@ def _cell_lines(cells: Sequence[Cell], dry_run_result: DryRun) -> Iterator[str]:
     width = max((len(cell.name) for cell in cells), default=0)
     for cell in cells:
         if cell.left_out:
-            yield f"{cell.name:<{width}}  left out: {cell.left_out}"
+            yield f"{cell.name:<{width}}  skipped: {cell.left_out}"
         elif cell.name in dry_run_result.errors:
             why = str(dry_run_result.errors[cell.name]).partition("\n")[0]
             yield f"{cell.name:<{width}}  refused: {why}"
@@ -101,7 +101,7 @@ def _graph_lines(dry_run_result: DryRun) -> Iterator[str]:
     counts = dry_run_result.counts
     if not counts.builds:
         if not dry_run_result.errors:
-            yield "Nothing to build: every selected cell is left out."
+            yield "Nothing to build: every selected cell is skipped."
         return
     exports = counts.by_stage.get("export", 0)
     failing = dry_run_result.statuses.get(Status.FAILED, 0)

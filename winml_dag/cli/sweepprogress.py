@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from winml_dag.cli import echo, plain
@@ -85,142 +85,120 @@ class _Stage:
         return f"{duration_text(time.monotonic() - self.since)}{expected}"
 
 
-@dataclass
-class _State:
-    """The state of a sweep. The running thread changes it, the display thread reads it."""
-
-    doing: str = ""
-    cells: frozenset[str] = frozenset()
-    done: dict[str, CellStatus] = field(default_factory=dict)
-    stages: Counter[Status] = field(default_factory=Counter)
-    running: dict[str, _Stage] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
-    eta: Eta | None = None
-    # Seconds of each measurement of a cell that has not begun, and the number of cells to measure.
-    later: list[float] = field(default_factory=list)
-    each_seconds: float = 0.0
-    to_measure: int = 0
-    since: float = field(default_factory=time.monotonic)
-    left_seconds: float | None = None
-    left_due: float = 0.0
-
-    def begin(self, doing: str, cells: Sequence[str]) -> None:
-        self.doing, self.cells, self.eta, self.left_due = doing, frozenset(cells), None, 0.0
-        self.done.clear()
-        if doing == "building":
-            self.to_measure = len(cells)
-
-    def estimate(self, eta: Eta) -> None:
-        self.eta, self.left_due = eta, 0.0
-        if self.doing == "measuring" and self.later:
-            self.each_seconds = self.later.pop(0)
-
-    def start(self, node: Node, seconds: float | None, progress: ReadProgress) -> None:
-        cell, name = _parted(node.id, self.cells)
-        self.running[node.id] = _Stage(cell, name, time.monotonic(), seconds, progress)
-
-    def end(self, result: StageResult) -> str | None:
-        """Record the end of a stage, and return the line to print if it failed."""
-        self.running.pop(result.node.id, None)
-        self.stages[result.status] += 1
-        return self._fail(f"{result.node.id}: {result.error}") if result.status is Status.FAILED else None
-
-    def settle(self, name: str, status: CellStatus, why: str) -> str | None:
-        """Record the end of a cell, and return the line to print unless one of its stages reported the failure."""
-        self.done[name] = status
-        # What was built before was most likely measured, too.
-        self.to_measure -= self.doing == "building" and status is not CellStatus.BUILT
-        said = status is CellStatus.FAILED and any(why.endswith(line.partition(": ")[2]) for line in self.failed)
-        return None if said or status not in (CellStatus.FAILED, CellStatus.REFUSED) else self._fail(f"{name}: {why}")
-
-    def _fail(self, line: str) -> str:
-        self.failed.append(line)
-        return line
-
-    def counts(self) -> str:
-        """Format ``building 12 of 40 cells: 10 built, 2 failed``."""
-        numbers = Counter(self.done.copy().values())
-        counts = ", ".join(f"{numbers[status]} {status}" for status in CellStatus if numbers[status])
-        noun = "cell" if len(self.cells) == 1 else "cells"
-        return f"{self.doing} {len(self.done)} of {len(self.cells)} {noun}{': ' if counts else ''}{counts}"
-
-    def more(self) -> Iterator[str]:
-        """Yield short texts on stages, time and memory."""
-        stages = self.stages.copy()
-        counts = [f"{stages[status]} {status}" for status in (Status.RAN, Status.REUSED) if stages[status]]
-        if self.eta is not None and (pending := len(self.eta.pending)):
-            counts.append(f"{pending} pending")
-        if counts:
-            yield f"stages: {', '.join(counts)}"
-        if self.eta is not None:
-            seconds = self.seconds_left()
-            yield "time left not known yet" if seconds is None else _left(seconds)
-        if (eta := self.eta) is not None and eta.capacity.counts_memory and self.running:
-            yield f"memory {eta.memory_bytes / _GIB:.1f} of {eta.capacity.memory_bytes / _GIB:.1f} GiB"
-
-    def seconds_left(self) -> float | None:
-        """Return the seconds until everything is built and measured; None if they are not known."""
-        now = time.monotonic()
-        if self.eta is not None and now >= self.left_due:
-            seconds = self.eta.seconds_left()
-            if seconds is None:
-                seconds = self._left_by_count(self.eta)
-            self.left_seconds = None if seconds is None else seconds + sum(self.later) * max(0, self.to_measure)
-            took = time.monotonic() - now
-            self.left_due = now + max(_SECONDS_BETWEEN_FORECASTS, took / _SHARE_OF_FORECASTS)
-        return self.left_seconds
-
-    def _left_by_count(self, eta: Eta) -> float | None:
-        """Return the time left if all stages take equally long, for stages that no record tells about."""
-        ran, rest = self.stages[Status.RAN], len(self.running) + len(eta.pending)
-        if self.doing == "measuring":
-            return self.each_seconds * rest
-        return (time.monotonic() - self.since) * rest / ran if ran * _LEAST_SHARE > rest else None
-
-    def share_done(self) -> float:
-        """Return how much of the whole time is over, from 0 to 1."""
-        left, elapsed = self.seconds_left(), time.monotonic() - self.since
-        return 0.0 if left is None else elapsed / (elapsed + left)
-
-
 class _SweepProgress:
-    """Collects the callbacks of a run in a state. Subclasses display it."""
+    """The state of a sweep, from the callbacks of its run. The running thread changes it, the display thread reads it.
+
+    Subclasses display it.
+    """
 
     def __init__(self) -> None:
-        self._state = _State()
-
-    def phase(self, doing: str, cells: Sequence[str]) -> None:
-        self._state.begin(doing, cells)
-
-    def cell(self, name: str, status: CellStatus, why: str = "") -> None:
-        self._failed(self._state.settle(name, status, why))
+        self._doing = ""
+        self._cells: frozenset[str] = frozenset()
+        self._done: dict[str, CellStatus] = {}
+        self._stages: Counter[Status] = Counter()
+        self._running: dict[str, _Stage] = {}
+        self._failures: list[str] = []
+        self._eta: Eta | None = None
+        # Seconds of each measurement of a cell that has not begun, and the number of cells to measure.
+        self._later: list[float] = []
+        self._each_seconds = 0.0
+        self._to_measure = 0
+        self._since = time.monotonic()
+        self._left_seconds: float | None = None
+        self._left_due = 0.0
 
     def expect(self, measuring: Sequence[float]) -> None:
         """Receive the expected seconds of each measurement of a cell."""
-        self._state.later = [*measuring]
+        self._later = [*measuring]
+
+    def phase(self, doing: str, cells: Sequence[str]) -> None:
+        self._doing, self._cells, self._eta, self._left_due = doing, frozenset(cells), None, 0.0
+        self._done.clear()
+        if doing == "building":
+            self._to_measure = len(cells)
 
     def on_eta(self, eta: Eta) -> None:
-        self._state.estimate(eta)
+        self._eta, self._left_due = eta, 0.0
+        if self._doing == "measuring" and self._later:
+            self._each_seconds = self._later.pop(0)
 
     def started(
         self,
         node: Node,
-        reason: Reason,  # noqa: ARG002 - reasons are told in the end
+        reason: Reason,  # noqa: ARG002 - reasons are printed at the end
         estimate_seconds: float | None,
         progress: ReadProgress,
     ) -> None:
-        self._state.start(node, estimate_seconds, progress)
+        cell, name = _parted(node.id, self._cells)
+        self._running[node.id] = _Stage(cell, name, time.monotonic(), estimate_seconds, progress)
         self._begin()
 
     def finished(self, result: StageResult) -> None:
-        self._failed(self._state.end(result))
+        self._running.pop(result.node.id, None)
+        self._stages[result.status] += 1
+        if result.status is Status.FAILED:
+            self._failed(f"{result.node.id}: {result.error}")
+
+    def cell(self, name: str, status: CellStatus, why: str = "") -> None:
+        self._done[name] = status
+        # What was built before was most likely measured, too.
+        self._to_measure -= self._doing == "building" and status is not CellStatus.BUILT
+        # A failure of one of its stages was printed then.
+        said = status is CellStatus.FAILED and any(why.endswith(line.partition(": ")[2]) for line in self._failures)
+        if status in (CellStatus.FAILED, CellStatus.REFUSED) and not said:
+            self._failed(f"{name}: {why}")
 
     def _begin(self) -> None:
         """Called when a stage starts, the first one or another."""
         raise NotImplementedError
 
-    def _failed(self, line: str | None) -> None:
-        """Called when a stage or cell ends. *line*: the message to print if it failed."""
+    def _failed(self, line: str) -> None:
+        self._failures.append(line)
+
+    def _counts(self) -> str:
+        """Format ``building 12 of 40 cells: 10 built, 2 failed``."""
+        numbers = Counter(self._done.copy().values())
+        counts = ", ".join(f"{numbers[status]} {status}" for status in CellStatus if numbers[status])
+        noun = "cell" if len(self._cells) == 1 else "cells"
+        return f"{self._doing} {len(self._done)} of {len(self._cells)} {noun}{': ' if counts else ''}{counts}"
+
+    def _more(self) -> Iterator[str]:
+        """Yield short texts on stages, time and memory."""
+        stages, eta = self._stages.copy(), self._eta
+        counts = [f"{stages[status]} {status}" for status in (Status.RAN, Status.REUSED) if stages[status]]
+        if eta is not None and (pending := len(eta.pending)):
+            counts.append(f"{pending} pending")
+        if counts:
+            yield f"stages: {', '.join(counts)}"
+        if eta is not None:
+            seconds = self._seconds_left()
+            yield "time left unknown" if seconds is None else _left(seconds)
+            if eta.capacity.counts_memory and self._running:
+                yield f"memory {eta.memory_bytes / _GIB:.1f} of {eta.capacity.memory_bytes / _GIB:.1f} GiB"
+
+    def _seconds_left(self) -> float | None:
+        """Return the seconds until everything is built and measured; None if they are not known."""
+        now = time.monotonic()
+        if self._eta is not None and now >= self._left_due:
+            seconds = self._eta.seconds_left()
+            if seconds is None:
+                seconds = self._left_by_count(self._eta)
+            self._left_seconds = None if seconds is None else seconds + sum(self._later) * max(0, self._to_measure)
+            took = time.monotonic() - now
+            self._left_due = now + max(_SECONDS_BETWEEN_FORECASTS, took / _SHARE_OF_FORECASTS)
+        return self._left_seconds
+
+    def _left_by_count(self, eta: Eta) -> float | None:
+        """Return the time left if all stages take equally long, for stages without a record."""
+        ran, rest = self._stages[Status.RAN], len(self._running) + len(eta.pending)
+        if self._doing == "measuring":
+            return self._each_seconds * rest
+        return (time.monotonic() - self._since) * rest / ran if ran * _LEAST_SHARE > rest else None
+
+    def _share_done(self) -> float:
+        """Return how much of the whole time is over, from 0 to 1."""
+        left, elapsed = self._seconds_left(), time.monotonic() - self._since
+        return 0.0 if left is None else elapsed / (elapsed + left)
 
 
 class SweepLines(_SweepProgress):
@@ -240,19 +218,19 @@ class SweepLines(_SweepProgress):
     def _begin(self) -> None:
         if not self._began:
             self._began = True
-            self._say(f"{self._state.counts()}.")
+            self._say(f"{self._counts()}.")
         self._ticker.start()
 
     def write_progress(self) -> None:
         """Write the total progress."""
-        self._say(f"{'; '.join([self._state.counts(), *self._state.more()])}.")
+        self._say(f"{'; '.join([self._counts(), *self._more()])}.")
 
     def stop(self, *, finished: bool) -> None:  # noqa: ARG002 - what was said stays in any case
         self._ticker.stop()
 
-    def _failed(self, line: str | None) -> None:
-        if line is not None:
-            self._say(f"failed: {line}")
+    def _failed(self, line: str) -> None:
+        super()._failed(line)
+        self._say(f"failed: {line}")
 
     def _say(self, line: str) -> None:
         with self._lock:
@@ -268,7 +246,7 @@ class SweepTable(_SweepProgress):
 
     def stop(self, *, finished: bool) -> None:
         """Remove the table. If the run has not *finished*, the last progress stays."""
-        self._state.running.clear()
+        self._running.clear()
         self._shown.stop(keep=not finished)
 
     def _begin(self) -> None:
@@ -280,21 +258,20 @@ class SweepTable(_SweepProgress):
         from rich.table import Table
         from rich.text import Text
 
-        state = self._state
-        lines: list[RenderableType] = [Text(state.counts(), style="bold", overflow="ellipsis")]
-        if state.eta is not None:
+        lines: list[RenderableType] = [Text(self._counts(), style="bold", overflow="ellipsis")]
+        if self._eta is not None:
             bar = Table.grid(padding=(0, 1, 0, 0))
-            bar.add_row(ProgressBar(1.0, state.share_done(), width=_BAR_WIDTH), f"{state.share_done():.0%}")
+            bar.add_row(ProgressBar(1.0, self._share_done(), width=_BAR_WIDTH), f"{self._share_done():.0%}")
             lines.append(bar)
-        if more := list(state.more()):
+        if more := list(self._more()):
             lines.append(Text("   ".join(more), style="dim", no_wrap=True, overflow="ellipsis"))
-        running = sorted(state.running.copy().values(), key=lambda stage: stage.since)
+        running = sorted(self._running.copy().values(), key=lambda stage: stage.since)
         if running:
             lines.append(_table(running[:_MOST_RUNNING]))
         if len(running) > _MOST_RUNNING:
             lines.append(Text(f"  and {len(running) - _MOST_RUNNING} more run", style="dim"))
-        lines += _pending([] if state.eta is None else state.eta.pending, _MOST_RUNNING - len(running))
-        lines += _failures(state.failed.copy())
+        lines += _pending([] if self._eta is None else self._eta.pending, _MOST_RUNNING - len(running))
+        lines += _failures(self._failures.copy())
         return Group(*lines)
 
 

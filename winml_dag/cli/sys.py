@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, print_object
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import Command
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.assess.host import Host
@@ -21,7 +22,7 @@ _PACKAGES = ("onnxruntime", "onnx", "onnxscript", "numpy", "torch", "transformer
 _FORMATS = ("text", "json", "compact")
 
 
-@click.command(name="sys")
+@click.command(name="sys", cls=Command)
 @click.option("--list-ep", is_flag=True, help="List only the execution providers.")
 @click.option("--list-device", is_flag=True, help="List only the devices and the providers that use them.")
 @click.option("-f", "--format", "format_", type=click.Choice(_FORMATS), default="text", help="Output format [text].")
@@ -41,7 +42,7 @@ def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
         echo(f"warning: {found.problem}", err=True)
     parts = (["ep"] if list_ep else []) + (["device"] if list_device else [])
     if format_ == "json":
-        print_object(_json(found, parts))
+        set_result(_json(found, parts))
         return 0
     for line in (_compact if format_ == "compact" else _text)(found, parts):
         echo(line)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo, errors_as_object, print_object
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import FILE, TEXT, Command, folder_option
 from winml_dag.cli.measuring import assessed, built_model_options, loaded_recipe, refuse_both, run_target_options
 from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import BOUNDS, VALIDATION
 from winml_dag.store.quantities import counted
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.assess.validate import ValidationPlan, ValidationRequest
 
 
-@click.command(name="validate")
+@click.command(name="validate", cls=Command, panel="Validation")
 @built_model_options
-@click.option("--reference", type=FILE, help="The model to compare with [the float model that its build kept].")
-@click.option("--no-reference", is_flag=True, help="Only run it: its outputs must be finite.")
-@click.option("-p", "--precision", type=TEXT, help="Precision whose bounds apply [the model's own].")
+@click.option("--reference", type=FILE, help="The model to compare with [the float model of the build].")
+@click.option("--no-reference", is_flag=True, help="Only check that all outputs are finite.")
+@click.option("-p", "--precision", type=TEXT, help="Precision whose bounds apply [the model's].")
 @VALIDATION
 @BOUNDS
 @run_target_options
-@click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification.")
+@click.option("-t", "--task", type=TEXT, help="The model's task, such as text-classification.")
 @click.option("--model-id", type=TEXT, help="The model whose tokenizer or image processor prepares the inputs.")
-@click.option("-o", "--output-dir", type=FILE, help="Where validation.json goes [nowhere].")
+@folder_option("Write validation.json to this folder.")
 @how_options
 def command(**options: Any) -> int:
-    """Load a finished model on its target, run it, and compare every output with that of the model it was made from.
-    It fails for NaN and infinite values, and for an output beyond its bound.
+    """Run a model on its target and compare each output with that of its float model. Fails if an output has NaN or
+    infinite values or violates a bound.
 
     \b
     winml-dag validate out
@@ -45,10 +45,9 @@ def command(**options: Any) -> int:
     from winml_dag.pipeline.assess.validate import plan_validation
 
     how = How.of(options)
-    with errors_as_object(how.as_json, success=False):
-        plan, done = assessed(options, how, _request_of(options), plan_validation)
+    plan, done = assessed(options, how, _request_of(options), plan_validation)
     if how.as_json:
-        print_object(_value(plan, done))
+        set_result(_value(plan, done))
         return 0
     for line in _lines(plan, done, quiet=how.quiet):
         echo(line)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, errors_as_object, print_object
-from winml_dag.cli.options import FILE, format_option
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.command import FILE, Command
+from winml_dag.cli.options import format_option
 from winml_dag.pipeline.assess.verification import FileCheck, Found, Verification, verify
 from winml_dag.store.quantities import counted, size_text
 
@@ -20,33 +21,32 @@ if TYPE_CHECKING:
 _MOST_EXTRA = 10
 
 
-@click.command(name="verify")
+@click.command(name="verify", cls=Command)
 @click.argument("path", type=FILE)
 @click.option("--against", type=FILE, metavar="FILE", help="Compare with a document that `winml-dag provenance` wrote.")
 @format_option
 def command(*, path: Path, against: Path | None, format_: str) -> int:
-    """Hash every file of an output folder and compare it with build_manifest.json. PATH is the folder, or one file in
-    it, which is then checked together with the files that belong to it.
+    """Hash every file of an output folder and compare it with build_manifest.json. PATH is the folder, or a model file
+    in it, which is checked with its data files.
 
     With --against, compare with SLSA provenance or a CycloneDX bill of materials instead. The format of the document is
-    validated; signatures are not checked. By-products may be missing, since they are not shipped.
+    validated; signatures are not checked. By-products may be missing.
 
-    The exit code is 0 when everything that is shipped is as it was built, else 1. Intermediate models that were deleted
-    or changed, and files that no build wrote, are listed and are no error.
+    Exits with 1 if a shipped file is missing or changed. Intermediate models that are missing or changed and files of
+    other programs are listed, but are no error.
 
     \b
     winml-dag verify out
     winml-dag verify out/model.onnx
     winml-dag verify out --against out.slsa.json
     """
-    with errors_as_object(format_ == "json", sound=False, folders=[]):
-        if against is not None:
-            return _against(path, against, format_)
-        found = verify(path)
+    if against is not None:
+        return _against(path, against, format_)
+    found = verify(path)
     is_intact = all(verification.is_intact for verification in found)
     if format_ == "json":
         value = {"sound": is_intact, "folders": [_json(verification) for verification in found], "errors": []}
-        print_object(value)
+        set_result(value)
     else:
         for line in _lines(found):
             echo(line)
@@ -59,7 +59,7 @@ def _against(path: Path, document: Path, format_: str) -> int:
     found = check_against(path, document)
     if format_ == "json":
         value = {"sound": found.is_intact, "folders": [_against_json(found)], "errors": []}
-        print_object(value)
+        set_result(value)
     else:
         for line in _against_lines(found):
             echo(line)
@@ -68,10 +68,10 @@ def _against(path: Path, document: Path, format_: str) -> int:
 
 def _against_lines(found: Against) -> Iterator[str]:
     yield from _faults(found.files)
-    yield from _named("left out, a by-product", found.left_out, found.folder)
+    yield from _named("missing by-product", found.left_out, found.folder)
     yield from _named("not in the document", found.extra, found.folder)
     intact = sum(file.found is Found.INTACT for file in found.files)
-    state = "Sound" if found.is_intact else "Not sound"
+    state = "Intact" if found.is_intact else "Not intact"
     of = f"{intact} of {counted(len(found.files), 'file')}"
     yield f"{state}: {found.folder}, {of} as {found.document} ({found.format}) has them."
 
@@ -98,7 +98,7 @@ def _lines(found: Sequence[Verification]) -> Iterator[str]:
         yield from _named("not of the build", verification.extra, folder)
         intact = [file for file in verification.files if file.found is Found.INTACT]
         size = size_text(sum(file.size for file in intact))
-        state = "Sound" if verification.is_intact else "Not sound"
+        state = "Intact" if verification.is_intact else "Not intact"
         yield f"{state}: {folder}, {len(intact)} of {counted(len(verification.files), 'file')} as built, {size} read."
 
 

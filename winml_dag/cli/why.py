@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo
-from winml_dag.cli.buildreport import FORESEEN, errors_as_json, print_json
-from winml_dag.cli.options import Command, format_option, planned_build, rebuild_option, request_options
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.buildreport import FORESEEN, builds_json
+from winml_dag.cli.command import Command
+from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
 from winml_dag.engine.events import Reason, Status, waits
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -
     from winml_dag.pipeline.build import plan
     from winml_dag.pipeline.buildresult import views_named
 
-    with errors_as_json(format_):
-        planned, store = planned_build(options)
-        result = plan(planned, store, rebuild=rebuild, explain=True)
-        chosen = _running(result.stages) if stage is None else views_named(result, stage)
+    planned, store = planned_build(options)
+    result = plan(planned, store, rebuild=rebuild, explain=True)
+    chosen = _running(result.stages) if stage is None else views_named(result, stage)
     if format_ == "json":
-        print_json([replace(result, stages=tuple(chosen))], result.elapsed_seconds, dry_run=True)
+        shown = replace(result, stages=tuple(chosen))
+        set_result(builds_json([shown], result.elapsed_seconds, dry_run=True))
         return 0
     by_id = {view.id: view for view in (*result.stages, *result.like_before)}
     for view in chosen:
@@ -65,7 +66,7 @@ def _explanation(
         yield f"  {view.result.error}"
     if reason.kind == "waits":
         further = all_are_shown and not set(reason.roots) <= set(reason.names)
-        yield f"  {waits(reason.names)}" + (f", and that on {', '.join(reason.roots)}" if further else "")
+        yield f"  {waits(reason.names)}" + (f", which depends on {', '.join(reason.roots)}" if further else "")
         if not all_are_shown:
             yield from (f"  {root} would run: {by_id[root].reason}" for root in reason.roots)
     yield from (f"  {line}" for line in _reason_lines(reason))

@@ -8,17 +8,21 @@ from pathlib import Path
 import click
 
 from winml_dag.cli import echo
-from winml_dag.cli.options import FILE, MEMORY, TEXT
+from winml_dag.cli.command import FILE, MEMORY, TEXT, Command
 from winml_dag.store.cache_folder import default_cache_dir
 
 
-@click.command(name="worker")
+@click.command(name="worker", cls=Command, panel="Worker")
 @click.argument("scheduler", metavar="SCHEDULER")
-@click.option("--cache-dir", type=FILE, help="The cache folder of this worker [WINML_DAG_CACHE_DIR].")
-@click.option("--places", type=click.IntRange(min=1), help="Stages at a time [number of processors].")
-@click.option("--memory", type=MEMORY, help="What they may take together, such as 16GB [most of this machine's].")
-@click.option("--tag", "tags", type=TEXT, multiple=True, help="A word by which builds choose workers; again for more.")
-@click.option("--name", type=TEXT, help="How dask's dashboard calls it [its address].")
+@click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")
+@click.option(
+    "--slots", "--places", "places", type=click.IntRange(min=1), help="Parallel stages [number of processors]."
+)
+@click.option("--memory", type=MEMORY, help="Memory for all stages, such as 16GB [most of this machine's].")
+@click.option(
+    "--tag", "tags", type=TEXT, multiple=True, help="A tag by which builds select workers (--worker-tag). Repeatable."
+)
+@click.option("--name", type=TEXT, help="The worker's name in dask's dashboard [its address].")
 def command(
     *,
     scheduler: str,
@@ -28,11 +32,11 @@ def command(
     tags: tuple[str, ...],
     name: str | None,
 ) -> int:
-    """Work for builds that use the scheduler at that address: until Ctrl-C, or until the scheduler goes.
+    """Run stages for builds that use the dask scheduler at SCHEDULER, until Ctrl-C or until the scheduler stops.
 
     \b
     dask scheduler
-    winml-dag worker tcp://10.0.0.5:8786 --places 4 --tag rack2
+    winml-dag worker tcp://10.0.0.5:8786 --slots 4 --tag rack2
     winml-dag build -c sweep.yaml -o out --executor dask --scheduler tcp://10.0.0.5:8786
     """
     from winml_dag.pipeline.cluster.report import Report

@@ -175,7 +175,7 @@ def changed(last: Record, new: KeyInputs, inputs: Inputs) -> Reason:
     """What differs between the last run under this name and this one, which reads *inputs*."""
     changes = changes_between(last, new, inputs)
     # Nothing with a name: a newer version of this program has a new field that is still unset, or another key format.
-    return Reason("changed", summed_up(changes) or "its key is made in another way now", changes)
+    return Reason("changed", summed_up(changes) or "its key is computed differently now", changes)
 
 
 def never_like_this(nearest: Nearest) -> Reason:
@@ -191,7 +191,7 @@ def lost(files: Iterable[FileEntry], *, asked_behind: bool = False) -> Reason:
 
 def waits(ids: Iterable[str], changes: tuple[Change, ...] = (), roots: tuple[str, ...] = ()) -> Reason:
     names = tuple(ids)
-    text = f"depends on what {', '.join(names)} will give" + (f"; {summed_up(changes)}" if changes else "")
+    text = f"depends on the output of {', '.join(names)}" + (f"; {summed_up(changes)}" if changes else "")
     return Reason("waits", text, changes, names, roots)
 
 

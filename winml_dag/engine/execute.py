@@ -191,7 +191,7 @@ class LocalExecutor:
                 raise  # the system's fault, not the environment's
             raise StageError(
                 f"The interpreter of {job.node.id}, {interpreter}, cannot be started: {error.strerror}.",
-                advice="Make its environment anew, or name another one.",
+                advice="Create its environment again, or name another one.",
             ) from error
 
     def _run_command(self, job: Job, temporary: str) -> Outcome:
@@ -376,7 +376,7 @@ def shorten_log(log: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
         file.seek(-half, 2)
         end = file.read()
         file.seek(half)
-        file.write(b"\n[... %d bytes are left out here ...]\n" % (size - 2 * half))
+        file.write(b"\n[... %d bytes are omitted here ...]\n" % (size - 2 * half))
         file.write(end)
         file.truncate()
 

@@ -136,7 +136,7 @@ class InPlace:
                 raise
             advice = "Make room or give permission, or give the output another path; nothing has to run again."
             if isinstance(cause, LinkOnTheWay):
-                advice = "Put a folder there in place of the link, or give the output another path."
+                advice = "Replace the link by a folder, or give the output another path."
             message = f"Cannot put {file.name} into {folder}: {in_plain_words(cause)}."
             raise StoreError(message, advice=advice) from cause
 
@@ -323,6 +323,6 @@ def placed_in(node: Node, slot: str, output: Artifact) -> Iterator[FileEntry]:
     else:
         names = ", ".join(file.name for file in files) or "none"
         raise UsageError(
-            f"{node.id} has put out other than one file in {slot!r}: {names}.",
+            f"{node.id} did not write exactly one file to {slot!r}: {names}.",
             advice=f"Give it a folder in the recipe: {slot}: {path}/",
         )

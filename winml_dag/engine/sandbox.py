@@ -291,7 +291,7 @@ def _refuse_several(job: Job) -> None:
         names = [entry.name for entry in files_below(job.output_folder(slot))]
         if len(names) > 1 and not path.endswith("/"):
             raise StageError(
-                f"{path} is declared as a file, and {job.node.stage.name} puts out several: {', '.join(names)}.",
+                f"{path} is declared as a file, and {job.node.stage.name} writes several: {', '.join(names)}.",
                 advice=f"Declare a folder for them, such as {path.partition('.')[0]}/.",
             )
 

@@ -100,7 +100,7 @@ class Result:
             return None
         except (OSError, TypeError, ValueError):
             pass  # written by the stage, or by a library in it
-        return cls({}, "It ended, but its result cannot be read.", "The log may tell what wrote to its folder.")
+        return cls({}, "It ended, but its result cannot be read.", "The log may show what wrote to its folder.")
 
 
 def load(reference: str) -> Any:

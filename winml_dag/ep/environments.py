@@ -154,7 +154,7 @@ def look(named: Named) -> Environment | None:
     python = next((folder / name for name in _PYTHONS if (folder / name).is_file()), None)
     if python is None:
         raise UsageError(
-            f"{where} names {folder}, which is no Python environment: there is no {' or '.join(_PYTHONS)} in it."
+            f"{where} names {folder}, which is not a Python environment: there is no {' or '.join(_PYTHONS)} in it."
         )
     settings = _settings(folder / _MARKER)
     if settings.get("include-system-site-packages", "").lower() == "true":

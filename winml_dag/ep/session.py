@@ -184,7 +184,7 @@ def _load_error(model: Path, target: Target, why: str, *, compiled: bool) -> Sta
     )
 
 
-ASK_ANALYZE = "`winml-dag analyze` tells of each operator whether this target takes it, and why."
+ASK_ANALYZE = "`winml-dag analyze` shows which operators this target supports, and why."
 SEE_LOG = "The log of this stage has the execution provider's own words."
 
 

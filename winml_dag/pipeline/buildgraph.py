@@ -66,6 +66,11 @@ class BuildSummary:
         return str(self.output_dir.resolve() / (self.output_file or ""))
 
     @property
+    def on_options(self) -> tuple[str, ...]:
+        """The notices on options of this run that had no effect, which are printed even if nothing ran."""
+        return tuple(text for text in self.notices if text.startswith("--") or " has no effect: " in text)
+
+    @property
     def place(self) -> Path:
         """The path that a failed build leaves unchanged: the folder, or the one file."""
         return self.output_dir / (self.output_file or "")

@@ -205,7 +205,7 @@ class _Changing:
             self._back.unlink()
         except OSError as error:
             raise StoreError(
-                f"The output folder {self._folder} can neither be changed nor put back as it was: {_reason(error)}.",
+                f"The output folder {self._folder} can be neither changed nor restored: {_reason(error)}.",
                 advice="Close the programs that use its files and build again.",
             ) from error
         _discard(self._folder)
@@ -273,7 +273,7 @@ def _begun(folder: Path, journals: Path, journal: Path) -> _Changing | None:
 def _cannot_write(folder: Path, error: OSError) -> StoreError:
     advice = "Make room or give permission, or choose another folder with -o; nothing has to run again."
     if error.errno == errno.ELOOP:
-        advice = "Put a folder there in place of the link, or choose another folder with -o; nothing has to run again."
+        advice = "Replace the link by a folder, or choose another folder with -o; nothing has to run again."
     return StoreError(
         f"The output folder {folder} cannot be written: {_reason(error)}. It is as it was before.", advice=advice
     )

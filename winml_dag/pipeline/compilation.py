@@ -119,7 +119,7 @@ def sdk_of(context: ResolveContext, compiled: CompileConfig | Skip) -> QairtSdk 
         )
     if unread := sorted((fields.provider_options.keys() | file_option_names(context, Target(QNN, "npu"))) - OPTIONS):
         raise UsageError(
-            f"The compiler qairt cannot be told {unread[0]!r}.", advice=f"It knows: {', '.join(sorted(OPTIONS))}."
+            f"The compiler qairt does not support {unread[0]!r}.", advice=f"It knows: {', '.join(sorted(OPTIONS))}."
         )
     return find_sdk(resolve_path(context.base, section.qnn_sdk_root))
 
@@ -139,7 +139,7 @@ def finalize_config(context: ResolveContext, compiled: CompileConfig | Skip) -> 
     said = sorted(context.overrides.section("compile").keys() - {"provider_options"})
     if (required or said) and context.overrides.compile is not False:
         field = said[0] if said else "require_full_offload"
-        raise UsageError(f"compile.{field} is set, but {compiled.reason}.", advice="Leave out one of the two.")
+        raise UsageError(f"compile.{field} is set, but {compiled.reason}.", advice="Remove one of the two.")
     return FinalizeConfig()
 
 

@@ -75,7 +75,7 @@ def components_for(context: ResolveContext, model: Model) -> tuple[Component, ..
     return chosen_components(model.model_type, context.task or model.task, loader.model_class)
 
 
-_LEAVE_OUT = "Leave out `components` and --submodel."
+_LEAVE_OUT = "Remove `components` and --submodel."
 
 
 def recipe_of(recipe: Recipe, component: Component) -> Recipe:
@@ -256,7 +256,7 @@ def _outputs_notice(context: ResolveContext, parts: Mapping[Component, Build]) -
     ]
     if without:
         yield (
-            f"export.output_tensors is not about one component, so {' and '.join(without)} put out all that they have. "
+            f"export.output_tensors is not about one component, so {' and '.join(without)} return all outputs. "
             f"Name outputs in components.{without[0]}.export.output_tensors."
         )
 

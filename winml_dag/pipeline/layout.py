@@ -156,7 +156,7 @@ def published_files(planned: BuildGraph, results: Mapping[str, StageResult], sto
         rewritten |= texts
         for entry in entries:
             if found.setdefault(entry.name, entry) != entry:
-                raise StoreError(f"Two stages put out different files named {entry.name}.")
+                raise StoreError(f"Two stages write different files named {entry.name}.")
     return Published(tuple(sorted(found.values())), rewritten)
 
 

@@ -195,7 +195,7 @@ class _Sizes:
     def _take_shape(self, spec: TensorSpec, shape: tuple[int | str, ...], where: str) -> None:
         if spec.shape == (UNKNOWN_RANK,):
             if spec.dtype == NO_TENSOR:
-                raise UsageError(f"{where}: it is no tensor, so it has no shape.", advice="Leave it out.")
+                raise UsageError(f"{where}: it is not a tensor, so it has no shape.", advice="Leave it out.")
             self._whole[spec.name] = tuple(dim if isinstance(dim, int) else UNKNOWN_DIMENSION for dim in shape)
             return
         if len(shape) != len(spec.shape):

@@ -191,7 +191,7 @@ def _ranking(build: Build) -> Build:
     if isinstance(build.validate, Skip):
         raise UsageError(
             f"--sensitivity runs the samples that are kept back for validation, but {build.validate.reason}.",
-            advice="Leave out one of the two.",
+            advice="Remove one of the two.",
         )
     assert not isinstance(build.quantize, Skip)
     return replace(build, sensitivity=sensitivity_config(build.quantize[0], build.validate))

@@ -205,7 +205,7 @@ def keep_finished(
             if path in suspects and may_change_unseen(path, changed_ns)
         ],
         complete=True,
-        summary=planned.summary.up_to_date,
+        summary="\n".join([*(f"note: {text}" for text in planned.summary.on_options), planned.summary.up_to_date]),
     )
     Entry.of(header, [*hashed, *blobs], seen, hashed.values(), text).keep(str(store.folder), keys)
 

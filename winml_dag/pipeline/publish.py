@@ -132,7 +132,7 @@ class OutputFolder(_Folder):
             can_go = not is_read and stat.S_ISREG(path.lstat().st_mode)
             if self._overwrite and can_go:
                 continue
-            why = f"no {MANIFEST} beside it says that a build of ours made it"
+            why = f"no {MANIFEST} beside it says that winml-dag wrote it"
             if is_read:
                 why = "this build reads it"
             elif is_of_winml_cli(self._folder):

@@ -35,7 +35,7 @@ _ADVICE = {
     "failing": "The log of the server says more.",
     "forbidden": "Look at the credentials, at what they may do there, and at the clock of this machine.",
     "full": "Make room there; until then nothing is put.",
-    "lying": "What answers there is no remote of ours, or something between us changes what it says.",
+    "lying": "The server is not a winml_dag remote, or a proxy changes its answers.",
 }
 
 
@@ -130,7 +130,7 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
     if not was_put and before == after:
         yield Finding("first wins", True, "what is there stays")
     else:
-        advice = "Whoever writes last decides what all get: let only one place write there."
+        advice = "The last writer decides what all others get: let only one machine write there."
         yield Finding("first wins", False, "A second record took the place of the first", advice)
 
 

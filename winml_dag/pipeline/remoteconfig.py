@@ -66,13 +66,13 @@ _WORDS = {"": False, "0": False, "false": False, "no": False, "1": True, "true":
 def _check_url(url: str) -> str:
     if "://" not in url:
         # Not shown: without a scheme, any part of it may be a password.
-        raise problem("this is no address; it begins with http://, https://, s3://, az://, gs:// or file://")
+        raise problem("this is not an address; it begins with http://, https://, s3://, az://, gs:// or file://")
     return url
 
 
 def _check_namespace(text: str) -> str:
     if not is_path(text):
-        raise problem(f"{text!r} is no namespace. {PATH_ADVICE}")
+        raise problem(f"{text!r} is not a namespace. {PATH_ADVICE}")
     return text
 
 
@@ -298,7 +298,7 @@ def _namespace_of_environment() -> str | None:
     given = os.environ.get(NAMESPACE_VARIABLE, "").strip()
     if not is_path(given):
         advice = f"{PATH_ADVICE}: main, pull/12."
-        raise UsageError(f"{NAMESPACE_VARIABLE} is {given!r}, which is no namespace.", advice=advice)
+        raise UsageError(f"{NAMESPACE_VARIABLE} is {given!r}, which is not a namespace.", advice=advice)
     return given or None
 
 
@@ -330,8 +330,8 @@ def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
     said = {key: value for key, value in content.items() if key not in elsewhere}
     if kind is ProjectFile and "signing" in said:
         raise UsageError(
-            f"{path} has [signing], which is for the user's own file: a project comes from whoever wrote it, and would "
-            "say for others whom they believe.",
+            f"{path} has [signing], which is for the user's own file: otherwise the authors of a project "
+            "would decide whom its users trust.",
             advice=f"Put it into {config_file()}, or use {ACCEPT_UNSIGNED_VARIABLE} and WINML_DAG_REMOTE_KEYS_FILE.",
         )
     try:

@@ -229,7 +229,7 @@ class Header:
         places: the real paths of folders whose names are part of the result.
         racy: indices of paths that have to be read again.
         complete: whether the planned build also ran, so that outputs and blobs are in the list.
-        summary: the last line of a build with nothing to do, without its time.
+        summary: the last lines of a build with nothing to do, without its time.
         stages: the number of stages; ``seconds``: how long they took when they ran.
     """
 

@@ -143,7 +143,7 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "Remove the guards that replace NaN by 0 after a Softmax.", rewrite="attention:remove_nan_guards"
         ),
         "omit_empty_resize_inputs": Capability(
-            "Leave out the empty roi and scales of a Resize.", rewrite="operators:omit_empty_resize_inputs"
+            "Omit the empty roi and scales of a Resize.", rewrite="operators:omit_empty_resize_inputs"
         ),
         "resize_tf_half_pixel_for_nn_to_asymmetric": Capability(
             "Use asymmetric coordinates in a Resize to nearest by whole numbers, where both are the same.",
@@ -357,7 +357,7 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "what is optimized here is a float model, without any",
         ),
         "normalize_int32_dq": _left(
-            "Leave out the zero point of an int32 DequantizeLinear.",
+            "Omit the zero point of an int32 DequantizeLinear.",
             "what is optimized here is a float model, without any",
         ),
         "trim_split_grouped_conv": _left(

@@ -112,7 +112,7 @@ def folder_problem(folder: str) -> str:
         if not is_safe_part(part):
             return f"{part!r} cannot be a folder on every system" if part else "a part of the path is empty"
     if parts[0].casefold() in RESERVED:
-        return f"{parts[0]} is what the sweep itself is told of in"
+        return f"{parts[0]} is the name of a file of the sweep"
     return f"longer than {_LONGEST} letters" if len(folder) > _LONGEST else ""
 
 

@@ -145,7 +145,7 @@ class _Reader:
 
     def _alias(self, event: yaml.AliasEvent, depth: int) -> object:
         if event.anchor not in self._anchors:
-            self._find(event, f"the alias *{event.anchor} stands for nothing that is complete before it")
+            self._find(event, f"the alias *{event.anchor} does not refer to a complete value before it")
             return None
         anchor = self._anchors[event.anchor]
         self._aliased += anchor.size

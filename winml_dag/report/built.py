@@ -131,7 +131,7 @@ def _quality(stages: Sequence[Stage]) -> tuple[Quality | None, str]:
     if found:
         return min(found, key=lambda one: 1.0 if one.cosine is None else one.cosine), ""
     if validated:
-        return None, "there was no float model to hold it against"
+        return None, "there was no float model to compare with"
     return None, _why_skipped(stages, "validate", "the build does not validate")
 
 

@@ -157,14 +157,14 @@ def _report(found: Sequence[Found], sweeps: Sequence[SweepResult], rows: tuple[R
 def _unnamed(builds: Sequence[FoundBuild]) -> Iterator[str]:
     """Yield notices on builds within the folder of a sweep that are none of its cells."""
     for build in builds[:_MOST_NAMED]:
-        yield f"{build.folder} has a build that is no cell of the sweep: it is left out."
+        yield f"{build.folder} has a build that is not a cell of the sweep; it was skipped."
     if len(builds) > _MOST_NAMED:
         yield f"{len(builds) - _MOST_NAMED} more folders have builds that are no cells of the sweep."
 
 
 def _nothing(folders: Sequence[Path], notices: Sequence[str]) -> str:
     where = ", ".join(map(str, folders))
-    return " ".join((f"There is no build of ours in {where}.", *notices))
+    return " ".join((f"No winml-dag build was found in {where}.", *notices))
 
 
 def place_of(folder: Path) -> str:

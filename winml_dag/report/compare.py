@@ -26,7 +26,7 @@ _ROUNDING = 1e-12
 # that was only recalibrated was reported to be 67 % slower.
 _FEWEST = 20
 # Nobody requested these cells, so a missing result is no problem.
-_NOT_WANTED = (CellStatus.LEFT_OUT, CellStatus.NOT_REACHED)
+_NOT_WANTED = (CellStatus.SKIPPED, CellStatus.NOT_REACHED)
 
 # Model, precision, provider and device.
 _Kind: TypeAlias = tuple[str, str, str, str]
@@ -312,9 +312,9 @@ def _notices(pairs: Sequence[tuple[Row, Row | None]]) -> Iterator[str]:
     both = [(row, old) for row, old in pairs if old is not None]
     latencies = [(row.latency, old.latency) for row, old in both if row.latency is not None and old.latency is not None]
     if any(now.host != then.host for now, then in latencies):
-        yield "Latencies and memory of different hosts are told, and not compared."
+        yield "Latencies and memory of different hosts are shown, but not compared."
     if any(now.emulated or then.emulated for now, then in latencies):
-        yield "Latencies of an emulated device are told, and not compared."
+        yield "Latencies of an emulated device are shown, but not compared."
     if not any(row.name == old.name for row, old in both) and both:
         yield "No build has its former name: they are matched by model, precision, provider and device."
 
@@ -377,7 +377,7 @@ def _bound(text: str) -> Bound:
     read = _NUMBER.fullmatch(value)
     if not equals or read is None:
         raise UsageError(
-            f"--bound {text}: that is no bound.",
+            f"--bound {text}: that is not a bound.",
             advice=f"Write how much worse it may become: {name}={worse}5%, {name}={worse}0.01, or {name}=off.",
         )
     if read["sign"] not in ("", worse):

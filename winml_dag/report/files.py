@@ -68,7 +68,7 @@ def read_report(path: Path) -> Report:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
     except ValueError as error:  # includes DecodeError
         raise InputError(
-            f"{path} is no report: {error}.", advice="Give a report.json, or the folder that a sweep was built into."
+            f"{path} is not a report: {error}.", advice="Give a report.json, or the folder that a sweep was built into."
         ) from None
 
 
@@ -210,7 +210,7 @@ def write_files(files: dict[str, Path], report: Report, comparison: Comparison |
             raise UsageError(f"{path} is a folder.", advice="Choose a file.")
         if path.is_file() and not (overwrite or _is_owned(path, f".{kind}")):
             raise UsageError(
-                f"{path} is in the way, and no report of ours.", advice="Move it away, or give --overwrite."
+                f"{path} exists and is not a winml-dag report.", advice="Move it away, or give --overwrite."
             )
     for kind, path in files.items():
         put_text(path, _text(kind, path, report, comparison))

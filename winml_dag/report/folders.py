@@ -68,13 +68,13 @@ def find(folder: Path) -> Found:
             try:
                 sweep = read_sweep(where)
             except InputError as error:
-                notices.append(f"{error.message} Its builds are told one by one.")
+                notices.append(f"{error.message} Its builds are listed one by one.")
             else:
                 sweeps += [] if sweep is None else [FoundSweep(where, sweep)]
         if MANIFEST in names:
             manifest = read_manifest(where)
             if manifest is None:
-                notices.append(f"{where / MANIFEST} is damaged, or no manifest of this version: it is left out.")
+                notices.append(f"{where / MANIFEST} is damaged, or not a manifest of this version; it was skipped.")
             else:
                 builds.append(FoundBuild(where, _name(folder, where), manifest))
     return Found(folder, tuple(sweeps), tuple(builds), tuple(notices))
@@ -98,7 +98,7 @@ _KNOWN = (
     (CellStatus.BUILT, CellStatus.UP_TO_DATE),
     (CellStatus.FAILED,),
     (CellStatus.REFUSED,),
-    (CellStatus.LEFT_OUT,),
+    (CellStatus.SKIPPED,),
     (CellStatus.NOT_REACHED,),
 )
 
@@ -227,7 +227,7 @@ def _waiting(goal: GoalResult, missing: Container[str]) -> GoalResult:
     """Update *goal*, which may have waited in each shard for cells of another: then nothing is *missing* any more."""
     if not goal.pending or any(each.cell in missing for each in goal.candidates):
         return goal
-    return replace(goal, why="its cells are there in several parts; a build of the whole sweep chooses among them")
+    return replace(goal, why="its cells are in several shards; a build of the whole sweep chooses among them")
 
 
 def _achieved(goal: GoalResult) -> tuple[bool, float]:

@@ -54,7 +54,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """``reader`` reads what ``maker`` puts out; both are indices of boxes."""
+    """``reader`` reads an output of ``maker``; both are indices of boxes."""
 
     maker: int
     reader: int

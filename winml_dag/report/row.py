@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from winml_dag.pipeline.sweep.result import CellStatus, Failure, GoalResult, SharedGraph, StageRun
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

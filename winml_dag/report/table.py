@@ -182,13 +182,13 @@ def _all_columns(rows: Sequence[Row]) -> Iterator[_Column]:
     yield _measured("SQNR", "sqnr_db", 15, "quality")
     yield _measured("accuracy", "accuracy", 3, "accuracy")
     yield _Column("drop", 4, _drop, "accuracy")
-    yield _measured("parts", "partitions", 6, "placement")
+    yield _measured("partitions", "partitions", 6, "placement")
     yield _measured("on CPU", "cpu_nodes", 5, "placement")
     yield _Column("quantized", 12, _quantized, "nodes_quantized")
-    yield _Column("made in", 7, lambda row: _duration(row.made_in_seconds))
+    yield _Column("build time", 7, lambda row: _duration(row.made_in_seconds))
     yield _Column("saved", 8, lambda row: _duration(row.saved_seconds))
     yield _Column("measured", 17, _measured_when, "latency", right=False)
-    yield _Column("dominated by", 18, _dominated, right=False)
+    yield _Column("Pareto-dominated by", 18, _dominated, right=False)
 
 
 def _measured(heading: str, measure: str, rank: int, part: str) -> _Column:
@@ -268,7 +268,7 @@ def _headline(report: Report) -> Iterator[tuple[str, Style]]:
     if dominated := sum(row.dominated_by is not None for row in report.rows):
         what = "is at least as good in all that is known, and better in something"
         yield (
-            f"~ {counted(dominated, 'build')} dominated: another of the same model and target {what}.",
+            f"~ {counted(dominated, 'build')} Pareto-dominated: another of the same model and target {what}.",
             Style.DOMINATED,
         )
     yield _counts(report), Style.PLAIN
@@ -294,7 +294,7 @@ def _times(report: Report) -> Iterator[str]:
     graph = report.graph
     ran = graph.seconds_ran or sum(row.seconds for row in report.rows)
     saved = graph.seconds_saved or sum(row.saved_seconds for row in report.rows)
-    stages = f" {graph.stages} stages in place of {graph.stages_apart}." if graph.stages_apart > graph.stages else ""
+    stages = f" {graph.stages} stages instead of {graph.stages_apart}." if graph.stages_apart > graph.stages else ""
     yield f"Spent {duration_text(ran)} of work; reuse saved {duration_text(saved)}.{stages}"
     if graph.critical_path:
         yield f"Critical path {duration_text(graph.critical_path_seconds)}: {_path(graph.critical_path)}"

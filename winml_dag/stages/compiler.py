@@ -52,7 +52,7 @@ def use_process() -> None:
     """Raise RuntimeError if this process has compiled before."""
     global _used
     if _used:
-        raise RuntimeError("This process has compiled before, and QNN's bytes would tell; use a fresh one.")
+        raise RuntimeError("This process has compiled before, which changes QNN's output; use a fresh one.")
     _used = True
 
 
@@ -60,7 +60,7 @@ def target_of(execution_provider: str, device: str) -> Target:
     """Return the target to compile for. Raises StageError if models are not compiled for it."""
     target = resolve_target(execution_provider, device)
     if not target.ep.makes_ep_context:
-        raise StageError(f"{target.ep.name} does not compile models ahead of time.", advice="Leave compile out.")
+        raise StageError(f"{target.ep.name} does not compile models ahead of time.", advice="Remove compile.")
     return target
 
 

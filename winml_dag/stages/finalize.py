@@ -94,7 +94,7 @@ def require_full_offload(models: Iterable[Path]) -> None:
         raise StageError(
             f"compile.require_full_offload is set, but {len(left)} of the operators stay on the CPU:"
             f" {first_names(left)}.",
-            advice=f"Change or leave out these operators,{other} or do without full offload.",
+            advice=f"Change or remove these operators,{other} or do without full offload.",
         )
 
 

@@ -70,8 +70,8 @@ class Measured:
                 raise StageError(
                     f"Output {whole.name!r} of the float model has {reference} on {words}. That is the model as it was"
                     " before anything was done to it, on the CPU.",
-                    advice="Give inputs that make sense to it (validate.input_data). If it has them on those too, mend"
-                    " the model; if they are meant, --no-validate builds it as it is.",
+                    advice="Give inputs that make sense to it (validate.input_data). If it has them on those too,"
+                    " repair the model; if they are intended, --no-validate builds it as it is.",
                 )
 
     def warnings(self, words: str) -> Iterator[str]:

@@ -169,4 +169,4 @@ def _call(arguments: Sequence[str], environment: Mapping[str, str], result: Path
             else "The log of this stage has all that it said.",
         )
     if not result.is_file() or not result.stat().st_size:
-        raise StageError(f"{name} ended well, but wrote no {result.name}.", advice="The log may tell why.")
+        raise StageError(f"{name} ended well, but wrote no {result.name}.", advice="The log may show why.")

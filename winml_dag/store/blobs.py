@@ -47,7 +47,7 @@ class BlobDamaged(StoreError):
     """
 
     def __init__(self, file: FileEntry, what: str) -> None:
-        super().__init__(f"{file.name} in the cache is {what} ({file.digest}).", advice="Build again to make it anew.")
+        super().__init__(f"{file.name} in the cache is {what} ({file.digest}).", advice="Build again to restore it.")
         self.file = file
         self.what = what
 

@@ -204,7 +204,7 @@ def test_what_is_no_size_or_duration_is_refused(says, arguments, words) -> None:
 def test_limit_is_set_told_and_removed(store, says, tells, monkeypatch) -> None:
     assert says("limit") == "The cache has no limit.\n"
     assert says("limit", "50GiB") == f"The cache in {store.folder} is kept to 50GiB.\n"
-    assert tells("limit") == {"limit_bytes": 50 * 2**30}
+    assert tells("limit")["limit_bytes"] == 50 * 2**30
     assert "limit          50GiB\n" in says("info")
     monkeypatch.setenv("WINML_DAG_CACHE_MAX_SIZE", "1GB")
     assert says("limit") == f"The cache in {store.folder} is kept to 1GB, by WINML_DAG_CACHE_MAX_SIZE.\n"
@@ -215,15 +215,15 @@ def test_limit_is_set_told_and_removed(store, says, tells, monkeypatch) -> None:
 
 
 def test_verify_ends_with_1_for_damage_and_with_0_when_it_could_be_repaired(store, says, tells) -> None:
-    assert says("verify") == "Sound: 3 records and 6 blobs. 0 records lack a blob.\n"
+    assert says("verify") == "Intact: 3 records and 6 blobs. 0 records lack a blob.\n"
     (file,) = store.record(KEYS["export"]).files()
     store.blobs.path(file.digest).unlink()
     text = says("verify", code=1)
     assert f"record that lacks a blob, counts as not built: {KEYS['export']}\n" in text
-    assert text.endswith("Sound: 3 records and 5 blobs. 1 record lacks a blob.\n")
+    assert text.endswith("Intact: 3 records and 5 blobs. 1 record lacks a blob.\n")
     found = tells("verify", "--repair")
     assert (found["clean"], found["repaired"], found["removed"]) == (False, True, [KEYS["export"]])
-    assert says("verify", "--repair") == "Sound: 2 records and 5 blobs. 0 records lack a blob.\n"
+    assert says("verify", "--repair") == "Intact: 2 records and 5 blobs. 0 records lack a blob.\n"
 
 
 def test_clear_empties_it(store, says) -> None:

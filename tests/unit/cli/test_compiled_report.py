@@ -12,7 +12,7 @@ from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.buildreport import print_json
+from winml_dag.cli.buildreport import builds_json
 from winml_dag.cli.stage_lines import compiled_lines
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.ep.registry import QNN
@@ -78,12 +78,9 @@ def test_what_stays_on_the_cpu_is_counted_and_named_what_computes_first(tmp_path
     assert second == "on the CPU: 2 Gather, 1 Cast, 1 QuantizeLinear (/a, /b, /c, ...)"
 
 
-def test_programs_get_all_of_it_from_json_and_from_the_manifest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_get_all_of_it_from_json_and_from_the_manifest(tmp_path: Path) -> None:
     result = built(tmp_path, PARTED)
-    print_json([result], 0.0)
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)["builds"][0]["compilation"]
+    told: dict[str, Any] = json.loads(json.dumps(builds_json([result], 0.0)))["builds"][0]["compilation"]
     assert {name: told[name] for name in PARTED} == PARTED
     assert (told["execution_provider"], told["device"], told["cached"]) == (QNN.name, "npu", False)
     manifest = read_manifest(tmp_path / "out")

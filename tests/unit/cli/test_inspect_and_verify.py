@@ -163,7 +163,7 @@ def test_a_folder_as_it_was_built_is_sound(out: Path, says: Says) -> None:
     (out / "notes.txt").write_text("mine")
     text = says("verify", "out")
     assert f"not of the build: {out / 'notes.txt'}" in text
-    assert "Sound: out, 3 of 3 files as built" in text
+    assert "Intact: out, 3 of 3 files as built" in text
     found = value(says("verify", "out", "--format", "json"))
     assert found["sound"] is True
     assert found["folders"][0]["extra"] == ["notes.txt"]
@@ -185,7 +185,7 @@ def test_every_file_that_is_not_as_built_is_named(out: Path, says: Says) -> None
     assert f"changed: {out / 'model.onnx'} (xxh3-128:" in text
     assert f"missing, an intermediate: {out / 'optimized.onnx'}" in text
     assert f"changed: {out / 'winml_build_config.json'} (other settings than those of the build)" in text
-    assert "Not sound: out, 0 of 3 files as built" in text
+    assert "Not intact: out, 0 of 3 files as built" in text
     (out / "model.onnx").write_bytes(content + b"!")
     assert f"{len(content) + 1} bytes instead of {len(content)}" in says("verify", "out", code=1)
 
@@ -198,7 +198,7 @@ def test_an_intermediate_that_is_not_as_built_is_told_and_no_fault(out: Path, sa
         tiny(out / "optimized.onnx", producer_name="somebody")
     text = says("verify", "out")
     assert f"{found}, an intermediate: {out / 'optimized.onnx'}" in text
-    assert "Sound: out, 2 of 3 files as built" in text
+    assert "Intact: out, 2 of 3 files as built" in text
     (folder,) = value(says("verify", "out", "--format", "json"))["folders"]
     assert {Path(file["path"]).name: (file["found"], file["intermediate"]) for file in folder["files"]} == {
         "model.onnx": ("sound", False),
@@ -289,13 +289,13 @@ def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says: Says) -
     entry = next(entry for entry in manifest["files"] if entry["name"] == "model.onnx")
     entry.update(digest=digest_file(out / "model.onnx"), size=(out / "model.onnx").stat().st_size)
     path.write_text(json.dumps(manifest))
-    assert "model.onnx has another digest among the files than finalize put out" in says("verify", "out", code=1)
+    assert "model.onnx has another digest among the files than finalize wrote" in says("verify", "out", code=1)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is damaged: it is no JSON"),
+        ("{", "is damaged: it is not JSON"),
         ("{}", "is not of this program: it has no schema_version"),
         ('{"schema_version": 2}', "has schema_version 2, and this version of winml-dag reads 1 only"),
         ('{"schema_version": 1}', "is damaged"),

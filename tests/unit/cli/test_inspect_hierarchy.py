@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import helper
 
+from winml_dag.cli import run
 from winml_dag.cli.inspect import command
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.metadata import set_tags
@@ -58,9 +59,9 @@ def test_a_layer_that_differs_is_shown_itself(model: Path) -> None:
     assert [line.split()[0] for line in shown(model.parent) if "Layer" in line] == ["Layer.0", "Layer.1", "Layer.2"]
 
 
-def test_json_has_every_module(model: Path) -> None:
-    [text] = shown(model, "--format", "json")
-    value = json.loads(text)
+def test_json_has_every_module(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(model), "--hierarchy", "--format", "json"]) == 0
+    value = json.loads(capsys.readouterr().out)
     assert (value["nodes"], value["tagged_nodes"]) == (7, 6)
     assert [layer["name"] for layer in value["modules"][0]["children"]] == ["Layer.0", "Layer.1", "Layer.2"]
 

@@ -49,14 +49,14 @@ def test_each_cell_has_a_line_and_all_have_one(says: Any) -> None:
     code, out, err = says()
     *cells, counted, kinds = out.splitlines()
     assert [re.split(" {2,}", line) for line in cells] == [
-        ["one/fp32", "4 would run, 4 left out"],
-        ["one/fp16", "5 would run, 3 left out"],
-        ["one/w8a8", "6 would run, 2 left out"],
-        ["two/fp32", "4 would run, 4 left out"],
-        ["two/fp16", "5 would run, 3 left out"],
-        ["two/w8a8", "6 would run, 2 left out"],
-        ["nowhere/fp32", "left out: it is not there"],
-        ["nowhere/fp16", "left out: it is not there"],
+        ["one/fp32", "4 would run, 4 skipped"],
+        ["one/fp16", "5 would run, 3 skipped"],
+        ["one/w8a8", "6 would run, 2 skipped"],
+        ["two/fp32", "4 would run, 4 skipped"],
+        ["two/fp16", "5 would run, 3 skipped"],
+        ["two/w8a8", "6 would run, 2 skipped"],
+        ["nowhere/fp32", "skipped: it is not there"],
+        ["nowhere/fp16", "skipped: it is not there"],
         ["nowhere/w8a8", "refused: The model nowhere.onnx does not exist. Check the path."],
     ]
     assert counted == "6 builds = 26 stages (30 one by one), 0 cached, 26 to run, which were never timed."
@@ -111,8 +111,8 @@ def test_where_every_cell_is_refused_each_is_named(says: Any) -> None:
     code, out, err = says("--filter", "model=nowhere")
     assert (code, err) == (3, "error: nowhere/w8a8: The model nowhere.onnx does not exist. Check the path.\n")
     assert [line.partition(":")[0].split() for line in out.splitlines()] == [
-        ["nowhere/fp32", "left", "out"],
-        ["nowhere/fp16", "left", "out"],
+        ["nowhere/fp32", "skipped"],
+        ["nowhere/fp16", "skipped"],
         ["nowhere/w8a8", "refused"],
     ]
 

@@ -133,7 +133,7 @@ def test_a_field_is_named_with_both_values_and_who_waits_names_the_root(built: P
     built.edit(quant={**RECIPE["quant"], "samples": 20})  # type: ignore[dict-item]
     assert built.why("calibrate") == ["quant.samples: 10 -> 20"]
     assert built.why("validate") == [
-        "depends on what quantize, calibrate will give",
+        "depends on the output of quantize, calibrate",
         "calibrate would run: quant.samples: 10 -> 20",
     ]
     stages = built.json("plan")
@@ -237,8 +237,8 @@ def test_a_nearer_record_of_another_folder_is_mentioned(built: Project) -> None:
 
 
 def test_a_stage_that_is_left_out_says_why(built: Project) -> None:
-    assert built.says("why", "export").splitlines() == ["export: left out", "  the model is ONNX already"]
-    assert built.json("why", "export")["export"]["kind"] == "left out"
+    assert built.says("why", "export").splitlines() == ["export: skipped", "  the model is ONNX already"]
+    assert built.json("why", "export")["export"]["kind"] == "skipped"
 
 
 def test_a_record_of_before_files_were_noted_is_still_compared(built: Project) -> None:

@@ -157,4 +157,4 @@ def test_a_key_made_in_another_way_is_said_to_be(
 ) -> None:
     keep()
     monkeypatch.setattr("winml_dag.engine.keys.KEY_FORMAT", 2)
-    assert run_reason(store, MADE) == "its key is made in another way now"
+    assert run_reason(store, MADE) == "its key is computed differently now"

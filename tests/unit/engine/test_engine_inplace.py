@@ -104,5 +104,5 @@ def test_no_file_is_put_behind_a_link_or_gone_to_by_way_of_one(
     with pytest.raises(StoreError) as raised:
         InPlace(store).put_file(tmp_path / "project", file)
     assert str(tmp_path / "project" / link) in raised.value.message
-    assert "in place of the link" in raised.value.advice
+    assert "Replace the link" in raised.value.advice
     assert files_in(tmp_path / "outside") == []

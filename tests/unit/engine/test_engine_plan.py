@@ -19,8 +19,8 @@ def test_before_the_first_build_everything_would_run(bench: Bench) -> None:
     plan = bench.plan(LINE, [bench.source("weights", "w")])
     assert [str(result.reason) for result in plan] == [
         "never built before",
-        "depends on what export will give",
-        "depends on what quantize will give",
+        "depends on the output of export",
+        "depends on the output of quantize",
     ]
     assert {result.status for result in plan} == {Status.RAN}
 
@@ -40,7 +40,7 @@ def test_an_edit_reaches_the_stages_behind_it(bench: Bench) -> None:
     assert [(result.node.id, str(result.reason)) for result in bench.plan(edited, [weights])] == [
         ("export", "up to date"),
         ("quantize", "text.salt: 0 -> 1"),
-        ("compile", "depends on what quantize will give"),
+        ("compile", "depends on the output of quantize"),
     ]
 
 
@@ -105,9 +105,9 @@ def test_a_waiting_stage_names_what_it_hangs_on_in_the_end_and_what_differs_alre
     edited = (node("export", "weights", salt=1), LINE[1], node("compile", "quantize.out", salt=2))
     found = explain(bench, edited, [weights])
     assert found["quantize"].reason.roots == ("export",)
-    assert str(found["quantize"].reason) == "depends on what export will give"
+    assert str(found["quantize"].reason) == "depends on the output of export"
     assert found["compile"].reason.roots == ("export",)
-    assert str(found["compile"].reason) == "depends on what quantize will give; text.salt: 0 -> 2"
+    assert str(found["compile"].reason) == "depends on the output of quantize; text.salt: 0 -> 2"
 
 
 def test_a_waiting_stage_names_the_inputs_of_its_own_that_changed_already(bench: Bench) -> None:
@@ -115,10 +115,10 @@ def test_a_waiting_stage_names_the_inputs_of_its_own_that_changed_already(bench:
     bench.run(line, [bench.source("weights", "w"), bench.source("data", "old")])
     sources = [bench.source("weights", "other"), bench.source("data", "new")]
     reason = explain(bench, line, sources)["calibrate"].reason
-    assert str(reason).startswith("depends on what export will give; input in1: data.txt changed (xxh3-128:")
+    assert str(reason).startswith("depends on the output of export; input in1: data.txt changed (xxh3-128:")
     other_way_round = (line[0], node("calibrate", "export.out"))
     reason = explain(bench, other_way_round, sources)["calibrate"].reason
-    assert str(reason) == "depends on what export will give; input in1 is gone"
+    assert str(reason) == "depends on the output of export; input in1 is gone"
 
 
 def test_two_roots_are_both_named_and_each_once(bench: Bench) -> None:
@@ -206,7 +206,7 @@ def test_what_reads_such_an_output_is_foreseen_and_says_what_it_stands_on(bench:
     assert (found["optimize"].status, found["optimize"].assumes) == (Status.REUSED, ("analyze",))
     assert (found["quantize"].status, str(found["quantize"].reason)) == (Status.RAN, "text.salt: 0 -> 1")
     assert found["quantize"].assumes == ("analyze",)
-    assert str(found["report"].reason).startswith("depends on what analyze will give")
+    assert str(found["report"].reason).startswith("depends on the output of analyze")
     ran = bench.run(line(salt=1, reader=1), [bench.source("weights", "w")], work=constant_flags)
     assert sorted(ran.calls) == ["analyze", "quantize", "report"]
 

@@ -265,7 +265,7 @@ def test_both_ends_of_a_log_stay_and_what_is_left_out_is_counted(
     else:
         assert kept.startswith(data[:half])
         assert kept.endswith(data[-half:])
-        assert b"\n[... %d bytes are left out here ...]\n" % (len(data) - 2 * half) in kept
+        assert b"\n[... %d bytes are omitted here ...]\n" % (len(data) - 2 * half) in kept
         assert len(kept) < largest + 60
 
 

@@ -130,7 +130,7 @@ def test_an_edit_of_the_file_is_seen_at_once(config: Path, real: Path) -> None:
         ("[ep.cpu]\nenvironment = '.'\n", r"ep\.cpu\.environment in .*: CPUExecutionProvider is part of every"),
         ("[ep.ov]\nenvironment = '.'\n[ep.openvino]\nenvironment = '.'\n", r"are both for OpenVINO"),
         ("[ep.openvino]\nenvironment = 'gone'\n", r"ep\.openvino\.environment in .*config\.toml names .*gone, which"),
-        ("[ep.openvino]\nenvironment = '.'\n", r"which is no Python environment"),
+        ("[ep.openvino]\nenvironment = '.'\n", r"which is not a Python environment"),
     ],
 )
 def test_what_a_file_cannot_say_is_one_sentence_with_file_and_key(config: Path, text: str, message: str) -> None:

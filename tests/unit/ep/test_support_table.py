@@ -66,7 +66,7 @@ def test_few_failures_of_a_form_leave_it_unknown(measured: int, level: Level, tm
     rows = [*[(relu(3), FAILS)] * measured, *[(relu(2), TAKEN)] * 7]
     found = table(rows, tmp_path / "table").verdict(relu(3))
     assert found.level is level
-    assert (", which is too few to tell" in found.reason) == (level is Level.UNKNOWN)
+    assert (", which is too few to decide" in found.reason) == (level is Level.UNKNOWN)
 
 
 def test_forms_that_were_not_measured_are_unknown_with_the_reason(tmp_path: Path) -> None:

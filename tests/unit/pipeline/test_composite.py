@@ -117,7 +117,7 @@ def test_names_of_outputs_are_for_one_component(store: Store) -> None:
     config = next(node for node in found.graph.nodes if node.id == "export").config
     exports = {name: own["export"]["output_tensors"] for name, own in config["components"].items()}
     assert exports == {"encoder": None, "decoder": ["words"]}
-    assert [notice for notice in found.summary.notices if "encoder put out all" in notice] != []
+    assert [notice for notice in found.summary.notices if "return all outputs" in notice] != []
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_what_is_missing_is_said(
 
 
 def test_nothing_is_compared_with_nothing(model: Path) -> None:
-    with pytest.raises(UsageError, match="the reference that --no-reference leaves out"):
+    with pytest.raises(UsageError, match="the reference that --no-reference excludes"):
         planned(model, {"mode": "compare"}, has_reference=False)
 
 

@@ -75,7 +75,7 @@ def test_the_environment_may_name_the_namespace_of_all(project_file: Path, monke
     monkeypatch.setenv("WINML_DAG_REMOTE_NAMESPACE", "pull/12")
     assert tiers()[0].namespace == "pull/12"
     monkeypatch.setenv("WINML_DAG_REMOTE_NAMESPACE", "../main")
-    with pytest.raises(UsageError, match=r"WINML_DAG_REMOTE_NAMESPACE is '\.\./main', which is no namespace"):
+    with pytest.raises(UsageError, match=r"WINML_DAG_REMOTE_NAMESPACE is '\.\./main', which is not a namespace"):
         tiers()
 
 
@@ -181,7 +181,7 @@ class TestTheProject:
 
     def test_cannot_say_whom_its_users_believe(self, project_file: Path) -> None:
         project_file.write_text('[[remote]]\nurl = "https://a"\n[signing]\naccept_unsigned = true\n')
-        with pytest.raises(UsageError, match="a project comes from whoever wrote it"):
+        with pytest.raises(UsageError, match="the authors of a project would decide"):
             tiers()
 
     def test_cannot_take_back_what_its_user_has_said_of_the_same_remote(
@@ -255,9 +255,9 @@ class TestTheUser:
         ('[[remote]]\nurl = "https://a"\nzzz = 1\n', "known are url, mode, namespace, trusted"),
         ('[[remote]]\nurl = "https://a"\nmode = "write"\n', ":3: remote[0].mode: 'write' is not one of read"),
         ('[[remote]]\nurl = 7\n', ":2: remote[0].url: expected text, got 7"),
-        ('[[remote]]\nurl = "cache.example.com"\n', ":2: remote[0].url: this is no address"),
+        ('[[remote]]\nurl = "cache.example.com"\n', ":2: remote[0].url: this is not an address"),
         ('[[remote]]\nmode = "read"\n', "remote[0].url: is required"),
-        ('[[remote]]\nurl = "https://a"\nnamespace = "a//b"\n', "'a//b' is no namespace"),
+        ('[[remote]]\nurl = "https://a"\nnamespace = "a//b"\n', "'a//b' is not a namespace"),
         ('[[remote]]\nurl = "https://a"\ntrusted = "main"\n', ":3: remote[0].trusted: expected a list"),
         ('[[remotes]]\nurl = "https://a"\n', ":1: remotes: unknown key; did you mean 'remote'?"),
         ('# ours\n\nurl = "https://a"\n', ":3: url: unknown key; known are remote"),

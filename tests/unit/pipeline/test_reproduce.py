@@ -221,7 +221,7 @@ def test_only_chosen_stages_run(bench: Bench) -> None:
     assert [stage.id for stage in bench.reproduce(planned, "same.0", "same").stages] == ["same.0"]
     with pytest.raises(UsageError, match=r"no stage 'quantise'.*same\.0"):
         bench.reproduce(planned, "quantise")
-    with pytest.raises(UsageError, match="compile is left out of this build: not asked for"):
+    with pytest.raises(UsageError, match="compile is skipped in this build: not asked for"):
         bench.reproduce(planned, "compile")
 
 

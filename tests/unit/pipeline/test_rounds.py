@@ -72,7 +72,7 @@ def test_reasons_name_stages_that_are_told_of() -> None:
     waiting = result("quantize", None, Status.RAN, events.waits(["optimize.1", "calibrate"]))
     stopped = result("compile", None, Status.SKIPPED, events.blocked(["optimize.1", "optimize.0"]))
     *_, first, second = folded([*line(("o", None), (None, None)), waiting, stopped]).reported
-    assert str(first.reason) == "depends on what optimize.0, calibrate will give"
+    assert str(first.reason) == "depends on the output of optimize.0, calibrate"
     assert str(second.reason) == "needs optimize.0, which did not finish"
 
 

@@ -143,7 +143,7 @@ stages:
     found = problems(planned, text=text).replace("\\", "/")
     for line, what in (
         (3, "no-such-program-here: not found on PATH"),
-        (3, "{inputs.txt} stands for nothing; did you mean 'text'?"),
+        (3, "{inputs.txt} does not exist; did you mean 'text'?"),
         (4, "there is no file raw/note.txt; did you mean 'notes.txt'?"),
         (5, "../notes.txt leaves the recipe's folder"),
         (7, "there is no program tools/none.py in the recipe's folder"),
@@ -166,13 +166,13 @@ stages:
         ({"outputs": {"n": "/tmp/n"}}, "/tmp/n leaves the recipe's folder"),
         ({"outputs": {"n": ".winml-dag/n"}}, ".winml-dag is where manifests are kept"),
         ({"outputs": {"n.m": "n"}}, "a name has letters, digits, - and _ only"),
-        ({"inputs": {"text": "build/notes.txt"}}, "is what 'tidy' puts out; read it as tidy.clean"),
+        ({"inputs": {"text": "build/notes.txt"}}, "is an output of 'tidy'; read it as tidy.clean"),
         ({"inputs": {"text": "./"}}, "has outputs of stages in it"),
         ({"inputs": {"text": "raw"}}, "raw is a folder; write raw/"),
         ({"inputs": {"text": "raw/notes.txt/"}}, "raw/notes.txt/ is a file"),
         ({"inputs": {}, "command": [PYTHON, "-c", "cat build/notes.txt"]}, "make tidy.clean one of its inputs"),
         ({"command": []}, "needs a program to run"),
-        ({"command": [PYTHON, "{config.x}"], "inputs": {}}, "{config.x} stands for nothing; it declares none"),
+        ({"command": [PYTHON, "{config.x}"], "inputs": {}}, "{config.x} does not exist; it declares none"),
         ({"run": "a:b"}, "there is command as well; keep one of the two"),
         ({"command": None}, "needs one of command, run and uses"),
         ({"command": None, "run": "tools.tidy"}, "is not of the form package.module:function"),
@@ -180,7 +180,7 @@ stages:
         ({"command": None, "run": "tools.tidy:f"}, "tidy.py has no function 'f'"),
         ({"command": None, "uses": "nothing"}, "there is no plug-in 'nothing'"),
         ({"env": {"A=B": "1"}}, "is no name of a variable"),
-        ({"inputs": {"text": "quantize.model"}}, "quantize.model is not made in this build: the recipe names no model"),
+        ({"inputs": {"text": "quantize.model"}}, "quantize.model is not built here: the recipe names no model"),
     ],
 )
 def test_what_cannot_be_is_refused(planned: Planner, count: dict[str, Any], complaint: str) -> None:
@@ -190,7 +190,7 @@ def test_what_cannot_be_is_refused(planned: Planner, count: dict[str, Any], comp
 
 def test_an_output_that_is_a_source_is_refused(planned: Planner) -> None:
     found = problems(planned, {"tidy": {**TIDY, "outputs": {"clean": "raw/notes.txt"}}})
-    assert "raw/notes.txt is what 'tidy' puts out" in found
+    assert "raw/notes.txt is an output of 'tidy'" in found
 
 
 @pytest.mark.parametrize("name", ["a.b", "a b", "", "é"])

@@ -353,7 +353,7 @@ WRONG = {
         "folder: all\nmatrix: {x: [{name: a x b}, {name: a}], y: [{name: c}, {name: b x c}]}",
         "folder: gives a x b x c and a x c one folder: all",
     ),
-    "the name of the sweep's own file": ("matrix: {x: [{name: sweep.json}]}", "is what the sweep itself is told of"),
+    "the name of the sweep's own file": ("matrix: {x: [{name: sweep.json}]}", "is the name of a file of the sweep"),
     "a base that is not there": ("base: nowhere.yaml\nmatrix: {x: [{name: a}]}", "base: There is no recipe"),
     "a base of another name in the catalog": ("base: 'catalog:berd'\nmatrix: {x: [{name: a}]}", "in the catalog"),
     "a base that is no text": ("base: [3]\nmatrix: {x: [{name: a}]}", "base[0]: expected the path of a recipe"),

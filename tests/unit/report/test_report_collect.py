@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
         cell("bert/fp32/cpu", CellStatus.UP_TO_DATE, perf=perf(9.0), eval=Measured(error="eval has no data")),
         failed("bert/w4a16/npu"),
         cell("bert/int8/npu", CellStatus.REFUSED, why="int8 needs data"),
-        cell("bert/fp32/npu", CellStatus.LEFT_OUT, why="QNN is for integers here"),
+        cell("bert/fp32/npu", CellStatus.SKIPPED, why="QNN is for integers here"),
         cell("vit/w8a8/npu", CellStatus.NOT_REACHED, why="the run was interrupted"),
     ]
     candidates = tuple(Candidate(one.name, {"size": 1000.0}) for one in cells[:2])
@@ -112,7 +112,7 @@ def test_whatever_is_missing_has_a_reason(folder: Path) -> None:
         "nodes_quantized": "fp32 needs none",
     }
     assert _row(report, "bert/w4a16/npu").missing["size"] == "failed in quantize: It did not fit."
-    assert _row(report, "bert/fp32/npu").missing["latency"] == "left out: QNN is for integers here"
+    assert _row(report, "bert/fp32/npu").missing["latency"] == "skipped: QNN is for integers here"
 
 
 def test_of_a_run_that_is_not_through_nothing_is_said_that_it_may_still_do(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_build_that_the_sweep_does_not_name_is_told_and_left_out(folder: Path)
     put_build(folder / "bert" / "old")
     report = collect([folder])
     assert len(report.rows) == 6
-    assert f"{folder / 'bert' / 'old'} has a build that is no cell of the sweep: it is left out." in report.notices
+    assert f"{folder / 'bert' / 'old'} has a build that is not a cell of the sweep; it was skipped." in report.notices
 
 
 def test_a_cell_whose_folder_is_gone_says_so(folder: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_goal_that_waited_in_each_part_says_what_it_waits_for_now(tmp_path: Pa
     assert collect(parts[:1]).goals[0].why == "1 of 2 cells has no result yet"
     (goal,) = collect(parts).goals
     assert (goal.winner, goal.pending) == (None, True)
-    assert goal.why == "its cells are there in several parts; a build of the whole sweep chooses among them"
+    assert goal.why == "its cells are in several shards; a build of the whole sweep chooses among them"
     assert [each.why for each in goal.candidates] == ["", ""]
 
 
@@ -277,7 +277,7 @@ def test_a_damaged_account_of_a_sweep_leaves_its_builds(folder: Path) -> None:
     (folder / "sweep.json").write_text('{"format": 1, "cells": 3}', encoding="utf-8")
     report = collect([folder])
     assert {row.name for row in report.rows} == {"bert/w8a8/npu", "bert/fp32/cpu", "best/bert"}
-    assert "Its builds are told one by one." in report.notices[0]
+    assert "Its builds are listed one by one." in report.notices[0]
 
 
 # Wrong values that a manifest may contain: other programs write such files too.
@@ -362,7 +362,7 @@ def test_stages_of_a_recipes_own_are_a_row_without_a_model(tmp_path: Path) -> No
 
 
 def test_where_there_is_nothing_that_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="There is no build of ours"):
+    with pytest.raises(InputError, match="No winml-dag build was found"):
         collect([tmp_path])
     with pytest.raises(InputError, match="does not exist"):
         collect([tmp_path / "gone"])

@@ -165,7 +165,7 @@ def test_builds_are_matched_by_name_and_then_by_what_they_are() -> None:
     [
         (CellStatus.FAILED, CellStatus.BUILT, Fate.NOW_FAILING),
         (CellStatus.REFUSED, CellStatus.UP_TO_DATE, Fate.NOW_FAILING),
-        (CellStatus.LEFT_OUT, CellStatus.BUILT, Fate.GONE),
+        (CellStatus.SKIPPED, CellStatus.BUILT, Fate.GONE),
         (CellStatus.NOT_REACHED, CellStatus.BUILT, Fate.GONE),
         (CellStatus.FAILED, CellStatus.FAILED, Fate.MISSING),
         (CellStatus.BUILT, CellStatus.FAILED, Fate.NOW_THERE),
@@ -192,11 +192,11 @@ def test_regressions_come_first_the_worst_before_the_others() -> None:
     ("text", "expected"),
     [
         ("latencey=+5%", r"did you mean 'latency'\?$"),
-        ("latency", "no bound"),
-        ("latency=5x", "no bound"),
+        ("latency", "not a bound"),
+        ("latency=5x", "not a bound"),
         ("latency=-5%", "would be an improvement"),
         ("cosine=+0.001", "would be an improvement"),
-        ("cosine=", "no bound"),
+        ("cosine=", "not a bound"),
     ],
 )
 def test_a_bound_that_means_nothing_is_refused(text: str, expected: str) -> None:

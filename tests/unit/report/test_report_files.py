@@ -41,7 +41,7 @@ def test_what_is_read_back_is_what_was_written(report: Report, tmp_path: Path) -
     path = tmp_path / "report.json"
     path.write_text(json_text(report_json(report)), encoding="utf-8")
     assert read_report(path) == report
-    assert json.loads(path.read_text(encoding="utf-8"))["format"] == 1
+    assert json.loads(path.read_text(encoding="utf-8"))["format"] == 2
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_is_read_back_is_what_was_written(report: Report, tmp_path: Path) -
 )
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "old.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"old.json is no report") as refused:
+    with pytest.raises(InputError, match=r"old.json is not a report") as refused:
         read_report(tmp_path / "old.json")
     assert str(refused.value).isprintable()
 
@@ -134,7 +134,7 @@ def test_builds_of_other_shards_take_one_line(report: Report) -> None:
 def test_wide_terminals_have_all_columns(report: Report) -> None:
     heading = next(line.text for line in table_lines(report, 300) if "precision" in line.text)
     first, last = "  precision  target", "measured"
-    shown = "size p50 p90 p99 n+warm-up load memory cosine SQNR accuracy drop parts on CPU quantized made in"
+    shown = "size p50 p90 p99 n+warm-up load memory cosine SQNR accuracy drop partitions on CPU quantized build time"
     assert " ".join(heading.split()) == f"{' '.join(first.split())} {shown} {last}"
 
 
@@ -143,7 +143,7 @@ def test_files_of_others_are_left_alone(report: Report, tmp_path: Path) -> None:
     theirs = '{"subjects": ["somebody else\'s"]}'
     for path in files.values():
         path.write_text(theirs, encoding="utf-8")
-        with pytest.raises(UsageError, match="in the way"):
+        with pytest.raises(UsageError, match="exists and is not a winml-dag report"):
             write_files(files, report, None, overwrite=False)
         assert {each.read_text(encoding="utf-8") for each in files.values() if each.exists()} == {theirs}
         path.unlink()

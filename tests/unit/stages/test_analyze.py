@@ -273,7 +273,7 @@ def test_a_model_of_one_node_that_is_refused_is_unsupported_with_its_name_and_ad
     )
     (told,) = analyze(tmp_path / "a", model, ON_CPU).metrics["unsupported"]
     assert "'erf'" in told["reason"]
-    assert told["reason"].endswith(". Use a 32-bit type in place of float64")
+    assert told["reason"].endswith(". Use a 32-bit type instead of float64")
 
 
 def test_a_quantized_build_is_asked_about_with_its_integer_types(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_weights_are_the_same_each_time(tmp_path: Path) -> None:
         ("raise RuntimeError('not today')", "Sum", "mine.py .* cannot be run: not today"),
         (SCRIPT, "Som", "does not define. Did you mean 'Sum'"),
         ("x = 1", None, "defines 0 model classes"),
-        (SCRIPT.replace("return Sum()", "return 3"), "make", "no torch.nn.Module"),
+        (SCRIPT.replace("return Sum()", "return 3"), "make", "not a torch.nn.Module"),
         ("import sys; sys.exit()", "Sum", "mine.py .* cannot be run: it calls sys.exit"),
     ],
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from winml_dag.cli import Group
 from winml_dag.cli.cache import contents, sharing, upkeep
 
 
-@click.group(name="cache")
+@click.group(name="cache", cls=Group)
 def command() -> None:
-    """Look after the cache."""
+    """Inspect, check, shrink and share the cache."""
 
 
 for _inner in (

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli import echo
-from winml_dag.cli.cache.common import cache_dir_option, opened, print_object, time_of
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.cache.common import cache_dir_option, opened, time_of
+from winml_dag.cli.command import Command
 from winml_dag.cli.options import format_option
 
 if TYPE_CHECKING:
@@ -26,11 +27,11 @@ _LARGEST = 5
 _LOG_LINES = 20
 
 
-@click.command()
+@click.command(cls=Command)
 @cache_dir_option
 @format_option
 def info(cache_dir: Path | None, format_: str) -> int:
-    """Say where the cache is, what is in it, and what it has saved."""
+    """Show the cache folder, its contents, and the time it saved."""
     from winml_dag.store import upkeep
     from winml_dag.store.cache_folder import stores_beside
     from winml_dag.store.quantities import size_text
@@ -43,7 +44,7 @@ def info(cache_dir: Path | None, format_: str) -> int:
     statistics = read_statistics(store.folder, store.locks)
     largest = sorted(entries(store), key=lambda entry: (-entry.size, entry.key))[:_LARGEST]
     if format_ == "json":
-        print_object(
+        set_result(
             {
                 "cache_dir": str(store.folder),
                 **asdict(found),
@@ -103,7 +104,7 @@ def _saved(statistics: Statistics) -> list[str]:
     detail = f"{statistics.reused} of {stages} stages in {builds} since {time_of(statistics.since)}"
     return [
         f"hit ratio      {statistics.hit_ratio:.0%}  ({detail})",
-        f"time saved     {duration_text(statistics.seconds_saved)}  (what the reused stages took when they ran)",
+        f"time saved     {duration_text(statistics.seconds_saved)}  (duration of the reused stages when they ran)",
     ]
 
 
@@ -119,35 +120,35 @@ def _moved(traffic: Traffic) -> list[str]:
 
     total = traffic.records_found + traffic.records_missed
     lines = [
-        f"remote         {counted(traffic.requests, 'request')}; {traffic.records_found} of {total} records were there",
+        f"remote         {counted(traffic.requests, 'request')}; {traffic.records_found} of {total} records found",
         f"  fetched      {text(traffic.records_found, traffic.blobs_fetched, traffic.bytes_fetched)}",
-        f"  put          {text(traffic.records_put, traffic.blobs_put, traffic.bytes_put)}",
+        f"  uploaded     {text(traffic.records_put, traffic.blobs_put, traffic.bytes_put)}",
     ]
     if traffic.refused:
-        lines.append(f"  refused      {traffic.refused}, which were not believed")
+        lines.append(f"  rejected     {traffic.refused}, since they were invalid")
     if traffic.left_alone:
-        lines.append(f"  left alone   {counted(traffic.left_alone, 'time')}")
+        lines.append(f"  unavailable  {counted(traffic.left_alone, 'time')}")
     return lines
 
 
-@click.command(name="list")
+@click.command(name="list", cls=Command)
 @cache_dir_option
-@click.option("--stage", help="Records of this stage only.")
+@click.option("--stage", help="Only records of this stage.")
 @click.option(
     "--sort",
     type=click.Choice(["size", "used", "made"]),
     default="used",
-    help="Largest first, or last used or made first [used].",
+    help="Sort by size, last use or build time, in descending order [used].",
 )
 @format_option
 def list_(cache_dir: Path | None, stage: str | None, sort: str, format_: str) -> int:
-    """List the records: key, stage, size, when made and when last used."""
+    """List the records with key, stage, size, build time and last use."""
     from winml_dag.store.quantities import size_text
     from winml_dag.store.upkeep import entries
 
     found = sorted(entries(opened(cache_dir), stage), key=_ORDER[sort], reverse=True)
     if format_ == "json":
-        print_object({"records": [_listed(entry) for entry in found]})
+        set_result({"records": [_listed(entry) for entry in found]})
         return 0
     width = max([len("stage"), *(len(entry.stage) for entry in found)])
     echo(f"{'key':<{_KEY_DIGITS}}  {'stage':<{width}}  {'size':>10}  {'made':<25}  last used")
@@ -178,14 +179,16 @@ def _listed(entry: Entry) -> JsonObject:
     }
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("key")
 @cache_dir_option
 @format_option
 def show(key: str, cache_dir: Path | None, format_: str) -> int:
-    """Show one record: what its key was made from, what came out, and the end of its log.
+    """Show one record.
 
-    KEY is the key or as much of its beginning as no other key has.
+    Shows the inputs of its key, its outputs, and the end of its log.
+
+    KEY is the key or a unique prefix of it.
     """
     from winml_dag.store.upkeep import find, log_text
 
@@ -194,7 +197,7 @@ def show(key: str, cache_dir: Path | None, format_: str) -> int:
     missing = store.missing(entry.record.files())
     log = log_text(store, entry.record)
     if format_ == "json":
-        print_object(
+        set_result(
             {**entry.record.to_json(), **_listed(entry), "missing": [file.name for file in missing], "log_text": log}
         )
         return 0

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo
-from winml_dag.cli.cache.common import errors_as_object, print_object
-from winml_dag.cli.options import FILE, RECIPE, cache_option, format_option, remote_option, remote_options
+from winml_dag.cli import Group, echo, set_result
+from winml_dag.cli.command import RECIPE, Command, file_option
+from winml_dag.cli.options import cache_option, format_option, remote_option, remote_options
 from winml_dag.cli.remotes import opened, traffic_json, traffic_lines
 from winml_dag.errors import UsageError
 from winml_dag.store.cache_folder import default_cache_dir
@@ -28,66 +28,72 @@ if TYPE_CHECKING:
     from winml_dag.store.store import Store
 
 _recipes_option = click.option(
-    "-c", "--config", "recipes", type=RECIPE, multiple=True, help="What a build of this recipe needs; again for more."
+    "-c",
+    "--config",
+    "recipes",
+    type=RECIPE,
+    multiple=True,
+    help="The records that a build of this recipe uses. Repeatable.",
 )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("keys", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every record that this cache has.")
+@click.option("--all", "everything", is_flag=True, help="All records of this cache.")
 @_recipes_option
 @cache_option
 @format_option
 def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], format_: str, **options: Any) -> int:
-    """Put records and their blobs where the remotes may be written: those with these KEYS (or beginnings of them), all,
-    or what a build of a recipe has here. What is there already stays as it is.
+    """Upload records to the remotes.
+
+    Uploads the records with these KEYS or prefixes of keys, all, or those of a recipe, and their blobs, to each remote
+    that may be written. Existing records are not replaced.
     """
-    with errors_as_object(format_):
-        if (bool(keys), everything, bool(recipes)).count(True) != 1:
-            raise UsageError("Say what is to be put: --all, keys, or a recipe with -c.")
-        remote = remote_options(options, next(iter(recipes), None))
-        store = _shared(options, remote)
-        _refuse_unwritable(remote)
-        records = _chosen(store, keys, recipes, remote)
-        whole = [record for record in records.values() if not store.remote_only(record.files())]
-        for record in whole:
-            store.offer(_with_log_that_is_here(store, record))
-        store.settle()
-        traffic = store.traffic()
-        lacking = len(records) - len(whole)
-        if format_ == "json":
-            print_object({"records": len(records), "lacking_blobs": lacking, **traffic_json(traffic)})
-        else:
-            _print_push(len(whole), lacking, traffic)
-        return _code(traffic)
+    if (bool(keys), everything, bool(recipes)).count(True) != 1:
+        raise UsageError("Nothing to upload is named.", advice="Give --all, keys, or a recipe with -c.")
+    remote = remote_options(options, next(iter(recipes), None))
+    store = _shared(options, remote)
+    _refuse_unwritable(remote)
+    records = _chosen(store, keys, recipes, remote)
+    whole = [record for record in records.values() if not store.remote_only(record.files())]
+    for record in whole:
+        store.offer(_with_log_that_is_here(store, record))
+    store.settle()
+    traffic = store.traffic()
+    lacking = len(records) - len(whole)
+    if format_ == "json":
+        set_result({"records": len(records), "lacking_blobs": lacking, **traffic_json(traffic)})
+    else:
+        _print_push(len(whole), lacking, traffic)
+    return _code(traffic)
 
 
-@click.command()
+@click.command(cls=Command)
 @_recipes_option
-@click.option("--all-blobs", is_flag=True, help="Also the blobs of every record, of intermediates too.")
+@click.option("--all-blobs", is_flag=True, help="Also download all blobs, including those of intermediate results.")
 @cache_option
 @format_option
 def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: Any) -> int:
-    """Get the records that a build of a recipe would need, so that it can be planned, explained and drawn without the
-    remote; with --all-blobs it can be built without.
+    """Download the records of a recipe.
+
+    Then `plan`, `why` and `graph` work without the remote. With --all-blobs, `build` does too.
     """
-    with errors_as_object(format_):
-        if not recipes:
-            raise UsageError("Say what is to be had: a recipe with -c.")
-        remote = remote_options(options, recipes[0])
-        store = _shared(options, remote)
-        records, to_run = _known(store, recipes, remote)
-        if all_blobs:
-            logs = [record.log for record in records.values() if record.log is not None]
-            store.fetch_ahead([*logs, *(file for record in records.values() for file in record.files())])
-        lacking = sum(bool(store.remote_only(record.files())) for record in records.values())
-        traffic = store.traffic()
-        if format_ == "json":
-            counts = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
-            print_object({**counts, **traffic_json(traffic)})
-        else:
-            _print_pull(len(records), to_run, traffic)
-        return _code(traffic)
+    if not recipes:
+        raise UsageError("No recipe is named.", advice="Give one with -c.")
+    remote = remote_options(options, recipes[0])
+    store = _shared(options, remote)
+    records, to_run = _known(store, recipes, remote)
+    if all_blobs:
+        logs = [record.log for record in records.values() if record.log is not None]
+        store.fetch_ahead([*logs, *(file for record in records.values() for file in record.files())])
+    lacking = sum(bool(store.remote_only(record.files())) for record in records.values())
+    traffic = store.traffic()
+    if format_ == "json":
+        counts = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
+        set_result({**counts, **traffic_json(traffic)})
+    else:
+        _print_pull(len(records), to_run, traffic)
+    return _code(traffic)
 
 
 def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> Store:
@@ -174,10 +180,10 @@ def _print_push(offered: int, lacking: int, traffic: Traffic) -> None:
     for line in traffic_lines(traffic):
         echo(line)
     there = max(0, offered - traffic.records_put)
-    others = f"; {there} of them were there already, or were not taken" if there else ""
+    others = f"; {there} already existed or were rejected" if there else ""
     echo(f"{counted(offered, 'record')} offered{others}.")
     if lacking:
-        echo(f"{counted(lacking, 'record')} left out, whose blobs are not on this machine.")
+        echo(f"{counted(lacking, 'record')} skipped, whose blobs are not on this machine.")
 
 
 def _print_pull(known: int, to_run: int, traffic: Traffic) -> None:
@@ -186,43 +192,44 @@ def _print_pull(known: int, to_run: int, traffic: Traffic) -> None:
     for line in traffic_lines(traffic):
         echo(line)
     run = f"{counted(to_run, 'stage')} would run." if to_run else "Nothing would run."
-    echo(f"{counted(known, 'record')} of what a build needs are here. {run}")
+    echo(f"{counted(known, 'record')} of the build are cached. {run}")
 
 
 def _code(traffic: Traffic) -> int:
-    """1 when a remote was given up or sent what was refused: then the work is incomplete."""
+    """Return 1 if a remote was unavailable or sent invalid records: then the work is incomplete."""
     return 1 if traffic.left_alone or traffic.refused else 0
 
 
-@click.group(name="remote")
+@click.group(name="remote", cls=Group)
 def remote() -> None:
-    """Look at remotes: what several machines share."""
+    """Check remotes and make signing keys."""
 
 
-@remote.command()
-@click.option("-c", "--config", "recipe", type=RECIPE, help="A recipe, whose project's configuration counts.")
+@remote.command(cls=Command)
+@click.option("-c", "--config", "recipe", type=RECIPE, help="A recipe, whose project configuration applies.")
 @remote_option
 @format_option
 def check(format_: str, **options: Any) -> int:
-    """Ask each remote that is configured whether it can be reached, read and, if it may be, written, and with which
-    keys. A probe of a few bytes is left where that is tried. Ends with 1 if anything is not well.
+    """Check the configured remotes.
+
+    Checks that each can be reached, read and, unless it is read-only, written, and which keys apply. The write check
+    leaves a few bytes there. Exits with 1 if a check fails.
     """
     from winml_dag.pipeline.opened import allowed_remotes
     from winml_dag.pipeline.remoteconfig import named_by
 
     named = remote_options(options, options["recipe"])
-    with errors_as_object(format_):
-        settings, restricted = allowed_remotes(named)
-        if settings is None:
-            raise UsageError(
-                "There is no remote to check.",
-                advice="Name one with --remote, WINML_DAG_REMOTE, or in a winml_dag.toml.",
-            )
-        found = [(tier, _findings(tier, settings)) for tier in settings.tiers]
+    settings, restricted = allowed_remotes(named)
+    if settings is None:
+        raise UsageError(
+            "There is no remote to check.",
+            advice="Name one with --remote, WINML_DAG_REMOTE, or in a winml_dag.toml.",
+        )
+    found = [(tier, _findings(tier, settings)) for tier in settings.tiers]
     is_well = all(finding.is_well for _, findings in found for finding in findings)
     if format_ == "json":
         remotes = [_json(tier, findings) for tier, findings in found]
-        print_object({"is_well": is_well, "named_by": named_by(named), "remotes": remotes})
+        set_result({"is_well": is_well, "named_by": named_by(named), "remotes": remotes})
     else:
         echo(f"named by {named_by(named)}")
         for tier, findings in found:
@@ -232,24 +239,23 @@ def check(format_: str, **options: Any) -> int:
     return 0 if is_well else 1
 
 
-@remote.command()
+@remote.command(cls=Command)
 @click.argument("name")
-@click.option("-o", "--output", type=FILE, help="Write it into this new file, which only you can read [stdout].")
+@file_option("Write the key to this new file, which only you can read [print it].")
 @format_option
 def key(name: str, output: Path | None, format_: str) -> int:
-    """Make a key to sign records with, which is called NAME. It is a secret: whoever has it can sign.
+    """Make a key to sign records with.
 
-    It goes into WINML_DAG_REMOTE_KEYS, or as a line into the file that WINML_DAG_REMOTE_KEYS_FILE or the user's
-    configuration names. Of several, the first signs and all are believed.
+    Keep it secret: anyone who has it can sign. Put it into WINML_DAG_REMOTE_KEYS, or as a line into the file that
+    WINML_DAG_REMOTE_KEYS_FILE or the user's configuration names. Of several keys, the first signs, and all are trusted.
     """
     from winml_dag.store.remote.settings import new_key
 
-    with errors_as_object(format_):
-        line = new_key(name)
-        if output is not None:
-            _write(output, line)
+    line = new_key(name)
+    if output is not None:
+        _write(output, line)
     if format_ == "json":
-        print_object({"name": name, **({"key": line} if output is None else {"file": str(output)})})
+        set_result({"name": name, **({"key": line} if output is None else {"file": str(output)})})
     elif output is None:
         echo(line)
     else:
@@ -274,7 +280,7 @@ def _findings(tier: TierSettings, settings: RemoteSettings) -> list[Finding]:
 def _print(tier: TierSettings, findings: list[Finding]) -> None:
     echo(f"{_called(tier)} ({tier.mode}{f', namespace {tier.namespace}' if tier.namespace else ''})")
     if not findings:
-        echo("  switched off: nothing is asked of it")
+        echo("  off")
     for finding in findings:
         text = finding.text if finding.is_well else f"{finding.text}. {finding.advice}"
         echo(f"  {'ok' if finding.is_well else 'FAILS':<5}  {finding.what}: {text}")

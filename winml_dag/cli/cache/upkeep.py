@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli import echo
-from winml_dag.cli.cache.common import cache_dir_option, opened, print_object
+from winml_dag.cli import echo, set_result
+from winml_dag.cli.cache.common import cache_dir_option, opened
+from winml_dag.cli.command import Command
 from winml_dag.cli.options import format_option
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from winml_dag.store.upkeep import VerifyReport
 
 
-@click.command()
+@click.command(cls=Command)
 @cache_dir_option
 @click.option("--max-size", metavar="SIZE", help="What records and blobs may take, such as 10GiB [the limit, if set].")
 @click.option("--older-than", metavar="TIME", help="Remove what was not used for so long, such as 30d or 12h.")
@@ -49,7 +50,7 @@ def gc(
     done = collect(store, Limits(most, age), dry_run=dry_run)
     assert done is not None, "it waits"
     if format_ == "json":
-        print_object({"dry_run": dry_run, **asdict(done)})
+        set_result({"dry_run": dry_run, **asdict(done)})
         return 0
     if limit is not None and not dry_run:
         echo(_limit_sentence(store))
@@ -75,7 +76,7 @@ def _sentences(done: Collected, most: int | None, dry_run: bool) -> list[str]:
     return lines
 
 
-@click.command(hidden=True)
+@click.command(cls=Command, hidden=True)
 @click.argument("size", required=False)
 @cache_dir_option
 @format_option
@@ -90,7 +91,7 @@ def limit(size: str | None, cache_dir: Path | None, format_: str) -> int:
         set_limit(store.folder, size)
     limit_bytes = configured_limit(store.folder)
     if format_ == "json":
-        print_object({"limit_bytes": limit_bytes})
+        set_result({"limit_bytes": limit_bytes})
     else:
         echo(_limit_sentence(store))
     return 0
@@ -105,11 +106,11 @@ def _limit_sentence(store: Store) -> str:
     return f"The cache in {store.folder} is kept to {text}{by}." if text else f"The cache has no limit{by}."
 
 
-@click.command()
+@click.command(cls=Command)
 @cache_dir_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def clear(cache_dir: Path | None, yes: bool) -> int:
-    """Take everything out of the cache, logs of failures included. Output folders are not touched."""
+    """Empty the cache, including logs of failures. Output folders do not change."""
     from winml_dag.store import upkeep
     from winml_dag.store.quantities import counted, size_text
 
@@ -123,12 +124,12 @@ def clear(cache_dir: Path | None, yes: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command(cls=Command)
 @cache_dir_option
-@click.option("--repair", is_flag=True, help="Remove records that lack a blob, and make the index anew.")
+@click.option("--repair", is_flag=True, help="Remove records without all of their blobs, and rebuild the index.")
 @format_option
 def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
-    """Read everything in the cache again; what is damaged goes to quarantine and is made anew when needed."""
+    """Check all files in the cache. Damaged records and blobs go to quarantine and are rebuilt when needed."""
     from winml_dag.store import upkeep
     from winml_dag.store.quantities import counted
 
@@ -136,14 +137,14 @@ def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
     report = upkeep.repair(store) if repair else upkeep.verify(store)
     is_well = report.repaired if repair else report.clean
     if format_ == "json":
-        print_object({"clean": report.clean, **({"repaired": report.repaired} if repair else {}), **asdict(report)})
+        set_result({"clean": report.clean, **({"repaired": report.repaired} if repair else {}), **asdict(report)})
     else:
         for line in _findings(report, store):
             echo(line)
         lacking = len(report.incomplete) - len(report.removed)
         intact = f"{counted(report.records, 'record')} and {counted(report.blobs, 'blob')}"
         lack = "lacks" if lacking == 1 else "lack"
-        echo(f"Sound: {intact}. {counted(lacking, 'record')} {lack} a blob.")
+        echo(f"Intact: {intact}. {counted(lacking, 'record')} {lack} a blob.")
         if report.only_behind:
             are = "is not here and comes" if report.only_behind == 1 else "are not here and come"
             echo(f"{counted(report.only_behind, 'blob')} {are} from a remote when needed.")
@@ -159,8 +160,8 @@ def _findings(report: VerifyReport, store: Store) -> Iterator[str]:
     for key in report.incomplete:
         yield f"record that lacks a blob, {'removed' if key in report.removed else 'counts as not built'}: {key}"
     for digest in report.restamped:
-        yield f"sound blob whose time was changed, set right: {digest}"
+        yield f"intact blob with a changed time, corrected: {digest}"
     for key in report.rows:
-        yield f"row of the index that was not as its record is, made anew: {key}"
+        yield f"row of the index that differed from its record, rebuilt: {key}"
     for name in report.foreign:
-        yield f"not of this cache, left alone: {name}"
+        yield f"not part of this cache, kept: {name}"

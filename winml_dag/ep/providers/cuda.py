@@ -19,7 +19,7 @@ PROVIDER = CUDA = ExecutionProvider(
     place=5,
     places={"gpu": 5},
     packages=(Package("onnxruntime-gpu"),),
-    how_to_get="On a machine with an NVIDIA GPU, install onnxruntime-gpu in place of onnxruntime, or in an environment "
+    how_to_get="On a machine with an NVIDIA GPU, install onnxruntime-gpu instead of onnxruntime, or in an environment "
     "of its own.",
     ihv_type="NVIDIA",
     needs=(NVIDIA_DRIVER,),

@@ -19,7 +19,7 @@ PROVIDER = DML = ExecutionProvider(
     place=6,
     places={"gpu": 7},
     packages=(Package("onnxruntime-windowsml"), Package("onnxruntime-directml")),
-    how_to_get="DirectML needs Windows; there, install onnxruntime-windowsml in place of onnxruntime.",
+    how_to_get="DirectML needs Windows; there, install onnxruntime-windowsml instead of onnxruntime.",
     ihv_type="Microsoft",
     integers=Integers(
         UNSIGNED_WEIGHTS,

@@ -20,7 +20,7 @@ PROVIDER = MIGRAPHX = ExecutionProvider(
     place=8,
     places={"gpu": 2},
     packages=(Package("onnxruntime-migraphx"), WINDOWS_ML),
-    how_to_get="On a machine with an AMD GPU, install onnxruntime-migraphx in place of onnxruntime, or in an "
+    how_to_get="On a machine with an AMD GPU, install onnxruntime-migraphx instead of onnxruntime, or in an "
     "environment of its own.",
     ihv_type="AMD",
     needs=(SystemLibrary("libamdhip64.so", "amdhip64"),),

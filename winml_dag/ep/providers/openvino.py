@@ -14,7 +14,7 @@ from winml_dag.ep.provider import (
     Package,
 )
 
-_IGNORED = "OpenVINO's plugin ignores it; what it stands for is set in a file that load_config names"
+_IGNORED = "OpenVINO's plugin ignores it; what it means is set in a file that load_config names"
 # The plugin logs which options of OpenVINO's build of onnxruntime it ignores, but not unknown ones; that build refuses
 # those itself.
 _PLUGIN: Mapping[str, Option] = {

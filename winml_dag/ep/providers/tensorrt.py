@@ -28,7 +28,7 @@ PROVIDER = TENSORRT = ExecutionProvider(
     place=9,
     places={"gpu": 3},
     packages=(Package("onnxruntime-gpu"),),
-    how_to_get="On a machine with an NVIDIA GPU and TensorRT, install onnxruntime-gpu in place of onnxruntime, or in "
+    how_to_get="On a machine with an NVIDIA GPU and TensorRT, install onnxruntime-gpu instead of onnxruntime, or in "
     "an environment of its own.",
     ihv_type="NVIDIA",
     needs=(NVIDIA_DRIVER, SDK),

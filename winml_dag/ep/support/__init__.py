@@ -154,7 +154,7 @@ def rule_folder(target: Target) -> Path | None:
         return None
     folder = expanded(named)
     if not folder.is_dir():
-        raise UsageError(f"{RULES_VARIABLE} names {folder}, which is no folder.", advice="Correct the variable.")
+        raise UsageError(f"{RULES_VARIABLE} names {folder}, which is not a folder.", advice="Correct the variable.")
     return folder / f"{target.ep.name}_{target.device.upper()}"
 
 
@@ -165,6 +165,6 @@ def _own_folder() -> Path:
     folder = expanded(named)
     if not folder.is_dir():
         raise UsageError(
-            f"{SUPPORT_VARIABLE} names {folder}, which is no folder.", advice="Make it, or correct the variable."
+            f"{SUPPORT_VARIABLE} names {folder}, which is not a folder.", advice="Make it, or correct the variable."
         )
     return folder

@@ -159,7 +159,7 @@ class SupportTable:
         if count < _ENOUGH * counts.total():
             return Verdict(Level.UNKNOWN, f"measurements of {case} with {_types(form)} differ, by its sizes or values")
         if level is Level.UNSUPPORTED and count < _ENOUGH_TO_REFUSE:
-            return Verdict(Level.UNKNOWN, f"{_SAID[name]}, {measured}, which is too few to tell")
+            return Verdict(Level.UNKNOWN, f"{_SAID[name]}, {measured}, which is too few to decide")
         return Verdict(level, f"{_SAID[name]}, {measured}")
 
 

@@ -146,7 +146,7 @@ def refuse_component(recipe: Path, build: BuildSummary, component: str | None) -
             advice=f"Name one of them, such as --submodel {known[0]}.",
         )
     if component is not None and not known:
-        raise UsageError(f"{recipe} builds one model, without components.", advice="Leave out --submodel.")
+        raise UsageError(f"{recipe} builds one model, without components.", advice="Omit --submodel.")
     if component is not None and component not in known:
         raise UsageError(f"{recipe} builds no component {component!r}{known_instead(component, known)}")
 
@@ -161,8 +161,8 @@ def measured_on(built: BuiltModel, ep: str | None, device: str | None) -> Target
     target = built.model.target_named(ep, device, built.target)
     if is_emulated(target) and shares_binary(built.model.path, built.model.summary):
         raise UsageError(
-            f"{built.model.path} shares its binary with other models, and QNN's emulator, which stands for the NPU"
-            " here, crashes when it loads such a binary.",
+            f"{built.model.path} shares its binary with other models, and QNN's emulator, which is used instead of an"
+            " NPU, crashes when it loads such a binary.",
             advice="Run it on the device, or compile it by itself to try it here.",
         )
     return target

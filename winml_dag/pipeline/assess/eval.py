@@ -270,7 +270,7 @@ def _reference(built: BuiltModel, request: EvaluationRequest, store: Store) -> O
     found = float_model(built, store) if request.has_reference else None
     if found is None and request.section.mode == "compare":
         if not request.has_reference:
-            raise UsageError("--mode compare needs the reference that --no-reference leaves out.")
+            raise UsageError("--mode compare needs the reference that --no-reference excludes.")
         raise UsageError(
             f"There is nothing to compare {built.name} with: no float model of a build is beside it or in the cache.",
             advice="Give one with --reference.",

@@ -252,7 +252,7 @@ def _chosen(planned: BuildGraph, planned_results: tuple[StageResult, ...], names
     line = result_of(planned, planned_results, 0.0)
     chosen = [view for name in names for view in views_named(line, name)]
     if left_out := next((view for view in chosen if view.result is None), None):
-        raise UsageError(f"{left_out.id} is left out of this build: {left_out.reason}.")
+        raise UsageError(f"{left_out.id} is skipped in this build: {left_out.reason}.")
     ids = {view.id for view in chosen or line.stages}
     return [node for node in planned.graph.nodes if node.id in ids]
 

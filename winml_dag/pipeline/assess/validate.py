@@ -157,8 +157,8 @@ def _fields(
     bounds = Bounds(section.min_cosine, section.min_sqnr_db, section.max_abs_error, section.min_top1_agreement)
     if not has_reference and bounds != Bounds():
         raise UsageError(
-            f"There is nothing to hold {built.model.path} against, so there is nothing to bound.",
-            advice="Give the model that it was made from as --reference, or leave the bounds out.",
+            f"There is no model to compare {built.model.path} with, so bounds have no effect.",
+            advice="Give the model that it was made from as --reference, or remove the bounds.",
         )
     bounds = bounds.completed(precision) if has_reference else bounds
     return ValidateFields(

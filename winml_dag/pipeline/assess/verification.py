@@ -146,7 +146,7 @@ def _fault(path: Path) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror or error}."
     except ValueError as error:
-        return f"is damaged: it is no JSON ({error})."
+        return f"is damaged: it is not JSON ({error})."
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version is None:
         return "is not of this program: it has no schema_version."
@@ -194,7 +194,7 @@ def _verify_file(path: Path) -> Verification:
     manifest = load_manifest(folder)
     entries = {entry.name: entry for entry in manifest.files}
     if path.name not in entries:
-        raise InputError(f"{folder / MANIFEST} does not list {path.name}: no build of ours put it there.")
+        raise InputError(f"{folder / MANIFEST} does not list {path.name}: no build of winml_dag wrote it.")
     outputs = (output.files for stage in manifest.build.stages for output in stage.outputs.values())
     together = (file.name for files in outputs if entries[path.name] in files for file in files)
     names = {path.name, *together}
@@ -236,7 +236,7 @@ def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
     except OSError as error:
         return FileCheck(path, Found.UNREADABLE, 0, error.strerror or str(error))
     except ValueError:
-        return FileCheck(path, Found.CHANGED, 0, "it is no JSON")
+        return FileCheck(path, Found.CHANGED, 0, "it is not JSON")
     if found != manifest.build.config_hash:
         return FileCheck(path, Found.CHANGED, len(data), "other settings than those of the build")
     return FileCheck(path, Found.INTACT, len(data))
@@ -272,7 +272,7 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
                 yield f"{stage.id} has another cache_key than its version, config, inputs and toolchain make."
         for slot, given in stage.inputs.items():
             if _digest_of_input(given, build.sources, made) not in (given.digest, None):
-                yield f"{stage.id} reads other bytes as {slot} than {given.maker} put out."
+                yield f"{stage.id} reads other bytes as {slot} than {given.maker} wrote."
     yield from _models(manifest)
 
 
@@ -288,7 +288,7 @@ def _models(manifest: Manifest) -> Iterator[str]:
     for stage in last if finals else ():
         for file in stage.files:
             if file not in listed:
-                yield f"{file.name} has another digest among the files than {stage.id} put out."
+                yield f"{file.name} has another digest among the files than {stage.id} wrote."
 
 
 def _hash_or_none(function: Callable[[T], str], value: T) -> str | None:

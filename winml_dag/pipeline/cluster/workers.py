@@ -39,7 +39,7 @@ from winml_dag.pipeline.cluster.worker import (
 
 # Stages from other packages work in their user's folder, and run on that machine.
 _BUILTIN = "winml_dag.stages."
-LOST_ADVICE = "What they have said before may tell why; maybe it takes more memory than they have."
+LOST_ADVICE = "Their logs may show why; the stage may need more memory than they have."
 
 
 @dataclass

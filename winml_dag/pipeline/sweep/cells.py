@@ -72,7 +72,7 @@ def selected(sweep: Sweep, selection: Selection, folder: Path | None = None) -> 
     except InputError as error:
         raise UsageError(error.message, advice=error.advice) from None
     if last is None:
-        raise UsageError(f"No sweep was run in {folder} yet.", advice="Leave out --retry-failed.")
+        raise UsageError(f"No sweep was run in {folder} yet.", advice="Omit --retry-failed.")
     failed = {cell.name for cell in last.cells if cell.status in FAILED}
     return tuple(cell for cell in cells if cell.name in failed)
 
@@ -96,7 +96,7 @@ def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
         if overridden and len(said) > 1:
             raise UsageError(
                 f"{option} would be one {field} for all cells, and the matrix has several: {', '.join(sorted(said))}.",
-                advice=f"Leave {option} out; --filter chooses cells.",
+                advice=f"Omit {option}; --filter chooses cells.",
             )
 
 

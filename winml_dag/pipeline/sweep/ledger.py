@@ -171,7 +171,7 @@ class Ledger:
         if cell.name in self._results:
             return self._results[cell.name]
         if cell.left_out:
-            return CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
+            return CellResult(cell.name, cell.values, cell.folder, CellStatus.SKIPPED, why=cell.left_out)
         # The folder still has that build, even if the recipe has changed.
         if (written := now.get((cell.name, cell.folder))) is not None:
             return replace(written, values=cell.values)
@@ -220,7 +220,7 @@ def modules_of(sweep: Sweep, folder: Path) -> tuple[ModuleItem, ...]:
     items = module_items(sweep.path) if not sweep.axes and len(sweep.files) == 1 else None
     if items and os.path.lexists(folder / SUMMARY) and not _is_summary(folder / SUMMARY):
         raise UsageError(
-            f"{folder / SUMMARY} is in the way: it is no summary of modules, so it is not overwritten.",
+            f"{folder / SUMMARY} exists and is not a summary of modules, so it is not overwritten.",
             advice="Move it, or choose another folder with -o.",
         )
     return items or ()

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 SWEEP = "sweep.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class CellStatus(StrEnum):
     """The status of a cell.
 
-    ``refused``: it cannot be built as written. ``left out``: the recipe excludes it. ``not reached``: the run ended
+    ``refused``: it cannot be built as written. ``skipped``: the recipe excludes it. ``not reached``: the run ended
     before, or it is in another shard.
     """
 
@@ -35,8 +35,12 @@ class CellStatus(StrEnum):
     UP_TO_DATE = "up to date"
     FAILED = "failed"
     REFUSED = "refused"
-    LEFT_OUT = "left out"
+    SKIPPED = "skipped"
     NOT_REACHED = "not reached"
+
+    @classmethod
+    def _missing_(cls, value: object) -> CellStatus | None:
+        return cls.SKIPPED if value == "left out" else None  # the name in format 1
 
 
 @dataclass(frozen=True)

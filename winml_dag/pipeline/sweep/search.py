@@ -70,7 +70,7 @@ def keepings_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) ->
     if not isinstance(build, Build):
         return "it is of several components or of stages of its own, and nodes are ranked of one model alone"
     if build.declared is not None:
-        return "its recipe has stages of its own between ours"
+        return "its recipe has custom stages between built-in ones"
     if isinstance(build.quantize, Skip):
         return f"nothing is quantized: {build.quantize.reason}"
     if isinstance(build.validate, Skip):
@@ -268,7 +268,7 @@ def _planned(request: Request, search: Search, store: Store) -> tuple[Measuremen
             return keepings
         given = request.overrides.section("quant")
         if taken := next((keeping.field for keeping in keepings if keeping.field in given), None):
-            return f"quant.{taken} was given on the command line, and would stand in place of what is searched for"
+            return f"quant.{taken} was given on the command line, and would replace what is searched for"
         assert isinstance(build, Build)
         assert not isinstance(build.quantize, Skip)
         assert not isinstance(build.validate, Skip)

@@ -101,7 +101,7 @@ class OutputPaths:
         elif name == ".":
             problem = "the recipe's own folder cannot be an output; name one inside it"
         elif unsafe := next((part for part in name.split("/") if not is_safe_part(part)), None):
-            problem = f"{unsafe!r} is a name that not every system can have; parts of a path are divided by /"
+            problem = f"{unsafe!r} is a name that not every system can have; use / between folders"
         elif name.casefold().split("/", 1)[0] == KEPT:
             problem = f"{KEPT} is where manifests are kept; choose another folder"
         elif what := self._taken.get(name.casefold()):
@@ -186,7 +186,7 @@ class UserFiles:
         name = inside(self._folder, text)
         path = self._folder / (os.path.expanduser(text) if name is None else name)  # noqa: PTH111 - see inside
         if name is not None and (maker := self._outputs.maker_around(name)):
-            return f"{text} is what {maker[0]!r} puts out; read it as {maker[0]}.{maker[1]}"
+            return f"{text} is an output of {maker[0]!r}; read it as {maker[0]}.{maker[1]}"
         try:
             mode = path.stat().st_mode
         except (OSError, ValueError) as error:
@@ -206,7 +206,7 @@ class UserFiles:
 
     def _look_into(self, text: str, name: str | None, path: Path, mode: int) -> Source | str:
         if not stat.S_ISDIR(mode):
-            return f"{text} is a file; leave out the / at its end"
+            return f"{text} is a file; remove the / at its end"
         if name is None:
             return f"{text} is outside of the recipe's folder; only single files may be"
         if self._outputs.lies_around(name):
@@ -304,7 +304,7 @@ class Links:
     def _builtin_output(self, location: Location, text: str, stage: BuiltIn, slot: str) -> str | None:
         slots = stage.stage.outputs
         if stage.skipped is not None:
-            self._findings.add(location, f"{text} is not made in this build: {stage.skipped}")
+            self._findings.add(location, f"{text} is not built here: {stage.skipped}")
         elif slot not in slots:
             self._findings.add(location, f"{stage.stage.name} has no output {slot!r}{known_instead(slot, slots)}")
         else:

@@ -186,7 +186,7 @@ class _Planner:
             if declared.required and slot not in entry.inputs:
                 self._findings.add(at, f"{uses} needs an input {slot!r}", about_key=True)
         for slot in stage.outputs.keys() - entry.outputs.keys():
-            self._findings.add(at, f"{uses} puts out {slot!r}: say in outputs where it goes", about_key=True)
+            self._findings.add(at, f"{uses} writes {slot!r}: give its path in outputs", about_key=True)
         if entry.env:
             self._findings.add((*at, "env"), f"{uses} is a plug-in, which gets no variables; use config")
         try:
@@ -237,7 +237,7 @@ class _Planner:
             for section, word in placeholders(argument):
                 if word not in known[section]:
                     instead = known_instead(word, known[section]) if known[section] else "; it declares none"
-                    self._findings.add((*at, index), f"{{{section}.{word}}} stands for nothing{instead}")
+                    self._findings.add((*at, index), f"{{{section}.{word}}} does not exist{instead}")
 
     def _literals(self, name: str, at: Location, arguments: tuple[str, ...]) -> Iterator[str]:
         """Yield the slot names of project files that *arguments* name directly."""
@@ -249,7 +249,7 @@ class _Planner:
                 # An output of this stage, or of one that it reads: a command that works on these names them.
                 if maker[0] != name and f"{maker[0]}.{maker[1]}" not in declared:
                     self._findings.add(
-                        at, f"names {word}, which {maker[0]!r} puts out: make {maker[0]}.{maker[1]} one of its inputs"
+                        at, f"names {word}, an output of {maker[0]!r}: make {maker[0]}.{maker[1]} one of its inputs"
                     )
             elif (source := self._files.literal(word)) is not None and source.name not in declared | seen:
                 seen.add(source.name)

@@ -1,7 +1,7 @@
 """Checks a folder against a provenance document: every file is hashed again.
 
-The document's signature tells who wrote it; checking that is up to signing tools. So its content is untrusted: it must
-be valid in its format, and no name in it may lead out of the folder.
+The document's signature identifies its author; checking that is up to signing tools. So its content is untrusted: it
+must be valid in its format, and no name in it may lead out of the folder.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _folder(placed: str) -> str:
 
 def _hex(name: str, sha256: str) -> str:
     if not _SHA256.fullmatch(sha256):
-        raise InputError(f"It has no SHA-256 for {name}, so nothing can be held against it.")
+        raise InputError(f"It has no SHA-256 for {name}, so there is nothing to compare with.")
     return sha256
 
 

@@ -65,11 +65,11 @@ def _read_bom(text: str) -> dict[str, Any]:
         version = SchemaVersion.from_version(str(value["specVersion"]))
         found = JsonStrictValidator(version).validate_str(text)
     except (ValueError, LookupError, TypeError, NotImplementedError, RecursionError) as error:
-        raise InputError(f"This is no bill of materials of CycloneDX in JSON: {str(error).rstrip('.')}.") from None
+        raise InputError(f"This is not a CycloneDX bill of materials in JSON: {str(error).rstrip('.')}.") from None
     if found is not None:
         what: Any = found.data
         where = "/".join(map(str, what.absolute_path)) or "its top"
-        raise InputError(f"This is no valid bill of materials of CycloneDX: at {where}: {what.message[:300]}.")
+        raise InputError(f"This is not a valid CycloneDX bill of materials: at {where}: {what.message[:300]}.")
     assert isinstance(value, dict)
     return value
 

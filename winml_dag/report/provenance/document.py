@@ -88,23 +88,23 @@ _ENDINGS = {SLSA: ".slsa.json", CYCLONEDX: ".cdx.json"}
 
 
 def write_documents(output: Path, format_: str, documents: Sequence[Document], *, overwrite: bool) -> list[Path]:
-    """Write *documents*: one to the file *output*, several to that folder, each named after its build.
+    """Write *documents* to the file *output*, or to that folder, each named after its build.
 
     Raises:
         UsageError: when another file is in the way; then nothing was written.
         StoreError: when a file cannot be written.
     """
-    if len(documents) == 1:
+    if len(documents) == 1 and not output.is_dir():
         files = {output: documents[0].text}
     else:
         if output.is_file():
             raise UsageError(
                 f"{output} is a file, and there are {len(documents)} documents.", advice="Choose a folder."
             )
-        files = {output / f"{document.build}{_ENDINGS[format_]}": document.text for document in documents}
+        files = {output / f"{document.build or 'build'}{_ENDINGS[format_]}": document.text for document in documents}
     for path in files:
         if path.is_file() and not (overwrite or has_mark(path, _MARKS[format_])):
-            raise UsageError(f"{path} is in the way, and no document of that kind.", advice="Give --overwrite.")
+            raise UsageError(f"{path} exists and is not such a document.", advice="Give --overwrite.")
     return [put_text(path, text) for path, text in files.items()]
 
 
@@ -127,7 +127,7 @@ def gather(folder: Path, *, apart: bool) -> tuple[BuildFacts, ...]:
         raise InputError(found.notices[0], advice="Build again, or give the folder of one build.")
     if not found.builds:
         raise InputError(
-            f"There is no build of ours in {folder}.", advice="Give the output folder of a build or of a sweep."
+            f"No winml-dag build was found in {folder}.", advice="Give the output folder of a build or of a sweep."
         )
     return tuple(_facts(build.folder, build.name, _top(build.folder) if apart else folder) for build in found.builds)
 
@@ -147,7 +147,7 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
     if faults := list(_faults(checked)):
         raise InputError(
             f"{folder} is not as its build left it: {'; '.join(faults[:_MOST_NAMED])}.",
-            advice=f"`winml-dag verify {folder}` tells all; build again.",
+            advice=f"`winml-dag verify {folder}` shows the differences; build again.",
         )
     dependencies = tuple(_dependencies(folder, manifest.build))
     return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies)

@@ -211,7 +211,7 @@ def without_places(value: JsonValue) -> JsonValue:
 
 
 def time_of(text: str) -> datetime.datetime | None:
-    """Parse *text* to UTC; None if it is no time."""
+    """Parse *text* to UTC; None if it is not a time."""
     try:
         return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
     except (ValueError, OverflowError):

@@ -73,7 +73,7 @@ def _parse(text: str, *, strict: bool = False) -> tuple[Any, Any]:
         _check(provenance)
     except (ParseError, ValueError, RecursionError) as error:
         raise InputError(
-            f"This is no SLSA provenance v1 in an in-toto Statement v1: {str(error).rstrip('.')}."
+            f"This is not SLSA provenance v1 in an in-toto Statement v1: {str(error).rstrip('.')}."
         ) from None
     return message, provenance
 

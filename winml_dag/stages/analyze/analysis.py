@@ -147,7 +147,7 @@ def _nodes(model: Model, graph: Graph) -> Iterator[tuple[Node, Dataflow]]:
 def _certain(node: Node, config: AnalyzeConfig) -> Verdict | None:
     """Return the verdict on a node that needs neither a table nor the provider."""
     if node.op_type == "Constant":
-        return Verdict(Level.SUPPORTED, "a constant, which is no work")
+        return Verdict(Level.SUPPORTED, "a constant, which needs no work")
     if node.op_type != "EPContext":
         return None
     source = attribute_of(node, "source")
@@ -198,7 +198,7 @@ def _advice(verdict: Verdict, case: Case, target: AnalyzeTarget, *, is_open: boo
     if max((len(each.dims or ()) for each in operands), default=0) > _MOST_RANK:
         return f". Write it with at most {_MOST_RANK} dimensions"
     if types:
-        return f". Use a 32-bit type in place of {' and '.join(sorted(types))}"
+        return f". Use a 32-bit type instead of {' and '.join(sorted(types))}"
     if verdict.level is Level.PARTIAL:
         return ". Replace the operator, or accept that part of the model runs on the CPU"
     return ". Replace the operator, or choose another target"

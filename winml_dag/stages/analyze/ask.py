@@ -67,7 +67,7 @@ def ask(path: Path, config: AnalyzeConfig, stay_float: Collection[int]) -> list[
         failed = f"{target.ep.name} cannot load the model: {explanation(error)}"
         return [Verdict(Level.UNKNOWN, failed)] * len(nodes)
     if session is not None and not hasattr(session, "get_provider_graph_assignment_info"):
-        silent = "onnxruntime tells which nodes a provider takes from version 1.24 on"
+        silent = "onnxruntime reports which nodes a provider takes from version 1.24 on"
         return [Verdict(Level.UNKNOWN, silent)] * len(nodes)
     kernels = target.ep.runs_as or target.ep.name
     elsewhere = {

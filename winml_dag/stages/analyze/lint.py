@@ -152,7 +152,7 @@ def _missing_value_info(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> I
     yield from _about(
         Severity.WARNING if config.target.device == "npu" else Severity.INFO,
         "shape_inference",
-        f"Of {_counted(left, 'value', 'values')} the file does not tell type and shape.",
+        f"Of {_counted(left, 'value', 'values')} the file does not give type and shape.",
         "`winml-dag optimize` writes them down where they follow from the inputs.",
         left,
     )
@@ -166,7 +166,7 @@ def _unused_initializers(_path: Path, flow: Dataflow, _config: AnalyzeConfig) ->
         Severity.INFO,
         "unused_initializers",
         f"{_counted(left, 'weight is', 'weights are')} read by nobody, and only in the way.",
-        "`winml-dag optimize` leaves them out.",
+        "`winml-dag optimize` removes them.",
         left,
     )
 
@@ -182,7 +182,7 @@ def _infinities(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[
     yield from _about(
         Severity.INFO if config.quant.activation_type != "float16" else Severity.WARNING,
         "infinite_constants",
-        f"{_counted(left, 'node reads', 'nodes read')} a constant that stands for infinity, which integers and float16"
+        f"{_counted(left, 'node reads', 'nodes read')} a constant that means infinity, which integers and float16"
         " cannot hold beside other numbers.",
         "`winml-dag quantize` bounds it by itself; elsewhere, switch on clamp_constant_values.",
         left,

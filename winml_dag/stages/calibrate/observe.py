@@ -350,8 +350,8 @@ def _require_moderate(bounds: Mapping[str, tuple[float, float]], method: str) ->
     extreme = sorted(name for name, pair in bounds.items() if np.abs(pair).max() > MASK_MAGNITUDE)
     if extreme:
         raise StageError(
-            f"{len(extreme)} tensors reach {MASK_MAGNITUDE:g} and beyond, such as {extreme[0]!r}, of which {method} "
-            "can tell nothing.",
+            f"{len(extreme)} tensors reach {MASK_MAGNITUDE:g} and beyond, such as {extreme[0]!r}; {method} "
+            "gives no useful ranges for them.",
             advice="It is computed, or comes with the data: check them, or use calibration_method minmax.",
         )
 

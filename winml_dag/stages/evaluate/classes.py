@@ -111,7 +111,7 @@ def _label_column(given: Given, columns: Sequence[str]) -> str:
     found = next((name for name in usual if name in columns), None)
     if found is None:
         raise StageError(
-            f"The data has no column {' or '.join(usual)}, which tells the class; it has: {', '.join(columns)}.",
+            f"The data has no column {' or '.join(usual)} with the class; it has: {', '.join(columns)}.",
             advice="Set eval.dataset.columns_mapping (--column label=COLUMN).",
         )
     return found

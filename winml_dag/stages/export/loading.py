@@ -91,7 +91,7 @@ def made_by_script(maker: Any, folder: Path | None, seed: int) -> PreTrainedMode
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise StageError(f"{name} (loader.model_class) cannot make a model: {explanation(error)}.") from error
     if not isinstance(model, torch.nn.Module):
-        raise StageError(f"{name} (loader.model_class) gives {type(model).__name__}, which is no torch.nn.Module.")
+        raise StageError(f"{name} (loader.model_class) gives {type(model).__name__}, which is not a torch.nn.Module.")
     if not hasattr(model, "config"):
         model.config = PreTrainedConfig()
     return model

@@ -40,7 +40,7 @@ def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[s
         )
     if len(latencies.each) < _ENOUGH_FOR_P99:
         yield (
-            f"p99 is the slowest of {len(latencies.each)} inferences: 100 or more tell what is usual"
+            f"p99 is the slowest of {len(latencies.each)} inferences: 100 or more show what is usual"
             " (--iterations, --duration)."
         )
     if latencies.waited_share is not None and latencies.waited_share > _DISTURBED:

@@ -228,7 +228,7 @@ def _load_npz(file: Path) -> dict[str, Array]:
     with _readable(file.name), ExitStack() as opened:
         content = np.load(file, allow_pickle=False)
         if isinstance(content, np.ndarray):
-            raise ValueError("it is no archive of arrays")
+            raise ValueError("it is not an archive of arrays")
         return dict(opened.enter_context(content))
 
 
@@ -236,7 +236,7 @@ def _load_npy(file: Path) -> Array:
     with _readable(file.name):
         array = np.load(file, allow_pickle=False)
         if not isinstance(array, np.ndarray):
-            raise ValueError("it is no single array")
+            raise ValueError("it is not a single array")
         return array
 
 

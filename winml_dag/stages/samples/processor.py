@@ -203,7 +203,7 @@ class Processor:
     def _fast_tokenizer(self) -> Any:
         if not self._tokenizer.is_fast:
             raise StageError(
-                "The tokenizer does not tell which words its tokens are of.",
+                "The tokenizer does not map tokens to words.",
                 advice="Give a model folder with a tokenizer.json (save_pretrained of a fast tokenizer writes it).",
             )
         return self._tokenizer

@@ -45,7 +45,7 @@ _MODULES = {
 }
 _SCHEMES_ADVICE = "Say " + ", ".join(f"{scheme}://" for scheme in _MODULES) + " with what follows."
 _PATH_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between its parts"
+PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between segments"
 
 
 class Mode(StrEnum):
@@ -116,7 +116,7 @@ def open_remote(url: str, namespace: str = "", *, gets_token: bool = False) -> R
             advice=f"Leave that out; a token belongs into the environment variable {TOKEN}.",
         )
     if not is_path(namespace):
-        raise UsageError(f"{namespace!r} is no namespace of a remote", advice=f"{PATH_ADVICE}, such as pull/12.")
+        raise UsageError(f"{namespace!r} is not a namespace of a remote", advice=f"{PATH_ADVICE}, such as pull/12.")
     scheme = parts.scheme.lower()
     for module in _MODULES[scheme]:
         if find_spec(module) is None:
@@ -273,7 +273,7 @@ def keys_in_file(path: Path) -> tuple[SigningKey, ...]:
                 )
             lines = list(enumerate(opened, 1))
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"The file of keys {path} cannot be read: {why}.") from None
     kept = [(f"{path}, line {number}", text) for number, text in lines if text.partition("#")[0].strip()]
     if not kept:

@@ -260,7 +260,7 @@ def _parse(text: bytes) -> JsonObject:
             raise ValueError
     except (ValueError, RecursionError):
         raise Refused("it is not JSON as we write it") from None
-    return cast(JsonObject, value) if isinstance(value, dict) else _refuse("it is no JSON object")
+    return cast(JsonObject, value) if isinstance(value, dict) else _refuse("it is not a JSON object")
 
 
 def _is_deeper(value: JsonValue, tiers: int) -> bool:

@@ -103,7 +103,7 @@ def test_a_file_that_is_missing_empty_or_no_text_is_named(tmp_path: Path, keys_f
     with pytest.raises(UsageError, match="has no key"):
         signing_keys({}, keys_file("# none\n"))
     (tmp_path / "keys").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="it is no text"):
+    with pytest.raises(UsageError, match="it is not text"):
         signing_keys({}, tmp_path / "keys")
 
 

@@ -220,7 +220,7 @@ def test_a_token_that_no_header_can_have_is_refused_and_not_shown(token: str, mo
     "namespace", ["..", "main/..", "/main", "main/", "a//b", "a b", "main\n", ".", "a/../b", "-/é"]
 )
 def test_a_namespace_that_leaves_the_url_is_refused(namespace: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no namespace"):
+    with pytest.raises(UsageError, match="not a namespace"):
         open_remote(tmp_path.as_uri(), namespace)
 
 

@@ -17,9 +17,9 @@ const showDetails = (drawing, place, unfold) => {
   };
   const isStage = box.status !== "source" && !isGroup(box);
   term("Now", isStage && `${box.planned === "ran" ? "would run" : box.planned}: ${moment(box.reason)}`);
-  term("What went wrong when it last ran", box.error);
+  term("Error of the last run", box.error);
   term("In the last run", moment([box.last, box.last_reason].filter(Boolean).join(": ")));
-  term(box.planned === "ran" ? "Took when it last ran" : "Took when it was made", told(box));
+  term(box.planned === "ran" ? "Duration of the last run" : "Duration", told(box));
   term("Reads", names(drawing, place, drawing.before));
   term("Is read by", names(drawing, place, drawing.after));
   term(counted((box.cells || []).length, "build"), list((box.cells || []).map((cell) => CONTENT.cells[cell])));

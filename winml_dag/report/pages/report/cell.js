@@ -23,7 +23,7 @@ function part(title, ...children) {
 function failurePart(row) {
   const failure = row.failure;
   if (!failure) return [];
-  return [part("What went wrong",
+  return [part("Error",
     definitions([["Stage", own(failure.stage || "before the first stage")], ["Error", own(failure.error)],
       ["What to do", failure.advice && own(failure.advice)], ["Reached", row.reached && own(row.reached)], ["Whole log", failure.log && el("code", {}, path(failure.log))]], "facts wide"),
     failure.tail && el("h4", { text: "End of the log" }),
@@ -39,7 +39,7 @@ function cellFacts(row) {
     ["Components", row.components && own(row.components.join(", "))],
     ["Stage reached", isThere(row) || row.failure ? null : row.reached && own(row.reached)],
     ["Trial of", row.trial_of && linkTo(row.trial_of)],
-    ["Dominated by", row.dominated_by ? [linkTo(row.dominated_by), row.dominated_why && ": ", row.dominated_why && own(row.dominated_why)] : null],
+    ["Pareto-dominated by", row.dominated_by ? [linkTo(row.dominated_by), row.dominated_why && ": ", row.dominated_why && own(row.dominated_why)] : null],
     ["Time spent", seconds(row.seconds || 0)], ["Time saved", seconds(row.saved_seconds || 0)],
     ["Peak memory of the build", row.peak_memory_bytes && size(row.peak_memory_bytes)],
     ["Folder", row.folder && el("code", {}, path(row.folder))],

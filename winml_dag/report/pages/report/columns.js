@@ -51,7 +51,7 @@ const COLUMNS = [
   column("why", "Why", "Build", (row) => (isThere(row) ? row.why || null : whatBecame(row))),
   column("winner", "Winner of", "Build", (row) => (row.winner_of || []).join(", ") || null),
   column("trial", "Trial of", "Build", (row) => row.trial_of || null),
-  column("dominated", "Dominated by", "Build", (row) => row.dominated_by || null,
+  column("dominated", "Pareto-dominated by", "Build", (row) => row.dominated_by || null,
     { text: (value, row) => (row.dominated_why ? `${value} (${row.dominated_why})` : value) }),
   column("size", "Size", "Size", figure("size", "model"), { ...AS.bytes, usual: true }),
   column("sidecar", "Beside the ONNX file", "Size", figure("size", "sidecar"), AS.bytes),

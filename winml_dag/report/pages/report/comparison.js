@@ -116,7 +116,7 @@ function sideBySide() {
       el("tbody", {}, ...differences(two).map(([label, ...texts]) => el("tr", {}, el("th", { scope: "row" }, own(label)), ...texts.map((text) => el("td", {}, el("span", { class: "words" }, own(text))))))));
     labelled(table);
   };
-  const choosers = ["Build", "Beside it"].map((label, place) => chooser(label, rows.map((row) => [row.name, row.name]), two[place].name,
+  const choosers = ["Build", "Compare with"].map((label, place) => chooser(label, rows.map((row) => [row.name, row.name]), two[place].name,
     (name) => { two[place] = rowsByName.get(name); draw(); }));
   draw();
   return section("beside", "Two builds side by side", el("div", { class: "controls" }, ...choosers), scroller("Two builds side by side", table));

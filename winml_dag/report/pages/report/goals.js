@@ -4,10 +4,10 @@ function goals() {
   const all = report.goals || [];
   if (all.length === 0) return null;
   const table = el("table", { class: "goals" }, el("caption", { class: "unseen", text: "Winners" }),
-    el("thead", {}, el("tr", {}, ...["For", "Wanted", "Winner", "Its figures", "Put into"].map((text) => el("th", { scope: "col", text })))),
+    el("thead", {}, el("tr", {}, ...["For", "Wanted", "Winner", "Results", "Folder"].map((text) => el("th", { scope: "col", text })))),
     el("tbody", {}, ...all.map(goalLine)));
   return section("goals", "Goals", scroller("Winners", table),
-    el("details", {}, el("summary", { text: "All candidates, and what ruled them out" }), ...all.map(candidates)));
+    el("details", {}, el("summary", { text: "All candidates, and why they were rejected" }), ...all.map(candidates)));
 }
 
 function goalLine(goal) {
@@ -23,7 +23,7 @@ function groupOf(goal) {
 
 function wanted(goal) {
   const bounds = Object.entries(goal.subject_to || {}).map(([measure, bound]) => `${measure} ${bound}`);
-  return `least ${goal.minimize}${bounds.length ? ` with ${bounds.join(", ")}` : ""}`;
+  return `smallest ${goal.minimize}${bounds.length ? ` with ${bounds.join(", ")}` : ""}`;
 }
 
 function figuresOf(candidate) {
@@ -56,9 +56,9 @@ function searched(search) {
   const tried = Object.entries(search.tried || {}).map(([count, holds]) => `${count} ${holds ? "\u2713" : "\u2717"}`).join(", ");
   return [
     definitions([
-      ["Search", search.why && own(search.why)], ["Began with", search.cell && linkTo(search.cell)],
+      ["Search", search.why && own(search.why)], ["Started from", search.cell && linkTo(search.cell)],
       ["Nodes tried", tried && [tried, ` of ${whole(search.ranked || 0)} in ${search.kept}; \u2713: the bounds hold`]],
-      ["Fewest that do", search.fewest === undefined ? null : [whole(search.fewest), search.trial ? ": " : "", search.trial && linkTo(search.trial)]],
+      ["Fewest nodes that are enough", search.fewest === undefined ? null : [whole(search.fewest), search.trial ? ": " : "", search.trial && linkTo(search.trial)]],
     ], "facts wide"),
     ...(search.nodes ? [el("details", {}, el("summary", { text: `${counted(search.nodes.length, "node")} kept in ${search.kept}` }),
       el("ul", { class: "plain" }, ...search.nodes.map((name) => el("li", {}, path(name)))))] : []),

@@ -19,7 +19,7 @@ function heatMap() {
   return section("heat", "Heat map",
     el("div", { class: "controls" },
       chooser("Show", options, state.measure, (value) => { state.measure = value; draw(); }),
-      chooser("Colours compare", [["row", "builds of one row"], ["all", "all builds"]], "row",
+      chooser("Colors compare", [["row", "builds of one row"], ["all", "all builds"]], "row",
         (value) => { state.within = value === "row"; draw(); })),
     legend, scroller("Heat map", table));
 }
@@ -168,7 +168,7 @@ function heatLegend(state) {
   return [
     ...scale,
     entry("hatched off", "", "nothing to compare: the tooltip says why"),
-    ...(measure && rows.some((row) => saysNothing(measure, row)) ? [entry("sign", "?", "on an emulator, which says nothing of the device")] : []),
+    ...(measure && rows.some((row) => saysNothing(measure, row)) ? [entry("sign", "?", "on an emulator, which says nothing about the device")] : []),
     ...(rows.some((row) => (row.winner_of || []).length) ? [entry("sign", "\u2605", "winner of a goal")] : []),
     ...(rows.some(missesBound) ? [entry("sign", "\u25BC", "misses its bound")] : []),
     ...(heatRows().some((line) => [...line.cells.values()].some((several) => several.length > 1)) ? [entry("sign", "+1", "more builds there, such as trials")] : []),

@@ -15,9 +15,9 @@ function totals() {
   const graph = report.graph || {};
   const of = (status) => count((row) => row.status === status);
   const found = of("up to date");
-  const troubles = [["Failed", of("failed")], ["Refused", of("refused")], ["Left out", of("left out")], ["Not reached", of("not reached")]];
+  const troubles = [["Failed", of("failed")], ["Refused", of("refused")], ["Skipped", of("skipped")], ["Not reached", of("not reached")]];
   return definitions([
-    ["Builds there", [el("b", { text: whole(count(isThere)) }), ` of ${whole(rows.length)}`, found > 0 && el("small", { text: `${whole(found)} up to date` })]],
+    ["Builds", [el("b", { text: whole(count(isThere)) }), ` of ${whole(rows.length)}`, found > 0 && el("small", { text: `${whole(found)} up to date` })]],
     ...troubles.map(([label, some]) => [label, some > 0 || label === "Failed" ? el("b", { class: some > 0 && label === "Failed" ? "bad" : null, text: whole(some) }) : null]),
     ["Stages", graph.stages ? [el("b", { text: whole(graph.stages) }), graph.stages_apart > graph.stages && el("small", { text: `instead of ${whole(graph.stages_apart)}` })] : null],
     ["Time", report.elapsed_seconds ? [el("b", { text: seconds(report.elapsed_seconds) }), graph.seconds_ran ? el("small", { text: `${seconds(graph.seconds_ran)} of work` }) : null] : null],
@@ -31,13 +31,13 @@ function work() {
   const graph = report.graph || {};
   if (!graph.stages) return null;
   const list = (some = {}) => Object.entries(some).map(([name, count]) => `${name} ${whole(count)}`).join(", ");
-  return section("work", "The work",
+  return section("work", "Work",
     el("p", { class: "note", text: "Time counts from the start of the run to its end, with measuring: after all builds, perf runs one model at a time, so that nothing disturbs it. Work adds up the stages, several of which run at a time." }),
     definitions([["Builds in one graph", graph.builds && whole(graph.builds)],
       ["Stages", graph.stages_apart ? `${whole(graph.stages)}; each build by itself would have had ${whole(graph.stages_apart)}` : whole(graph.stages)],
-      ["Of each kind", list(graph.by_stage)], ["What became of them", list(graph.by_status)],
+      ["Stages by name", list(graph.by_stage)], ["Stages by result", list(graph.by_status)],
       ["Work done", graph.seconds_ran ? seconds(graph.seconds_ran) : null], ["Saved by reuse", graph.seconds_saved ? seconds(graph.seconds_saved) : null]], "facts wide"),
     graph.critical_path && el("details", {}, el("summary", { text: `Critical path: ${seconds(graph.critical_path_seconds || 0)}` }),
-      el("p", { text: "No number of jobs would have made these shorter; one waits for the other." }),
+      el("p", { text: "More jobs would not shorten this path: each stage waits for the one before." }),
       el("ol", {}, ...graph.critical_path.map((id) => el("li", {}, path(id))))));
 }

@@ -21,7 +21,7 @@ function plots() {
       distinct(target).length > 1 && chooser("EP and device", [all, ...distinct(target).map(same)], "", pick("target")),
       quality.length > 1 && chooser("Quality", quality.map((one) => [one.id, fullLabel(one)]), state.quality, pick("quality"))),
     el("div", { class: "plots" }, ...figures),
-    el("p", { class: "note", text: "Up and to the left is better. The line joins the builds that no other one here beats in both; grey and hollow are those that another one beats in both. The rest of the figures are in the table below." }));
+    el("p", { class: "note", text: "Up and to the left is better. The line joins the Pareto-optimal builds; grey and hollow ones are Pareto-dominated. The table below has all figures." }));
 }
 
 /** Redraw only when the width has changed: drawing changes the height. */
@@ -52,8 +52,8 @@ function whatIsNotShown(x, asked, shown) {
   const emulated = x.part === "latency" ? asked.filter(isEmulated).length : 0;
   const missing = asked.length - shown.length - emulated;
   return [
-    emulated ? `${counted(emulated, "build")} left out: measured on an emulator.` : "",
-    missing > 0 ? `${counted(missing, "build")} left out: not measured.` : "",
+    emulated ? `${counted(emulated, "build")} not shown: measured on an emulator.` : "",
+    missing > 0 ? `${counted(missing, "build")} not shown: not measured.` : "",
   ].filter(Boolean).join(" ");
 }
 
@@ -144,7 +144,7 @@ function mark(point, x, y, isOnFront, across, up) {
   const link = svg("a", { href: addressOf(point.row), class: `mark target-${place} ${isOnFront ? "best" : "beaten"}`,
     "aria-label": `${point.row.name}: ${fullLabel(across)} ${textOf(across, point.row)}, ${fullLabel(up)} ${textOf(up, point.row)}${isOnFront ? ", on the front" : ", beaten by another"}` },
   svg("circle", { class: "reach", cx: x, cy: y, r: MARK * 2 }), svg("path", { d: shape(place, x, y, isOnFront ? MARK : MARK - 1) }));
-  return withTooltip(link, () => [...aboutRow(point.row), [isOnFront ? "On the front." : "Another build here is at least as good in both."]]);
+  return withTooltip(link, () => [...aboutRow(point.row), [isOnFront ? "Pareto-optimal." : "Pareto-dominated: another build here is at least as good in both."]]);
 }
 
 /** A shape per target, so that they differ not only by colour. */

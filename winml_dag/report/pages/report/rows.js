@@ -12,7 +12,7 @@ const STATUSES = {
   "up to date": { glyph: "\u2713", kind: "good" },
   "failed": { glyph: "\u2717", kind: "bad" },
   "refused": { glyph: "\u2298", kind: "warn" },
-  "left out": { glyph: "\u25CB", kind: "off" },
+  "skipped": { glyph: "\u25CB", kind: "off" },
   "not reached": { glyph: "\u2026", kind: "off" },
 };
 

@@ -65,7 +65,7 @@ function columnChooser(state, redraw) {
     redraw();
   } } });
   return el("details", { class: "columns" }, el("summary", { text: "Columns" }),
-    el("div", { class: "controls" }, preset("The usual ones", usualColumns), preset("All", () => COLUMNS.map((one) => one.id))), boxes);
+    el("div", { class: "controls" }, preset("Default", usualColumns), preset("All", () => COLUMNS.map((one) => one.id))), boxes);
 }
 
 function drawTable(table, state, sort) {

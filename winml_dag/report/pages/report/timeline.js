@@ -6,7 +6,7 @@ function timeline(row) {
   const scale = timeScale(row.stages);
   const table = el("table", { class: "stages" },
     el("caption", { class: "unseen", text: "Stages in their order" }),
-    el("thead", {}, el("tr", {}, ...["Stage", "What became of it", "Time", "", "Why", "Peak memory", "Key"].map((text) =>
+    el("thead", {}, el("tr", {}, ...["Stage", "Result", "Time", "", "Why", "Peak memory", "Key"].map((text) =>
       el("th", { scope: "col", class: text === "" ? "bars" : ["Time", "Peak memory"].includes(text) ? "number" : null }, text || unseen("Drawn"))))),
     el("tbody", {}, ...row.stages.map((stage) => stageLine(stage, scale))));
   return [

@@ -60,9 +60,9 @@ function aboutRow(row) {
     [el("strong", {}, path(row.name))],
     [statusMark(row.status), ...(isThere(row) && !row.why ? [] : [" ", own(row.why || (row.failure && row.failure.error) || "")])],
     ...(figures.length ? [[figures.join(", ")]] : []),
-    ...(isEmulated(row) ? [["The latency is that of an emulator and says nothing of the device."]] : []),
+    ...(isEmulated(row) ? [["The latency is that of an emulator and says nothing about the device."]] : []),
     ...(row.winner_of && row.winner_of.length ? [["Winner: ", own(row.winner_of.join(", "))]] : []),
-    ...(row.dominated_by ? [["Dominated by ", path(row.dominated_by), row.dominated_why ? `: ${row.dominated_why}` : ""]] : []),
+    ...(row.dominated_by ? [["Pareto-dominated by ", path(row.dominated_by), row.dominated_why ? `: ${row.dominated_why}` : ""]] : []),
     ...(row.trial_of ? [["A trial of ", path(row.trial_of)]] : []),
   ];
 }
