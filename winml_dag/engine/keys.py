@@ -59,6 +59,7 @@ def key_inputs_of(node: Node, inputs: Mapping[str, str]) -> KeyInputs:
 ABSENT = "not installed"
 
 
+@cache
 def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 

@@ -223,14 +223,14 @@ def config_json(config: DataclassInstance) -> JsonObject:
 
 
 def _json(value: object) -> JsonValue:
+    if value is None or isinstance(value, str | int | float):  # first, since most values are
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         return config_json(value)
     if isinstance(value, Mapping):
         return {str(key): _json(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return [_json(inner) for inner in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
     raise TypeError(f"{value!r} is not JSON")
 
 

@@ -11,7 +11,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -230,7 +230,8 @@ def _stage_json(stage: Stage) -> JsonObject:
         slot: [None if declared.accepts is None else sorted(declared.accepts), declared.required, declared.refusals]
         for slot, declared in stage.inputs.items()
     }
-    return {**asdict(stage), "inputs": slots}
+    # asdict copies every value, which takes a fifth of planning a large sweep.
+    return {**vars(stage), "inputs": slots, "memory": vars(stage.memory)}
 
 
 def _stage(value: Any) -> Stage:

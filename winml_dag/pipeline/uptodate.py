@@ -24,7 +24,7 @@ import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -288,7 +288,8 @@ class Entry:
         from winml_dag.store import files  # here, since it only happens after a change
 
         # Surrogates, which are bytes of names that are not valid text, are escaped: the line is ASCII.
-        first = {"format": FORMAT, **asdict(self.header), "lengths": [len(part) for part in self._parts]}
+        lengths = [len(part) for part in self._parts]
+        first = {"format": FORMAT, **vars(self.header), "groups": vars(self.header.groups), "lengths": lengths}
         body = b"".join([json.dumps(first, separators=(",", ":")).encode(), b"\n", *self._parts])
         path = Path(file_of(cache_dir, self.header.asked))
         with suppress(OSError):

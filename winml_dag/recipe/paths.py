@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin
 
@@ -50,27 +51,47 @@ def with_paths(section: type[Section], values: Mapping[str, V], change: ChangePa
 
     Values that the schema does not allow are not changed.
     """
+    found: dict[str, Any] = dict(values)
+    for key, at in _path_fields(section).items():
+        value = found.get(key)
+        if at.may_be_id is not None and isinstance(value, str) and value:
+            found[key] = change(value, at.may_be_id)
+        elif at.section is not None and isinstance(value, Mapping):
+            inner = at.section
+            found[key] = (
+                {
+                    name: with_paths(inner, each, change) if isinstance(each, Mapping) else each
+                    for name, each in value.items()
+                }
+                if at.by_name
+                else with_paths(inner, value, change)
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class _PathField:
+    """A field that is a path (*may_be_id* is not None), or a *section* or several *by_name* that may have some."""
+
+    may_be_id: bool | None
+    section: type[Section] | None
+    by_name: bool
+
+
+@cache
+def _path_fields(section: type[Section]) -> Mapping[str, _PathField]:
+    """Return the fields of *section* that are paths or sections, by key."""
     from winml_dag.recipe.fields import PathMark, Section, keys_of
 
-    found: dict[str, Any] = dict(values)
+    found = {}
     for name, info in section.model_fields.items():
         parts = [*_parts(info.annotation), *info.metadata]
         inner = next((part for part in parts if isinstance(part, type) and issubclass(part, Section)), None)
         mark = next((part for part in parts if isinstance(part, PathMark)), None)
-        for key in keys_of(name, info):
-            value = found.get(key)
-            if mark is not None and isinstance(value, str) and value:
-                found[key] = change(value, mark is PathMark.PATH_OR_ID)
-            elif inner is not None and isinstance(value, Mapping):
-                by_name = get_origin(info.annotation) is Mapping
-                found[key] = (
-                    {
-                        at: with_paths(inner, each, change) if isinstance(each, Mapping) else each
-                        for at, each in value.items()
-                    }
-                    if by_name
-                    else with_paths(inner, value, change)
-                )
+        if inner or mark:
+            may_be_id = None if mark is None else mark is PathMark.PATH_OR_ID
+            field = _PathField(may_be_id, inner, get_origin(info.annotation) is Mapping)
+            found.update(dict.fromkeys(keys_of(name, info), field))
     return found
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from winml_dag.errors import InputError
 from winml_dag.pipeline.sweep.result import (
+    FORMAT,
     SWEEP,
     Candidate,
     CellResult,
@@ -139,7 +140,7 @@ def edited(path: tuple[str | int, ...], value: object) -> bytes:
         pytest.param(b'{"a": NaN}', "NaN is no number", id="NaN"),
         pytest.param(b"[]", "it should be a dictionary", id="a list"),
         pytest.param(b"{}", "name is missing", id="another object"),
-        pytest.param(edited(("format",), 2), "its format is 2", id="newer"),
+        pytest.param(edited(("format",), FORMAT + 1), f"its format is {FORMAT + 1}", id="newer"),
         pytest.param(edited(("cells",), {}), "cells should be a valid list", id="cells"),
         pytest.param(edited(("cells", 0, "status"), "done"), "cells.0.status should be 'built', ", id="status"),
         pytest.param(edited(("cells", 0, "folder"), None), "cells.0.folder should be a valid string", id="folder"),
