@@ -142,11 +142,7 @@ class Ledger:
             self._head,
             elapsed_seconds=round(time.monotonic() - self._began, 3),
             cells=every,
-            graph=replace(
-                shared_graph(own),
-                critical_path=self._longest.ids,
-                critical_path_seconds=round(self._longest.seconds, 3),
-            ),
+            graph=shared_graph(own, self._longest),
             goals=goals,
             interrupted=interrupted,
         )
