@@ -28,8 +28,8 @@ SETTLING_BYTES_PER_SECOND = 32 << 20
 # The folders of all records and of all blobs.
 FOLDERS = ("ac", "cas")
 
-_KEY = re.compile(r"[0-9a-f]{64}")
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+KEY = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _FULL = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.INSUFFICIENT_STORAGE)
 _TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 
@@ -163,13 +163,13 @@ def whole_record(pieces: Iterable[bytes]) -> bytes:
 
 def record_path(key: str) -> str:
     """Raises ValueError for anything but a key: nothing else may become part of a path."""
-    if not _KEY.fullmatch(key):
+    if not KEY.fullmatch(key):
         raise ValueError(f"no key of a record: {key!r}")
     return f"ac/{key}"
 
 
 def blob_path(digest: str) -> str:
     """Raises ValueError for anything but a SHA-256 digest: remotes know blobs by nothing else."""
-    if not (match := _DIGEST.fullmatch(digest)):
+    if not (match := DIGEST.fullmatch(digest)):
         raise ValueError(f"no sha256: {digest!r}")
     return f"cas/{match[1]}"
