@@ -22,7 +22,8 @@ from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import new_hash, split_digest
 from winml_dag.store.files import PARTIAL, in_words, make_writable, partial_in, remove_file, write
 from winml_dag.store.locks import Locks
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, Traffic, TrafficCounter
+from winml_dag.store.quantities import Traffic
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, TrafficCounter
 from winml_dag.store.remote.transfer import Pace, RemoteUnavailable, Transfer
 
 if TYPE_CHECKING:

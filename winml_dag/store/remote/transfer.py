@@ -20,7 +20,8 @@ from time import monotonic
 from typing import TypeVar
 
 from winml_dag.explanation import explanation
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, Traffic, TrafficCounter
+from winml_dag.store.quantities import Traffic
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, TrafficCounter
 
 T = TypeVar("T")
 R = TypeVar("R")
