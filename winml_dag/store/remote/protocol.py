@@ -105,9 +105,9 @@ class TrafficCounter:
         self.traffic = Traffic()
         self._lock = threading.Lock()
 
-    def add(self, more: Traffic) -> None:
+    def add(self, **more: int) -> None:
         with self._lock:
-            self.traffic += more
+            self.traffic += Traffic(**more)
 
 
 def read_pieces(path: Path, size: int, on_progress: Callable[[int], None]) -> Iterator[bytes]:
