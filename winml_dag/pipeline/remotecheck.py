@@ -65,21 +65,19 @@ def check_tier(tier: TierSettings, settings: RemoteSettings, remote: Remote, scr
         # Reading a missing folder looks like reading an empty one.
         yield Finding("reach", False, f"there is no folder {folder}", "Look at the address, or whether it is mounted.")
         return
+    what = "reach"
     try:
         seconds = [timeit(lambda: remote.record(_NOTHING), number=1) for _ in range(_REQUESTS)]
-    except RemoteError as error:
-        yield _failed("reach", error)
-        return
-    yield Finding("reach", True, f"answers in {statistics.median(seconds) * 1000:.1f} ms")
-    yield from _clock_apart(tier.url)
-    try:
+        yield Finding(what, True, f"answers in {statistics.median(seconds) * 1000:.1f} ms")
+        yield from _clock_apart(tier.url)
+        what = "read"
         remote.has(f"sha256:{_NOTHING}")
-        yield Finding("read", True, "records and blobs may be asked for")
+        yield Finding(what, True, "records and blobs may be asked for")
+        what = "write"
+        if tier.mode is Mode.READ_WRITE:
+            yield from _writing(remote, scratch)
     except RemoteError as error:
-        yield _failed("read", error)
-        return
-    if tier.mode is Mode.READ_WRITE:
-        yield from _writing(remote, scratch)
+        yield Finding(what, False, f"it {error.message}".rstrip("."), _ADVICE[error.trouble])
 
 
 def _keys(tier: TierSettings, settings: RemoteSettings) -> Finding:
@@ -115,9 +113,6 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
         before = remote.record(key)
         was_put = remote.put_record(key, _OTHER_PROBE)
         after = remote.record(key)
-    except RemoteError as error:
-        yield _failed("write", error)
-        return
     except KeyError:
         came, before, after, was_put = b"", None, None, False
     finally:
@@ -150,7 +145,3 @@ def _clock_apart(url: str) -> Iterator[Finding]:
     is_well = apart <= _MOST_SECONDS_APART
     text = f"{apart:.0f} s apart" if apart >= 2 else "the same time as here"
     yield Finding("clock", is_well, text, "" if is_well else "Set the clock of this machine, or of that one.")
-
-
-def _failed(what: str, error: RemoteError) -> Finding:
-    return Finding(what, False, f"it {error.message}".rstrip("."), _ADVICE[error.trouble])

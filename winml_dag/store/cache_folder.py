@@ -17,7 +17,7 @@ from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
     from winml_dag.store.digest import DigestFunction
-    from winml_dag.store.remote.protocol import Traffic
+    from winml_dag.store.quantities import Traffic
 
 
 CACHE_DIR_VARIABLE = "WINML_DAG_CACHE_DIR"

@@ -22,10 +22,10 @@ from winml_dag.store.cache_folder import FORMAT, MARKER, function_of
 from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.files import PARTIAL, in_words, partial_beside
 from winml_dag.store.locks import Locks, Scratch, never
+from winml_dag.store.quantities import Traffic
 from winml_dag.store.records import Record, Records, check_key
 
 if TYPE_CHECKING:
-    from winml_dag.store.remote.protocol import Traffic
     from winml_dag.store.remote.tier import Remotes
 
 
@@ -260,8 +260,6 @@ class Store:
 
     def traffic(self) -> Traffic:
         """What went between this machine and others, through this store."""
-        from winml_dag.store.remote.protocol import Traffic
-
         return Traffic() if self._remotes is None else self._remotes.traffic()
 
     def take_fetched(self) -> int:

@@ -5,7 +5,7 @@ A recipe is built first in the usual way; its output folder is then the input.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,12 +190,12 @@ def float_model(built: BuiltModel, store: Store) -> OnnxFile | StoredModel | Non
     if built.manifest is None:
         return None
     for stage, name in _FLOAT.items():
-        if found := _first(_left(built.folder, built.manifest, {}, (name,), built.component)):
+        if found := _left(built.folder, built.manifest, {}, (name,), built.component):
             return found
         made = _made_by(stage, built.manifest.build, built.component)
         if made is not None and not store.missing(made.files):
             return StoredModel(built.folder / prefixed(name, built.component), made)
-    return _first(_left(built.folder, built.manifest, built.settings, (), built.component))
+    return _left(built.folder, built.manifest, built.settings, (), built.component)
 
 
 def _made_by(stage: str, build: BuildManifest, component: str) -> Artifact | None:
@@ -247,11 +247,10 @@ def processor_of(built: BuiltModel, named: str | None, base: Path, *, download: 
 def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> BuiltModel:
     if manifest is None:
         return BuiltModel(name, model, model.target)
-    folder = model.path.parent
-    component = manifest.build.component_of_file(model.path.name)
+    folder, build = model.path.parent, manifest.build
+    component = build.component_of_file(model.path.name)
     settings = _settings(folder, component)
     compiled = model.kind == artifact_types.COMPILED_MODEL
-    build = manifest.build
     named = build.execution_provider and build.device
     target = Target(find_ep(build.execution_provider), build.device) if named else None
     # The binary takes precedence: its content is true of any file. The manifest decides only where the binary does not.
@@ -263,7 +262,7 @@ def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> Built
         model,
         target,
         provider_options=_provider_options(settings, target.ep),
-        uncompiled=_first(_left(folder, manifest, settings, _BEFORE_COMPILE, component)) if compiled else None,
+        uncompiled=_left(folder, manifest, settings, _BEFORE_COMPILE, component) if compiled else None,
         manifest=manifest,
         settings=settings,
     )
@@ -294,19 +293,17 @@ def _provider_options(settings: JsonObject, ep: ExecutionProvider) -> dict[str, 
 
 def _left(
     folder: Path, manifest: Manifest, settings: JsonObject, names: tuple[str, ...], component: str
-) -> Iterator[Path]:
-    """Yield those of the files *names* that the build kept, then the ONNX model that it started from."""
+) -> OnnxFile | None:
+    """Return the first intact model that is not compiled: of the files *names* that the build kept, then the ONNX model
+    that it started from.
+    """
     ours = {entry.name for entry in manifest.files}
-    yield from (folder / name for each in names if (name := prefixed(each, component)) in ours)
+    paths = [folder / name for each in names if (name := prefixed(each, component)) in ours]
     began_with = settings.get("model")
     if isinstance(began_with, str) and began_with.casefold().endswith(".onnx"):
-        yield folder / began_with
-
-
-def _first(paths: Iterator[Path]) -> OnnxFile | None:
-    """Return the first intact model that is not compiled; files next to a model may be missing."""
+        paths.append(folder / began_with)
     for path in paths:
-        with suppress(InputError):
+        with suppress(InputError):  # files next to a model may be missing
             model = OnnxFile.at(path)
             if model.kind != artifact_types.COMPILED_MODEL:
                 return model

@@ -34,6 +34,7 @@ from winml_dag.pipeline.cluster.worker import silence
 from winml_dag.pipeline.cluster.workers import ClusterAdmission, Workers, connect
 from winml_dag.pipeline.opened import allowed_remotes
 from winml_dag.pipeline.request import RemoteOptions
+from winml_dag.store.quantities import counted
 from winml_dag.store.remote.settings import Mode, RemoteSettings
 from winml_dag.store.store import Store
 
@@ -149,9 +150,7 @@ def _sentence(used: Sequence[Worker]) -> str:
     places = sum(worker.report.places for worker in used)
     alias = sorted({name.partition("/")[0] for worker in used for name in worker.providers})
     providers = f", with {', '.join(alias)}" if alias else ""
-    workers = "1 worker" if len(used) == 1 else f"{len(used)} workers"
-    stages = "1 stage" if places == 1 else f"{places} stages"
-    return f"{workers}, {stages} at a time{providers}"
+    return f"{counted(len(used), 'worker')}, {counted(places, 'stage')} at a time{providers}"
 
 
 def _refuse(where: str, workers: Sequence[Worker], settings: RemoteSettings | None) -> None:

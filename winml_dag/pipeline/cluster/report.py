@@ -28,6 +28,7 @@ from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, run
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.store.digest import DigestFunction, Fingerprints
+from winml_dag.store.quantities import counted
 from winml_dag.store.store import Store
 
 _RUNTIME = "onnxruntime"
@@ -97,8 +98,7 @@ class Report(BaseModel):
     def summary(self) -> str:
         """What it offers, in one line."""
         providers = sorted(_aliases(self.environments))
-        stages = "1 stage" if self.places == 1 else f"{self.places} stages"
-        return f"{stages} at a time{', with ' if providers else ''}{', '.join(providers)}"
+        return f"{counted(self.places, 'stage')} at a time{', with ' if providers else ''}{', '.join(providers)}"
 
     def environment(self, name: str, function: DigestFunction) -> RemoteEnvironment | None:
         """The environment *name*; None if it does not exist. *function*: for the digests of libraries."""

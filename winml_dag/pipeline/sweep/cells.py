@@ -215,8 +215,8 @@ def with_sharing(cells: Sequence[CellResult]) -> tuple[CellResult, ...]:
     )
 
 
-def shared_graph(cells: Sequence[CellResult]) -> SharedGraph:
-    """Return the totals of the merged graph of *cells*.
+def shared_graph(cells: Sequence[CellResult], longest: CriticalPath) -> SharedGraph:
+    """Return the totals of the merged graph of *cells*, with its critical path.
 
     Stages with the same key count as one, which ran if it ran for any cell. Stages without a key, which a recipe skips
     or a failure kept from running, do not count.
@@ -236,7 +236,9 @@ def shared_graph(cells: Sequence[CellResult]) -> SharedGraph:
         by_stage=dict(sorted(Counter(stage.stage for stage in each).items())),
         by_status=dict(sorted(Counter(stage.status for stage in each).items())),
         seconds_ran=round(sum(stage.elapsed_seconds for stage in each), 3),
-        seconds_saved=round(sum(saved([stage]) for _, stage in of_stages), 3),
+        seconds_saved=saved(stage for _, stage in of_stages),
+        critical_path=longest.ids,
+        critical_path_seconds=round(longest.seconds, 3),
     )
 
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.eta import CriticalPath
 from winml_dag.errors import InputError, StoreError, UsageError
-from winml_dag.file_reading import read_bytes, read_json
+from winml_dag.file_reading import read_bytes
 from winml_dag.pipeline.commit import folder_key
+from winml_dag.pipeline.jsonfile import has_mark
 from winml_dag.pipeline.publish import refuse_file
 from winml_dag.pipeline.sweep.cells import keys_of, shared_graph, with_sharing
 from winml_dag.pipeline.sweep.result import (
@@ -33,6 +34,7 @@ from winml_dag.pipeline.sweep.result import (
     write_sweep,
 )
 from winml_dag.recipe.reading import ModuleItem, module_items
+from winml_dag.store.files import in_words, write_whole
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.sweep.result import CellResult
@@ -142,11 +144,7 @@ class Ledger:
             self._head,
             elapsed_seconds=round(time.monotonic() - self._began, 3),
             cells=every,
-            graph=replace(
-                shared_graph(own),
-                critical_path=self._longest.ids,
-                critical_path_seconds=round(self._longest.seconds, 3),
-            ),
+            graph=shared_graph(own, self._longest),
             goals=goals,
             interrupted=interrupted,
         )
@@ -218,7 +216,7 @@ def modules_of(sweep: Sweep, folder: Path) -> tuple[ModuleItem, ...]:
         UsageError: when a file that is not owned is in the summary's path in *folder*.
     """
     items = module_items(sweep.path) if not sweep.axes and len(sweep.files) == 1 else None
-    if items and os.path.lexists(folder / SUMMARY) and not _is_summary(folder / SUMMARY):
+    if items and os.path.lexists(folder / SUMMARY) and not has_mark(folder / SUMMARY, "instances"):
         raise UsageError(
             f"{folder / SUMMARY} exists and is not a summary of modules, so it is not overwritten.",
             advice="Move it, or choose another folder with -o.",
@@ -254,15 +252,5 @@ def write_summary(folder: Path, items: Sequence[ModuleItem], cells: Sequence[Cel
     data = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
     path = folder / SUMMARY
     if not path.is_file() or read_bytes(path) != data:
-        from winml_dag.store.files import in_words, write_whole
-
         with in_words(f"Cannot write {path}"):
             write_whole(path, data)
-
-
-def _is_summary(path: Path) -> bool:
-    try:
-        value = read_json(path)
-    except (OSError, ValueError):
-        return False
-    return isinstance(value, dict) and isinstance(value.get("instances"), list)

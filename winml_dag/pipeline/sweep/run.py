@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -111,7 +111,7 @@ class SweepRun:
         cells: those of the sweep's cells that this run builds.
         left_out: selected cells that the sweep excludes.
         recipe: the file or files, as named.
-        commands: the command that builds each cell alone, by name.
+        command: the command that builds everything; with a filter appended it builds one cell.
         modules: the modules of the cells, if the recipe is a list of modules.
         whole: whether to pursue goals: not in a run that only sees a part of the cells they choose from.
     """
@@ -122,15 +122,13 @@ class SweepRun:
     cells: tuple[Cell, ...]
     left_out: tuple[Cell, ...]
     recipe: str
-    commands: Mapping[str, str] = field(default_factory=dict)
+    command: str
     modules: tuple[ModuleItem, ...] = ()
     whole: bool = True
 
     @classmethod
     def of(cls, named: Sequence[Path], request: Request, selection: Selection, command: str) -> SweepRun:
         """Return the run of all *named* recipes, folders and patterns, with the options of *request*.
-
-        *command*: the command that builds everything; with a filter appended it builds one cell.
 
         Raises:
             RecipeError, InputError: for a sweep that cannot be read.
@@ -140,15 +138,14 @@ class SweepRun:
         refuse_overruled(sweep, request.overrides)
         folder = folder_of(sweep, request)
         meant = selected(sweep, selection, folder)
-        cells = tuple(cell for cell in meant if not cell.left_out)
         return cls(
             sweep,
             replace(request, recipe=None, output_dir=folder),
             folder,
-            cells,
+            cells=tuple(cell for cell in meant if not cell.left_out),
             left_out=tuple(cell for cell in meant if cell.left_out),
             recipe=", ".join(map(str, named)),
-            commands={cell.name: f"{command} --filter {shlex.quote(cell.name)}" for cell in cells},
+            command=command,
             modules=modules_of(sweep, folder),
             whole=selection.shard is None,
         )
@@ -270,7 +267,7 @@ class _Run:
         def done(outcome: Outcome) -> None:
             if outcome.error is not None:
                 self._refusals[outcome.label] = outcome.error.exit_code
-            command = self._sweep_run.commands.get(outcome.label, "")
+            command = f"{self._sweep_run.command} --filter {shlex.quote(outcome.label)}"
             finish(cell_result(by_name[outcome.label], outcome, command, self._timed.started_at))
 
         # One observer for each phase: repeated rounds are only relevant within one.

@@ -22,7 +22,7 @@ from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import new_hash, split_digest
 from winml_dag.store.files import PARTIAL, in_words, make_writable, partial_in, remove_file, write
 from winml_dag.store.locks import Locks
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, Traffic, TrafficCounter
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, TrafficCounter
 from winml_dag.store.remote.transfer import Pace, RemoteUnavailable, Transfer
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Downloader:
             while True:
                 tier.reading.run(transfer, lambda: self._receive(partial, tier, transfer), lambda: partial.size)
                 if partial.is_intact:
-                    self._count.add(Traffic(blobs_fetched=1))
+                    self._count.add(blobs_fetched=1)
                     return True
                 only_from_there = partial.sources <= {tier}
                 partial.restart()
@@ -179,7 +179,7 @@ class Downloader:
             began = monotonic()
             piece = next(pieces, None)
             if piece is not None:
-                self._count.add(Traffic(bytes_fetched=len(piece)))
+                self._count.add(bytes_fetched=len(piece))
                 if self._on_received is not None:
                     self._on_received(len(piece))
                 pace.moved(len(piece), monotonic() - began)

@@ -1,4 +1,4 @@
-"""The interface of a remote, the errors of one attempt, and the counters of what is transferred.
+"""The interface of a remote, the errors of one attempt, and the counter of what is transferred.
 
 A remote is two maps, as in the HTTP caches of build systems: records by key (``ac/``), which must be signed, and blobs
 by SHA-256 (``cas/``), which verify themselves. Each method makes one attempt; the caller decides about retries and
@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from winml_dag.errors import StoreError
+from winml_dag.store.quantities import Traffic
 
 # The size limit of a record. Nothing that answers with more is read to its end.
 MOST_RECORD_BYTES = 8 << 20
@@ -28,8 +28,8 @@ SETTLING_BYTES_PER_SECOND = 32 << 20
 # The folders of all records and of all blobs.
 FOLDERS = ("ac", "cas")
 
-_KEY = re.compile(r"[0-9a-f]{64}")
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+KEY = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _FULL = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.INSUFFICIENT_STORAGE)
 _TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 
@@ -98,39 +98,6 @@ class Remote(Protocol):
         """Close connections. The remote can be used again."""
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """What one run, or the sum of many, transferred. Printed at the end of a build and by ``cache info``.
-
-    Attributes:
-        requests: attempts of any kind, retries included.
-        records_found, records_missed: answers to requests for records.
-        records_put: uploaded records.
-        blobs_fetched: blobs that arrived complete and intact.
-        bytes_fetched: received bytes of blobs, discarded ones included.
-        blobs_put: uploaded blobs.
-        bytes_put: sent bytes of blobs, repeated ones included.
-        refused: records and blobs that failed verification.
-        left_alone: how often a remote was given up for the rest of a run.
-        record_bytes: bytes of records, received and sent.
-    """
-
-    requests: int = 0
-    records_found: int = 0
-    records_missed: int = 0
-    records_put: int = 0
-    blobs_fetched: int = 0
-    bytes_fetched: int = 0
-    blobs_put: int = 0
-    bytes_put: int = 0
-    refused: int = 0
-    left_alone: int = 0
-    record_bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
-
-
 class TrafficCounter:
     """A thread-safe sum of Traffic."""
 
@@ -138,9 +105,9 @@ class TrafficCounter:
         self.traffic = Traffic()
         self._lock = threading.Lock()
 
-    def add(self, more: Traffic) -> None:
+    def add(self, **more: int) -> None:
         with self._lock:
-            self.traffic += more
+            self.traffic += Traffic(**more)
 
 
 def read_pieces(path: Path, size: int, on_progress: Callable[[int], None]) -> Iterator[bytes]:
@@ -163,13 +130,13 @@ def whole_record(pieces: Iterable[bytes]) -> bytes:
 
 def record_path(key: str) -> str:
     """Raises ValueError for anything but a key: nothing else may become part of a path."""
-    if not _KEY.fullmatch(key):
+    if not KEY.fullmatch(key):
         raise ValueError(f"no key of a record: {key!r}")
     return f"ac/{key}"
 
 
 def blob_path(digest: str) -> str:
     """Raises ValueError for anything but a SHA-256 digest: remotes know blobs by nothing else."""
-    if not (match := _DIGEST.fullmatch(digest)):
+    if not (match := DIGEST.fullmatch(digest)):
         raise ValueError(f"no sha256: {digest!r}")
     return f"cas/{match[1]}"

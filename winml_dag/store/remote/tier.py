@@ -20,10 +20,10 @@ from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.locks import Locks
-from winml_dag.store.quantities import counted
+from winml_dag.store.quantities import Traffic, counted
 from winml_dag.store.records import Record
 from winml_dag.store.remote.download import Downloader
-from winml_dag.store.remote.protocol import PART_SECONDS, Remote, Traffic, TrafficCounter
+from winml_dag.store.remote.protocol import PART_SECONDS, Remote, TrafficCounter
 from winml_dag.store.remote.settings import Mode, TierSettings, shown
 from winml_dag.store.remote.transfer import (
     LEAST_BYTES_PER_SECOND,
@@ -83,11 +83,11 @@ class RemoteTier:
             return None
         if data is None:
             return None
-        self._count.add(Traffic(record_bytes=len(data)))
+        self._count.add(record_bytes=len(data))
         try:
             return self._trust.verify(data, key, self.settings.namespace, self.settings.trusted)
         except Refused as refused:
-            self._count.add(Traffic(refused=1))
+            self._count.add(refused=1)
             sentence = f"A record in the remote {self.name} is refused ({key[:12]}): {refused.message.rstrip('.')}."
             self._warn_of_record(sentence, f"of the remote {self.name} had to be refused")
             return None
@@ -131,10 +131,10 @@ class RemoteTier:
                 on_progress(-sent)
                 raise
             finally:
-                self._count.add(Traffic(bytes_put=sent))
+                self._count.add(bytes_put=sent)
 
         if self.writing.run(transfer, attempt):
-            self._count.add(Traffic(blobs_put=1))
+            self._count.add(blobs_put=1)
         self._blobs[file.digest] = True
 
     def put_record(self, record: Record, transfer: Transfer) -> bool:
@@ -148,7 +148,7 @@ class RemoteTier:
             return False
         put = self.writing.ask(transfer, partial(self.remote.put_record, record.cache_key, data))
         if put:
-            self._count.add(Traffic(records_put=1, record_bytes=len(data)))
+            self._count.add(records_put=1, record_bytes=len(data))
         return put
 
     def flush_warnings(self) -> None:
@@ -329,7 +329,7 @@ class Remotes:
                     self._uploader.record(nearer, record, with_blobs=False)
             left = [key for key in left if key not in found]
         if requested:
-            self._count.add(Traffic(records_found=len(found), records_missed=len(left)))
+            self._count.add(records_found=len(found), records_missed=len(left))
         return found
 
     def has(self, digests: Collection[str]) -> set[str]:

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import TypeVar
 
 from winml_dag.explanation import explanation
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, Traffic, TrafficCounter
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError, TrafficCounter
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -211,7 +211,7 @@ class CircuitBreaker:
         before, failed, began = progress(), 0, monotonic()
         while True:
             transfer.check()
-            self._count.add(Traffic(requests=1))
+            self._count.add(requests=1)
             with self._lock:
                 self.underway += 1
             try:
@@ -243,7 +243,7 @@ class CircuitBreaker:
 
     def lied(self, what: str) -> None:
         """Refuse *what* the remote did, which no honest one does, with a message. Opens after several times."""
-        self._count.add(Traffic(refused=1))
+        self._count.add(refused=1)
         self._warn(f"The remote {self._name} {what.rstrip('.')}: that is refused.")
         with self._lock:
             self._lies += 1
@@ -257,7 +257,7 @@ class CircuitBreaker:
             if self.is_open:
                 return
             self._opened.set()
-        self._count.add(Traffic(left_alone=1))
+        self._count.add(left_alone=1)
         self._warn(f"The remote {self._name} {error.message.rstrip('.')}: {self._consequence}.")
         if self._also is not None:
             self._also._opened.set()

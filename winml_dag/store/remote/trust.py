@@ -30,7 +30,7 @@ from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError
 from winml_dag.names import is_safe_part
 from winml_dag.store.records import KeyInputs, Record
-from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
+from winml_dag.store.remote.protocol import DIGEST, KEY, MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings
 
 ENVELOPE_FORMAT = 1
@@ -45,8 +45,6 @@ _MOST_DEPTH = 64
 _MOST_TEXT = 200
 # The limits of file systems for one part of a name, and of Windows for a path, less a folder to put it in.
 _MOST_PART_BYTES, _MOST_NAME_CHARACTERS = 255, 200
-_KEY = re.compile(r"[0-9a-f]{64}")
-_SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _TEXTS = ("builder", "run", "revision", "host")
 _MOST_CHARACTERS, _MOST_TOOLS = 500, 50
 # The first suspects when two machines made different results.
@@ -204,7 +202,7 @@ class Trust:
         value = _parse(body)
         if value.keys() != {"key", "maker", "namespace", "record"}:
             _refuse("its fields are not those of a record in a remote")
-        if value["key"] != key or not _KEY.fullmatch(key):
+        if value["key"] != key or not KEY.fullmatch(key):
             _refuse(f"it is that of another key, {str(value['key'])[:16]!r}")
         if value["namespace"] != namespace:
             _refuse(f"it was made for the namespace {str(value['namespace'])[:64]!r}, not for {namespace!r}")
@@ -287,7 +285,7 @@ def _check(record: Record, key: str) -> None:
         if not is_safe_part(slot):
             _refuse(f"{slot[:64]!r} is no name of an output")
     for file in files:
-        if not _SHA256.fullmatch(file.digest):
+        if not DIGEST.fullmatch(file.digest):
             _refuse(f"the digest of {file.name[:64]!r} is not a sha256, and another would prove nothing")
         longest_part = max(len(part.encode()) for part in file.name.split("/"))
         if len(file.name) > _MOST_NAME_CHARACTERS or longest_part > _MOST_PART_BYTES:
