@@ -163,14 +163,11 @@ def _check_inputs(
             raise UsageError(f"Stage {node.id!r} reads {name!r}, which no stage makes and which is not a source.")
         if declared.accepts is None:
             continue
-        kind = sources[name].kind if name in sources else _kind(name, makers.get(name) or given[name])
+        maker = makers.get(name) or given.get(name)
+        kind = sources[name].kind if maker is None else maker.kind(maker.slot_of(name))
         if kind not in declared.accepts:
             because = declared.refusals.get(kind, f"it takes: {', '.join(sorted(declared.accepts))}")
             raise UsageError(f"{node.stage.name} cannot take {name!r} ({kind}): {because}.")
-
-
-def _kind(name: str, maker: Node) -> str:
-    return next(maker.kind(slot) for slot in maker.stage.outputs if maker.output(slot) == name)
 
 
 def _ordered(by_id: Mapping[str, Node], makers: Mapping[str, Node]) -> tuple[Node, ...]:

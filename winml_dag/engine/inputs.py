@@ -36,15 +36,6 @@ _MAIN_SUFFIX = ".onnx"
 _MOST_LINKS = 40
 
 
-@dataclass(frozen=True)
-class _Made:
-    """An artifact that another stage wrote to the folder: its name in a command, and its files at their paths there."""
-
-    text: str
-    artifact: Artifact
-    is_folder: bool
-
-
 class Preparer:
     """Prepares jobs for the nodes of one graph.
 
@@ -111,11 +102,12 @@ class Preparer:
                 watched += watch_folders(source)
                 watched += [self._watch(str(file.path), files[file.name], node.folder) for file in source.files]
             elif (made := self._made_in(node.folder, name, artifact)) is not None:
-                seen[slot] = made.text
-                for file in made.artifact.files:
+                path, placed = made
+                seen[slot] = path.rstrip("/")
+                for file in placed.files:
                     watched.append(self._watch(self._in_place.put_file(node.folder, file), file, node.folder))
-                if made.is_folder:
-                    self._in_place.hold_only(node.folder, made.text, made.artifact.files)
+                if path.endswith("/"):
+                    self._in_place.hold_only(node.folder, path, placed.files)
             else:
                 seen[slot] = self._private(job, slot, artifact)
         return replace(job, at=node.folder, seen=seen, began=time.time(), watched=tuple(watched))
@@ -143,9 +135,10 @@ class Preparer:
                     else:
                         watched.append(self._watch(str(file.path), entry, node.folder))
             elif (made := self._made_in(node.folder, name, artifact)) is not None:
-                seen[slot] = made.text
-                self._store.fetch(made.artifact, project)
-                own.update({file.name: file for file in made.artifact.files})
+                path, placed = made
+                seen[slot] = path.rstrip("/")
+                self._store.fetch(placed, project)
+                own.update({file.name: file for file in placed.files})
             else:
                 seen[slot] = self._private(job, slot, artifact)
         outside = {name: path for name, path in node.tools.items() if not path.is_relative_to(node.folder)}
@@ -171,16 +164,16 @@ class Preparer:
             if source is None or source.stored is not None:
                 yield from inputs[slot].files
 
-    def _made_in(self, folder: Path, name: str, artifact: Artifact) -> _Made | None:
-        """Artifact *name* as it is in *folder*; None when its maker does not write it there."""
+    def _made_in(self, folder: Path, name: str, artifact: Artifact) -> tuple[str, Artifact] | None:
+        """Path and files of artifact *name* in *folder*; None when its maker does not write it there."""
         maker = self._graph.maker(name)
         if maker.folder != folder:
             return None
-        slot = next(slot for slot in maker.stage.outputs if maker.output(slot) == name)
+        slot = maker.slot_of(name)
         if slot not in maker.paths:
             return None
         path = maker.paths[slot]
-        return _Made(path.rstrip("/"), Artifact(tuple(placed_in(maker, slot, artifact))), path.endswith("/"))
+        return path, Artifact(tuple(placed_in(maker, slot, artifact)))
 
     def _private(self, job: Job, slot: str, artifact: Artifact) -> str:
         """A copy for this job alone: the path of its only file, of its only model file, or else of its folder."""

@@ -155,6 +155,10 @@ class Node:
         """The graph-wide name of this node's output in *slot*."""
         return self.outputs.get(slot, f"{self.id}.{slot}")
 
+    def slot_of(self, artifact: str) -> str:
+        """The slot whose output is *artifact*."""
+        return next(slot for slot in self.stage.outputs if self.output(slot) == artifact)
+
     def kind(self, slot: str) -> str:
         return self.kinds.get(slot, self.stage.outputs[slot])
 
