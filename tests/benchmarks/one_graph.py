@@ -34,9 +34,7 @@ def merged(builds: Sequence[BuildGraph]) -> tuple[Graph, dict[str, Artifact]]:
         for node in one.graph.nodes:
             inputs = {slot: names[name] for slot, name in node.inputs.items()}
             does = [node.stage.name, node.config, inputs, dict(node.kinds), dict(node.toolchain)]
-            twin = nodes.setdefault(
-                canonical_json(does), replace(node, id=f"{node.id}-{len(nodes)}", inputs=inputs, outputs={})
-            )
+            twin = nodes.setdefault(canonical_json(does), replace(node, id=f"{node.id}-{len(nodes)}", inputs=inputs))
             names |= {node.output(slot): twin.output(slot) for slot in node.stage.outputs}
     return Graph.of(tuple(nodes.values()), tuple(sources.values())), digests
 

@@ -136,8 +136,6 @@ def _by_name(sources: Iterable[Source]) -> dict[str, Source]:
 def _makers(nodes: Iterable[Node], sources: Mapping[str, Source]) -> dict[str, Node]:
     makers: dict[str, Node] = {}
     for node in nodes:
-        if unknown := node.outputs.keys() - node.stage.outputs.keys():
-            raise UsageError(f"Stage {node.id!r} has no output {', '.join(sorted(unknown))!r}.")
         for slot in node.stage.outputs:
             name = node.output(slot)
             other = makers[name].id if name in makers else name if name in sources else None
@@ -245,7 +243,7 @@ class _Merging:
         for node in part.graph.nodes:
             identity = _identity(node, {slot: known[name][0] for slot, name in node.inputs.items()})
             inputs = {slot: known[name][1] for slot, name in node.inputs.items()}
-            new = replace(node, id=f"{part.label}/{node.id}", inputs=inputs, outputs={})
+            new = replace(node, id=f"{part.label}/{node.id}", inputs=inputs)
             kept = self.nodes.setdefault(identity, new)
             ids[node.id] = kept.id
             for slot in node.stage.outputs:
