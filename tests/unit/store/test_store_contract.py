@@ -1,4 +1,4 @@
-"""Guarantees of both stores, the local one and the one in memory."""
+"""Guarantees of a store."""
 
 from __future__ import annotations
 
