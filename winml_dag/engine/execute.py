@@ -38,6 +38,7 @@ from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:
+    from winml_dag.engine.inputs import Watched
     from winml_dag.engine.reaper import Reaper
 
 LOG_FILE = "log.txt"
@@ -57,6 +58,9 @@ class Job:
         seen: for such a stage, its inputs by slot as paths relative to that folder, each a file or a folder.
         hidden: a folder that the stage must not read, as far as the system can enforce that.
         is_traced: whether the files that it reads are recorded in ``trace``.
+        began: when it was prepared, a ``time.time``.
+        watched: the files and folders that it reads in place.
+        own: the names of all files that were placed in its own folder; None when it works in the user's folder.
     """
 
     node: Node
@@ -66,6 +70,9 @@ class Job:
     seen: Mapping[str, str] = field(default_factory=dict)
     hidden: Path | None = None
     is_traced: bool = False
+    began: float = 0.0
+    watched: tuple[Watched, ...] = ()
+    own: frozenset[str] | None = None
 
     @cached_property
     def log(self) -> Path:

@@ -136,8 +136,6 @@ def _by_name(sources: Iterable[Source]) -> dict[str, Source]:
 def _makers(nodes: Iterable[Node], sources: Mapping[str, Source]) -> dict[str, Node]:
     makers: dict[str, Node] = {}
     for node in nodes:
-        if unknown := node.outputs.keys() - node.stage.outputs.keys():
-            raise UsageError(f"Stage {node.id!r} has no output {', '.join(sorted(unknown))!r}.")
         for slot in node.stage.outputs:
             name = node.output(slot)
             other = makers[name].id if name in makers else name if name in sources else None
@@ -163,14 +161,11 @@ def _check_inputs(
             raise UsageError(f"Stage {node.id!r} reads {name!r}, which no stage makes and which is not a source.")
         if declared.accepts is None:
             continue
-        kind = sources[name].kind if name in sources else _kind(name, makers.get(name) or given[name])
+        maker = makers.get(name) or given.get(name)
+        kind = sources[name].kind if maker is None else maker.kind(maker.slot_of(name))
         if kind not in declared.accepts:
             because = declared.refusals.get(kind, f"it takes: {', '.join(sorted(declared.accepts))}")
             raise UsageError(f"{node.stage.name} cannot take {name!r} ({kind}): {because}.")
-
-
-def _kind(name: str, maker: Node) -> str:
-    return next(maker.kind(slot) for slot in maker.stage.outputs if maker.output(slot) == name)
 
 
 def _ordered(by_id: Mapping[str, Node], makers: Mapping[str, Node]) -> tuple[Node, ...]:
@@ -248,7 +243,7 @@ class _Merging:
         for node in part.graph.nodes:
             identity = _identity(node, {slot: known[name][0] for slot, name in node.inputs.items()})
             inputs = {slot: known[name][1] for slot, name in node.inputs.items()}
-            new = replace(node, id=f"{part.label}/{node.id}", inputs=inputs, outputs={})
+            new = replace(node, id=f"{part.label}/{node.id}", inputs=inputs)
             kept = self.nodes.setdefault(identity, new)
             ids[node.id] = kept.id
             for slot in node.stage.outputs:

@@ -36,29 +36,6 @@ _MAIN_SUFFIX = ".onnx"
 _MOST_LINKS = 40
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A job that is ready to run; *began* is a ``time.time``.
-
-    *watched* are the files that it reads in place. *own* has the names of all files that were placed in its own folder;
-    None when it works in the user's folder.
-    """
-
-    job: Job
-    began: float
-    watched: tuple[Watched, ...] = ()
-    own: frozenset[str] | None = None
-
-
-@dataclass(frozen=True)
-class _Made:
-    """An artifact that another stage wrote to the folder: its name in a command, and its files at their paths there."""
-
-    text: str
-    artifact: Artifact
-    is_folder: bool
-
-
 class Preparer:
     """Prepares jobs for the nodes of one graph.
 
@@ -77,7 +54,7 @@ class Preparer:
         self._confines = in_place is None or access is FileAccess.SANDBOX
         self._access = access
 
-    def prepare(self, folder: Path, node: Node, inputs: Mapping[str, Artifact], timeout_seconds: float) -> Prepared:
+    def prepare(self, folder: Path, node: Node, inputs: Mapping[str, Artifact], timeout_seconds: float) -> Job:
         """Place the inputs of *node* in *folder*; *inputs* has its artifacts by slot.
 
         Raises:
@@ -91,16 +68,16 @@ class Preparer:
             watched = tuple(watch_tools(node.tools, node.toolchain, self._in_place, folder))
             for slot, name in node.inputs.items():
                 self._copy(name, inputs[slot], job.input_folder(slot))
-            return Prepared(job, time.time(), watched)
+            return replace(job, began=time.time(), watched=watched)
         if node.folder is None:
             raise StageError(f"{node.id} works in place, and has no folder to work in.")
         return self._confined(job, inputs) if self._confines else self._placed(job, inputs)
 
-    def check(self, prepared: Prepared, inputs: Mapping[str, Artifact]) -> None:
+    def check(self, job: Job, inputs: Mapping[str, Artifact]) -> None:
         """Raise InputError when an input or a tool has changed since before the job ran."""
-        for watched in prepared.watched:
+        for watched in job.watched:
             watched.check(self._in_place)
-        node = prepared.job.node
+        node = job.node
         if node.stage.works_in_place:
             return
         for slot, name in node.inputs.items():
@@ -110,7 +87,7 @@ class Preparer:
                     if not self._fingerprints.unchanged(file.path, digests[file.name]):
                         raise changed(file.path)
 
-    def _placed(self, job: Job, inputs: Mapping[str, Artifact]) -> Prepared:
+    def _placed(self, job: Job, inputs: Mapping[str, Artifact]) -> Job:
         """The job in the user's folder; files that other stages output there are written first."""
         node = job.node
         assert node.folder is not None
@@ -125,16 +102,17 @@ class Preparer:
                 watched += watch_folders(source)
                 watched += [self._watch(str(file.path), files[file.name], node.folder) for file in source.files]
             elif (made := self._made_in(node.folder, name, artifact)) is not None:
-                seen[slot] = made.text
-                for file in made.artifact.files:
+                path, placed = made
+                seen[slot] = path.rstrip("/")
+                for file in placed.files:
                     watched.append(self._watch(self._in_place.put_file(node.folder, file), file, node.folder))
-                if made.is_folder:
-                    self._in_place.hold_only(node.folder, made.text, made.artifact.files)
+                if path.endswith("/"):
+                    self._in_place.hold_only(node.folder, path, placed.files)
             else:
                 seen[slot] = self._private(job, slot, artifact)
-        return Prepared(replace(job, at=node.folder, seen=seen), time.time(), tuple(watched))
+        return replace(job, at=node.folder, seen=seen, began=time.time(), watched=tuple(watched))
 
-    def _confined(self, job: Job, inputs: Mapping[str, Artifact]) -> Prepared:
+    def _confined(self, job: Job, inputs: Mapping[str, Artifact]) -> Job:
         """The job in its own folder below the scratch folder."""
         node = job.node
         assert node.folder is not None
@@ -157,9 +135,10 @@ class Preparer:
                     else:
                         watched.append(self._watch(str(file.path), entry, node.folder))
             elif (made := self._made_in(node.folder, name, artifact)) is not None:
-                seen[slot] = made.text
-                self._store.fetch(made.artifact, project)
-                own.update({file.name: file for file in made.artifact.files})
+                path, placed = made
+                seen[slot] = path.rstrip("/")
+                self._store.fetch(placed, project)
+                own.update({file.name: file for file in placed.files})
             else:
                 seen[slot] = self._private(job, slot, artifact)
         outside = {name: path for name, path in node.tools.items() if not path.is_relative_to(node.folder)}
@@ -172,7 +151,8 @@ class Preparer:
                 own[tool.name] = FileEntry(tool.name, node.toolchain[name], size)
         watched += [self._watch(str(project / name), entry, project) for name, entry in own.items()]
         hidden = node.folder if self._access is FileAccess.SANDBOX else None
-        return Prepared(replace(job, at=project, seen=seen, hidden=hidden), time.time(), tuple(watched), frozenset(own))
+        began, files = time.time(), frozenset(own)
+        return replace(job, at=project, seen=seen, hidden=hidden, began=began, watched=tuple(watched), own=files)
 
     def _watch(self, path: str, file: FileEntry, folder: Path) -> Watched:
         return watch_file(path, file, self._in_place, folder)
@@ -184,16 +164,16 @@ class Preparer:
             if source is None or source.stored is not None:
                 yield from inputs[slot].files
 
-    def _made_in(self, folder: Path, name: str, artifact: Artifact) -> _Made | None:
-        """Artifact *name* as it is in *folder*; None when its maker does not write it there."""
+    def _made_in(self, folder: Path, name: str, artifact: Artifact) -> tuple[str, Artifact] | None:
+        """Path and files of artifact *name* in *folder*; None when its maker does not write it there."""
         maker = self._graph.maker(name)
         if maker.folder != folder:
             return None
-        slot = next(slot for slot in maker.stage.outputs if maker.output(slot) == name)
+        slot = maker.slot_of(name)
         if slot not in maker.paths:
             return None
         path = maker.paths[slot]
-        return _Made(path.rstrip("/"), Artifact(tuple(placed_in(maker, slot, artifact))), path.endswith("/"))
+        return path, Artifact(tuple(placed_in(maker, slot, artifact)))
 
     def _private(self, job: Job, slot: str, artifact: Artifact) -> str:
         """A copy for this job alone: the path of its only file, of its only model file, or else of its folder."""

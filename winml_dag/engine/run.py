@@ -131,20 +131,20 @@ class Runner:
         self, folder: _JobFolder, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch
     ) -> StageResult | Damaged:
         """Prepare, do the work, check outputs and inputs, publish, and write outputs to the user's folder."""
-        outcome, prepared = Outcome(0.0, folder.path / LOG_FILE, {}), None
+        outcome, job = Outcome(0.0, folder.path / LOG_FILE, {}), None
         try:
             # A full disk, or a system that cannot start processes, fails this stage like any other error.
             with in_words(f"Cannot run {node.id}"):
                 folder.path.mkdir(exist_ok=True)
                 limit = self._timeout or node.stage.timeout_seconds
-                prepared = self._preparer.prepare(folder.path, node, inputs, limit)
+                job = self._preparer.prepare(folder.path, node, inputs, limit)
                 watch.follow(folder.path)
-                outcome = self._executor.run(prepared.job)
+                outcome = self._executor.run(job)
                 shorten_log(outcome.log)
-                self._preparer.check(prepared, inputs)
+                self._preparer.check(job, inputs)
                 if not outcome.error:
-                    check_done(prepared)
-                    record = self._publish(prepared.job, decision, inputs, outcome)
+                    check_done(job)
+                    record = self._publish(job, decision, inputs, outcome)
                     folder.keep = True
                     if self._in_place is not None:
                         self._in_place.put(node, record)
@@ -158,11 +158,11 @@ class Runner:
                         progress=outcome.progress,
                     )
         except WinmlDagError as error:
-            if prepared is None and isinstance(error, BlobDamaged):
+            if job is None and isinstance(error, BlobDamaged):
                 return Damaged(error.file)
             outcome = replace(outcome, error=error.message, advice=error.advice)
-        if prepared is not None:
-            outcome = explain(prepared, outcome, log_tail(outcome.log))
+        if job is not None:
+            outcome = explain(job, outcome, log_tail(outcome.log))
         return self._failed(node, decision, outcome)
 
     def _publish(self, job: Job, decision: Run, inputs: Mapping[str, Artifact], outcome: Outcome) -> Record:

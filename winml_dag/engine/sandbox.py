@@ -26,7 +26,6 @@ from winml_dag.store.files import files_below, name_below
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Job, Outcome
-    from winml_dag.engine.inputs import Prepared
 
 # The result of an open: a descriptor, and the path that it refers to. Other lines are of calls that failed.
 _OPENED = re.compile(r" = \d+<((?:[^<>\\]|\\.)+)>$")
@@ -214,28 +213,26 @@ def _is_older_file(path: str, began: float) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_ctime < began
 
 
-def check_done(prepared: Prepared) -> None:
+def check_done(job: Job) -> None:
     """Raise StageError when what a stage wrote is not what its node declares."""
-    job = prepared.job
     if job.at is None:
         _refuse_several(job)
         return
-    _check_outputs(job, prepared.began, job.at)
+    _check_outputs(job, job.at)
     if job.is_traced:
-        _refuse_undeclared(prepared, job.at)
-    if prepared.own is not None and (extra := _undeclared(job.at, prepared.own)):
+        _refuse_undeclared(job, job.at)
+    if job.own is not None and (extra := _undeclared(job.at, job.own)):
         raise StageError(
             f"{job.node.id} wrote {', '.join(extra)} in its folder, and does not declare it.",
             advice="Declare it as an output and write to its placeholder, or write to the temporary folder ($TMPDIR).",
         )
 
 
-def explain(prepared: Prepared, outcome: Outcome, tail: Sequence[str]) -> Outcome:
+def explain(job: Job, outcome: Outcome, tail: Sequence[str]) -> Outcome:
     """Add the possible cause to a failure: project files named in the *tail* of the log that the stage cannot see."""
-    job = prepared.job
-    if prepared.own is None or job.at is None or job.node.folder is None or not outcome.error:
+    if job.own is None or job.at is None or job.node.folder is None or not outcome.error:
         return outcome
-    named = not_declared(tail, job.node.folder, job.at, prepared.own)
+    named = not_declared(tail, job.node.folder, job.at, job.own)
     if not named:
         return outcome
     is_are = "is in the project but not" if len(named) == 1 else "are in the project but not"
@@ -246,21 +243,21 @@ def explain(prepared: Prepared, outcome: Outcome, tail: Sequence[str]) -> Outcom
     )
 
 
-def _check_outputs(job: Job, began: float, project: Path) -> None:
+def _check_outputs(job: Job, project: Path) -> None:
     """Raise StageError when a declared output was not written, or another file was written next to it.
 
-    *began*: when the stage started, a ``time.time``; *project*: the folder in which it ran.
+    *project*: the folder in which it ran.
     """
     for slot, path in job.node.paths.items():
         try:
             mode = os.lstat(job.output_path(slot)).st_mode
         except FileNotFoundError:
-            raise _not_written(job, slot, began, project) from None
+            raise _not_written(job, slot, project) from None
         if path.endswith("/"):
             if not stat.S_ISDIR(mode):
                 raise StageError(f"{job.node.id} made {{outputs.{slot}}} a file; {path} is declared as a folder.")
             if next(iter(files_below(Path(job.output_path(slot)))), None) is None:
-                raise _not_written(job, slot, began, project)
+                raise _not_written(job, slot, project)
         elif stat.S_ISDIR(mode):
             raise StageError(
                 f"{job.node.id} made {{outputs.{slot}}} a folder; {path} is declared as a file.",
@@ -273,12 +270,11 @@ def _check_outputs(job: Job, began: float, project: Path) -> None:
             )
 
 
-def _refuse_undeclared(prepared: Prepared, folder: Path) -> None:
-    job = prepared.job
-    declared = {os.path.realpath(watched.path) for watched in prepared.watched}
+def _refuse_undeclared(job: Job, folder: Path) -> None:
+    declared = {os.path.realpath(watched.path) for watched in job.watched}
     # A function runs in a worker, which is Python and this package.
     own = [job.folder, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parents[1]]
-    if found := undeclared(job.trace, declared, [path.resolve() for path in own], folder, prepared.began):
+    if found := undeclared(job.trace, declared, [path.resolve() for path in own], folder, job.began):
         raise StageError(
             f"{job.node.id} read {in_short(found, folder.resolve())}, and does not declare that.",
             advice="Declare it under inputs, so that an edit of it is noticed.",
@@ -311,7 +307,7 @@ def _beside(job: Job, slot: str, path: str) -> Iterator[str]:
             yield name
 
 
-def _not_written(job: Job, slot: str, began: float, project: Path) -> StageError:
+def _not_written(job: Job, slot: str, project: Path) -> StageError:
     path = job.node.paths[slot]
     name, placeholder = job.node.id, f"{{outputs.{slot}}}"
     message = f"{name} wrote no {placeholder}."
@@ -319,7 +315,7 @@ def _not_written(job: Job, slot: str, began: float, project: Path) -> StageError
         advice = f"Write to outputs[{slot!r}], the path that the function is given, not to {path}."
     else:
         advice = f"Let the command write to {placeholder}, not to {path}."
-    if _changed_since(project / path, began):
+    if _changed_since(project / path, job.began):
         message = f"{name} wrote {path} itself, and no {placeholder}."
         advice += " The build puts it there when the stage has ended well."
     return StageError(message, advice=advice)

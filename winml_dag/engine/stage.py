@@ -114,7 +114,6 @@ class Node:
         config: the resolved fields that the stage reads, by recipe section (``{"quant": {"samples": 10}}``), so that
             a reason can name a field as the recipe does.
         inputs: artifact name by slot.
-        outputs: artifact name by slot; by default ``<id>.<slot>``.
         kinds: kind by output slot where it differs from the declaration.
         toolchain: versions and fingerprints by name; part of the key.
         tools: files whose digests are in the toolchain, by their names there: they must be unchanged when the work has
@@ -140,7 +139,6 @@ class Node:
     stage: Stage
     config: JsonObject
     inputs: Mapping[str, str]
-    outputs: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     toolchain: Mapping[str, str] = field(default_factory=dict)
     tools: Mapping[str, Path] = field(default_factory=dict)
@@ -155,7 +153,11 @@ class Node:
 
     def output(self, slot: str) -> str:
         """The graph-wide name of this node's output in *slot*."""
-        return self.outputs.get(slot, f"{self.id}.{slot}")
+        return f"{self.id}.{slot}"
+
+    def slot_of(self, artifact: str) -> str:
+        """The slot whose output is *artifact*."""
+        return artifact.removeprefix(f"{self.id}.")
 
     def kind(self, slot: str) -> str:
         return self.kinds.get(slot, self.stage.outputs[slot])

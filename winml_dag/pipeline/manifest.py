@@ -371,7 +371,7 @@ def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult], l
     maker = planned.graph.makers[name]
     record = results[maker.id].record
     assert record is not None
-    slot = next(slot for slot in maker.stage.outputs if maker.output(slot) == name)
+    slot = maker.slot_of(name)
     made = record.outputs[slot]
     return {"from": like.get(maker.id, maker.id), "name": slot, "digest": made.digest, "size": made.size}
 

@@ -252,7 +252,6 @@ def _node_line(node: Node, stage: int) -> str:
             "id": node.id,
             "config": node.config,
             "inputs": node.inputs,
-            "outputs": node.outputs,
             "kinds": node.kinds,
             "toolchain": node.toolchain,
             "tools": {name: str(path) for name, path in node.tools.items()},

@@ -25,7 +25,7 @@ from winml_dag.store.digest import Fingerprints
 TEXT = "text"
 
 # No deadline: machines are shared, and no property is about time.
-properties = settings(max_examples=50, deadline=None)
+properties = settings(max_examples=30, deadline=None)
 
 
 def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:

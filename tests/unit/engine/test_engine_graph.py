@@ -27,7 +27,7 @@ def reader(slot: InputSlot, **inputs: str) -> Node:
     return Node("optimize", replace(stage("optimize"), inputs={"model": slot}), {}, inputs)
 
 
-def refusal(*nodes: Node, sources: tuple[Source, ...] = (WEIGHTS,)) -> str:
+def refusal(*nodes: Node, sources: tuple[Source, ...] = (WEIGHTS, Source("weights.bin", TEXT, ()))) -> str:
     with pytest.raises(UsageError) as refused:
         Graph.of(nodes, sources)
     return str(refused.value)
@@ -38,13 +38,12 @@ def refusal(*nodes: Node, sources: tuple[Source, ...] = (WEIGHTS,)) -> str:
     [
         ([node("export"), node("export")], ["'export'"]),
         (
-            [replace(node(name), outputs={"out": "model"}) for name in ("first", "second")],
-            ["'model'", "'first'", "'second'"],
+            [node("first", outputs=["second.out"]), node("first.second")],
+            ["'first.second.out'", "'first'", "'first.second'"],
         ),
-        ([replace(node("export"), outputs={"out": "weights"})], ["'weights'", "'export'"]),
+        ([node("weights", outputs=["bin"])], ["'weights.bin'", "'weights'"]),
         ([node("optimize", "exprt.out"), node("export")], ["'optimize'", "'exprt.out'"]),
         ([replace(node("optimize"), inputs={"modle": "weights"})], ["'optimize'", "'modle'"]),
-        ([replace(node("optimize"), outputs={"modle": "model"})], ["'optimize'", "'modle'"]),
         ([reader(ONLY_ONNX)], ["'optimize'", "'model'"]),
         ([reader(ONLY_ONNX, model="weights")], ["it takes: onnx, zip"]),
         (
@@ -63,7 +62,6 @@ def refusal(*nodes: Node, sources: tuple[Source, ...] = (WEIGHTS,)) -> str:
         "an artifact that is also a source",
         "an input that nothing makes",
         "an unknown input slot",
-        "an unknown output slot",
         "a missing input",
         "a kind that is not taken",
         "a kind with a reason of its own",

@@ -1,4 +1,4 @@
-"""Guarantees of both stores, the local one and the one in memory."""
+"""Guarantees of a store."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ PARTS = st.text(
 NAMES = PARTS.filter(lambda part: part[-1] not in ". " and part not in ("..", ".") and len(part.encode()) < 200)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     data=st.dictionaries(NAMES, st.binary(max_size=300), min_size=1, max_size=4),
     function=st.sampled_from(["xxh3-128", "sha256"]),

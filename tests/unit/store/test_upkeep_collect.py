@@ -207,7 +207,7 @@ def test_the_size_that_was_found_is_noted(store, put) -> None:
 PARTS = st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=3)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     records=st.lists(st.tuples(PARTS, st.integers(0, 20)), max_size=8),
     limit=st.integers(0, 4000),
