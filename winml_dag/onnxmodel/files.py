@@ -7,7 +7,6 @@ unchanged; export removes what differs between machines (:mod:`winml_dag.onnxmod
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -83,7 +82,7 @@ def load_model(path: Path, *, weights: bool = True) -> ModelProto:
         if _is_external(tensor) and weights:
             _embed(tensor, path)
         elif _is_external(tensor):
-            _External.of(tensor, path)  # raises now what would otherwise fail only when the weights are needed
+            _located(tensor, path)  # raises now what would otherwise fail only when the weights are needed
     _embed_constants(model, path)
     return model
 
@@ -169,50 +168,33 @@ def _set_folder(tensor: TensorProto, folder: Path) -> None:
         tensor.external_data.add(key=key, value=value)
 
 
-@dataclass(frozen=True)
-class _External:
-    """Where the data of a tensor is: a file, the offset, the number of bytes."""
+def _located(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
+    """Return where the data of an external tensor is: the file, the offset, the number of bytes.
 
-    path: Path
-    offset: int
-    length: int
-
-    @classmethod
-    def of(cls, tensor: TensorProto, model: Path) -> _External:
-        """Raises InputError unless the file has the bytes there that the tensor's type and shape need."""
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        name = Path(entries[_FOLDER], model.name) if _FOLDER in entries else model
-        path = sidecar_path(name, entries.get("location", ""))
-        length = byte_size(tensor.data_type, tensor.dims)
-        try:
-            offset = int(entries.get("offset", "0"))
-            stated = int(entries.get("length", str(length)))
-        except ValueError:
-            offset = stated = -1
-        if offset < 0 or length < 0 or stated != length:
-            raise InputError(
-                f"{name} says that tensor {tensor.name!r} ({dtype_name(tensor.data_type)} {list(tensor.dims)}) has "
-                f"{entries.get('length')} bytes from {entries.get('offset', 0)} on in {path.name}, which cannot be.",
-                advice="Export the model again.",
-            )
-        if offset + length > path.stat().st_size:
-            raise InputError(
-                f"{path} is cut short: tensor {tensor.name!r} of {name.name} needs {offset + length} bytes, "
-                f"the file has {path.stat().st_size}.",
-                advice="Fetch or export the model again.",
-            )
-        return cls(path, offset, length)
-
-    def chunks(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            left = self.length
-            while left:
-                chunk = file.read(min(left, _CHUNK))
-                if not chunk:
-                    raise InputError(f"{self.path} became shorter while it was read.", advice="Try again.")
-                left -= len(chunk)
-                yield chunk
+    Raises InputError unless the file has the bytes there that the tensor's type and shape need.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    name = Path(entries[_FOLDER], model.name) if _FOLDER in entries else model
+    path = sidecar_path(name, entries.get("location", ""))
+    length = byte_size(tensor.data_type, tensor.dims)
+    try:
+        offset = int(entries.get("offset", "0"))
+        stated = int(entries.get("length", str(length)))
+    except ValueError:
+        offset = stated = -1
+    if offset < 0 or length < 0 or stated != length:
+        raise InputError(
+            f"{name} says that tensor {tensor.name!r} ({dtype_name(tensor.data_type)} {list(tensor.dims)}) has "
+            f"{entries.get('length')} bytes from {entries.get('offset', 0)} on in {path.name}, which cannot be.",
+            advice="Export the model again.",
+        )
+    if offset + length > path.stat().st_size:
+        raise InputError(
+            f"{path} is cut short: tensor {tensor.name!r} of {name.name} needs {offset + length} bytes, "
+            f"the file has {path.stat().st_size}.",
+            advice="Fetch or export the model again.",
+        )
+    return path, offset, length
 
 
 def tensor_chunks(tensor: TensorProto, model: Path) -> Iterator[bytes]:
@@ -221,14 +203,24 @@ def tensor_chunks(tensor: TensorProto, model: Path) -> Iterator[bytes]:
     Raises:
         InputError: it is in a file that is missing or too short.
     """
-    if _is_external(tensor):
-        yield from _External.of(tensor, model).chunks()
-    else:
-        yield _raw(tensor)
+    if not _is_external(tensor):
+        if not tensor.HasField("raw_data"):  # but in a field for its type
+            tensor = numpy_helper.from_array(numpy_helper.to_array(tensor))
+        yield tensor.raw_data
+        return
+    path, offset, left = _located(tensor, model)
+    with path.open("rb") as file:
+        file.seek(offset)
+        while left:
+            chunk = file.read(min(left, _CHUNK))
+            if not chunk:
+                raise InputError(f"{path} became shorter while it was read.", advice="Try again.")
+            left -= len(chunk)
+            yield chunk
 
 
 def _embed(tensor: TensorProto, model: Path) -> None:
-    tensor.raw_data = b"".join(_External.of(tensor, model).chunks())
+    tensor.raw_data = b"".join(tensor_chunks(tensor, model))
     del tensor.external_data[:]
     tensor.ClearField("data_location")
 
@@ -310,17 +302,7 @@ def _lean_tensor(tensor: TensorProto, copy: TensorProto, path: Path, data: _Data
     copy.name = tensor.name
     copy.data_type = tensor.data_type
     copy.dims.extend(tensor.dims)
-    if _is_external(tensor):
-        data.add(_External.of(tensor, path).chunks(), copy)
-    else:
-        data.add([_raw(tensor)], copy)
-
-
-def _raw(tensor: TensorProto) -> bytes:
-    """Return the tensor's bytes as in raw_data, whichever field they are in."""
-    if tensor.HasField("raw_data"):
-        return tensor.raw_data
-    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+    data.add(tensor_chunks(tensor, path), copy)
 
 
 def _copy_fields(source: Message, target: Message, *, except_for: set[str]) -> None:
