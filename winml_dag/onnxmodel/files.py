@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from google.protobuf.message import DecodeError, EncodeError, Message  # type: ignore[import-untyped]
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, numpy_helper
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.facts import STANDARD_DOMAIN, byte_size, dtype_name
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
-from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, subgraphs
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
 from winml_dag.onnxmodel.sidecar import sidecar_path
 
 EXTERNAL_TENSOR_MINIMUM = 1024
@@ -52,7 +52,9 @@ def save_model(model: ModelProto, path: Path) -> None:
         unfinished = data.with_name(data.name + ".part")
         try:
             with unfinished.open("wb") as file:
-                content = _serialise(_lean(model, path, _DataFile(file, data.name)), path)
+                lean = ModelProto()
+                _copy_lean(model, lean, path, _DataFile(file, data.name))
+                content = _serialise(lean, path)
             unfinished.replace(data)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -262,38 +264,37 @@ class _DataFile:
             tensor.external_data.add(key=key, value=str(value))
 
 
-def _lean(model: ModelProto, path: Path, data: _DataFile) -> ModelProto:
-    """Return a copy of the model whose large initializers are in *data*.
+# The messages with initializers inside; those of functions stay where they are.
+_AROUND_INITIALIZERS = frozenset({"GraphProto", "NodeProto", "AttributeProto"})
 
-    They are not removed from the model itself: protobuf frees no memory before the whole message is deleted, and the
+
+def _copy_lean(source: Message, target: Message, path: Path, data: _DataFile) -> None:
+    """Copy a message into the empty *target*, with large initializers in *data*: those of a graph before its nodes'.
+
+    They are not removed from *source* itself: protobuf frees no memory before the whole message is deleted, and the
     caller may still use its model.
     """
-    copy = ModelProto()
-    _copy_fields(model, copy, except_for={"graph"})
-    _lean_graph(model.graph, copy.graph, path, data)
-    return copy
+    for field, value in sorted(source.ListFields(), key=lambda found: found[0].name != "initializer"):
+        copy = getattr(target, field.name)
+        around = field.message_type is not None and field.message_type.name in _AROUND_INITIALIZERS
+        if field.name == "initializer":
+            for tensor in value:
+                _copy_tensor(tensor, copy.add(), path, data)
+        elif field.is_repeated and around:
+            for inner in value:
+                _copy_lean(inner, copy.add(), path, data)
+        elif field.is_repeated:
+            copy.extend(value)
+        elif field.message_type is None:
+            setattr(target, field.name, value)
+        elif around:
+            copy.SetInParent()  # even if it is empty
+            _copy_lean(value, copy, path, data)
+        else:
+            copy.CopyFrom(value)
 
 
-def _lean_graph(graph: GraphProto, copy: GraphProto, path: Path, data: _DataFile) -> None:
-    _copy_fields(graph, copy, except_for={"node", "initializer"})
-    for tensor in graph.initializer:
-        _lean_tensor(tensor, copy.initializer.add(), path, data)
-    for node in graph.node:
-        lean = copy.node.add()
-        if not any(True for attribute in node.attribute for _ in subgraphs(attribute)):
-            lean.CopyFrom(node)
-            continue
-        _copy_fields(node, lean, except_for={"attribute"})
-        for attribute in node.attribute:
-            added = lean.attribute.add()
-            _copy_fields(attribute, added, except_for={"g", "graphs"})
-            if attribute.HasField("g"):
-                _lean_graph(attribute.g, added.g, path, data)
-            for inner in attribute.graphs:
-                _lean_graph(inner, added.graphs.add(), path, data)
-
-
-def _lean_tensor(tensor: TensorProto, copy: TensorProto, path: Path, data: _DataFile) -> None:
+def _copy_tensor(tensor: TensorProto, copy: TensorProto, path: Path, data: _DataFile) -> None:
     if tensor.data_type == TensorProto.STRING or _size(tensor) < EXTERNAL_TENSOR_MINIMUM:
         copy.CopyFrom(tensor)
         if _is_external(copy):
@@ -303,16 +304,3 @@ def _lean_tensor(tensor: TensorProto, copy: TensorProto, path: Path, data: _Data
     copy.data_type = tensor.data_type
     copy.dims.extend(tensor.dims)
     data.add(tensor_chunks(tensor, path), copy)
-
-
-def _copy_fields(source: Message, target: Message, *, except_for: set[str]) -> None:
-    """Copy fields without touching those in *except_for*, which may hold gigabytes."""
-    for field, value in source.ListFields():
-        if field.name in except_for:
-            continue
-        if field.message_type is None and not field.is_repeated:
-            setattr(target, field.name, value)
-        elif field.is_repeated:
-            getattr(target, field.name).extend(value)
-        else:
-            getattr(target, field.name).CopyFrom(value)
