@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from winml_dag.ep.availability import package_of
 from winml_dag.ep.provider import ExecutionProvider, Target
@@ -49,8 +49,10 @@ def register(ep: ExecutionProvider) -> None:
     if package is None or package.is_runtime:
         raise StageError(f"{ep.name} is not part of the installed onnxruntime.", advice=ep.how_to_get)
     try:
-        plugin: Any = None if package.catalog else importlib.import_module(package.plugin)
-        library = ready_library(ep.name) if plugin is None else plugin.get_library_path()
+        if package.catalog:
+            library = ready_library(ep.name)
+        else:
+            library = importlib.import_module(package.plugin).get_library_path()
         onnxruntime.register_execution_provider_library(ep.name, str(library))
     except StageError:
         raise

@@ -7,19 +7,18 @@ unchanged; export removes what differs between machines (:mod:`winml_dag.onnxmod
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from google.protobuf.message import DecodeError, EncodeError, Message  # type: ignore[import-untyped]
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, numpy_helper
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.facts import STANDARD_DOMAIN, byte_size, dtype_name
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
-from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, subgraphs
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
 from winml_dag.onnxmodel.sidecar import sidecar_path
 
 EXTERNAL_TENSOR_MINIMUM = 1024
@@ -53,7 +52,9 @@ def save_model(model: ModelProto, path: Path) -> None:
         unfinished = data.with_name(data.name + ".part")
         try:
             with unfinished.open("wb") as file:
-                content = _serialise(_lean(model, path, _DataFile(file, data.name)), path)
+                lean = ModelProto()
+                _copy_lean(model, lean, path, _DataFile(file, data.name))
+                content = _serialise(lean, path)
             unfinished.replace(data)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -83,7 +84,7 @@ def load_model(path: Path, *, weights: bool = True) -> ModelProto:
         if _is_external(tensor) and weights:
             _embed(tensor, path)
         elif _is_external(tensor):
-            _External.of(tensor, path)  # raises now what would otherwise fail only when the weights are needed
+            _located(tensor, path)  # raises now what would otherwise fail only when the weights are needed
     _embed_constants(model, path)
     return model
 
@@ -169,50 +170,33 @@ def _set_folder(tensor: TensorProto, folder: Path) -> None:
         tensor.external_data.add(key=key, value=value)
 
 
-@dataclass(frozen=True)
-class _External:
-    """Where the data of a tensor is: a file, the offset, the number of bytes."""
+def _located(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
+    """Return where the data of an external tensor is: the file, the offset, the number of bytes.
 
-    path: Path
-    offset: int
-    length: int
-
-    @classmethod
-    def of(cls, tensor: TensorProto, model: Path) -> _External:
-        """Raises InputError unless the file has the bytes there that the tensor's type and shape need."""
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        name = Path(entries[_FOLDER], model.name) if _FOLDER in entries else model
-        path = sidecar_path(name, entries.get("location", ""))
-        length = byte_size(tensor.data_type, tensor.dims)
-        try:
-            offset = int(entries.get("offset", "0"))
-            stated = int(entries.get("length", str(length)))
-        except ValueError:
-            offset = stated = -1
-        if offset < 0 or length < 0 or stated != length:
-            raise InputError(
-                f"{name} says that tensor {tensor.name!r} ({dtype_name(tensor.data_type)} {list(tensor.dims)}) has "
-                f"{entries.get('length')} bytes from {entries.get('offset', 0)} on in {path.name}, which cannot be.",
-                advice="Export the model again.",
-            )
-        if offset + length > path.stat().st_size:
-            raise InputError(
-                f"{path} is cut short: tensor {tensor.name!r} of {name.name} needs {offset + length} bytes, "
-                f"the file has {path.stat().st_size}.",
-                advice="Fetch or export the model again.",
-            )
-        return cls(path, offset, length)
-
-    def chunks(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            left = self.length
-            while left:
-                chunk = file.read(min(left, _CHUNK))
-                if not chunk:
-                    raise InputError(f"{self.path} became shorter while it was read.", advice="Try again.")
-                left -= len(chunk)
-                yield chunk
+    Raises InputError unless the file has the bytes there that the tensor's type and shape need.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    name = Path(entries[_FOLDER], model.name) if _FOLDER in entries else model
+    path = sidecar_path(name, entries.get("location", ""))
+    length = byte_size(tensor.data_type, tensor.dims)
+    try:
+        offset = int(entries.get("offset", "0"))
+        stated = int(entries.get("length", str(length)))
+    except ValueError:
+        offset = stated = -1
+    if offset < 0 or length < 0 or stated != length:
+        raise InputError(
+            f"{name} says that tensor {tensor.name!r} ({dtype_name(tensor.data_type)} {list(tensor.dims)}) has "
+            f"{entries.get('length')} bytes from {entries.get('offset', 0)} on in {path.name}, which cannot be.",
+            advice="Export the model again.",
+        )
+    if offset + length > path.stat().st_size:
+        raise InputError(
+            f"{path} is cut short: tensor {tensor.name!r} of {name.name} needs {offset + length} bytes, "
+            f"the file has {path.stat().st_size}.",
+            advice="Fetch or export the model again.",
+        )
+    return path, offset, length
 
 
 def tensor_chunks(tensor: TensorProto, model: Path) -> Iterator[bytes]:
@@ -221,14 +205,24 @@ def tensor_chunks(tensor: TensorProto, model: Path) -> Iterator[bytes]:
     Raises:
         InputError: it is in a file that is missing or too short.
     """
-    if _is_external(tensor):
-        yield from _External.of(tensor, model).chunks()
-    else:
-        yield _raw(tensor)
+    if not _is_external(tensor):
+        if not tensor.HasField("raw_data"):  # but in a field for its type
+            tensor = numpy_helper.from_array(numpy_helper.to_array(tensor))
+        yield tensor.raw_data
+        return
+    path, offset, left = _located(tensor, model)
+    with path.open("rb") as file:
+        file.seek(offset)
+        while left:
+            chunk = file.read(min(left, _CHUNK))
+            if not chunk:
+                raise InputError(f"{path} became shorter while it was read.", advice="Try again.")
+            left -= len(chunk)
+            yield chunk
 
 
 def _embed(tensor: TensorProto, model: Path) -> None:
-    tensor.raw_data = b"".join(_External.of(tensor, model).chunks())
+    tensor.raw_data = b"".join(tensor_chunks(tensor, model))
     del tensor.external_data[:]
     tensor.ClearField("data_location")
 
@@ -270,38 +264,37 @@ class _DataFile:
             tensor.external_data.add(key=key, value=str(value))
 
 
-def _lean(model: ModelProto, path: Path, data: _DataFile) -> ModelProto:
-    """Return a copy of the model whose large initializers are in *data*.
+# The messages with initializers inside; those of functions stay where they are.
+_AROUND_INITIALIZERS = frozenset({"GraphProto", "NodeProto", "AttributeProto"})
 
-    They are not removed from the model itself: protobuf frees no memory before the whole message is deleted, and the
+
+def _copy_lean(source: Message, target: Message, path: Path, data: _DataFile) -> None:
+    """Copy a message into the empty *target*, with large initializers in *data*: those of a graph before its nodes'.
+
+    They are not removed from *source* itself: protobuf frees no memory before the whole message is deleted, and the
     caller may still use its model.
     """
-    copy = ModelProto()
-    _copy_fields(model, copy, except_for={"graph"})
-    _lean_graph(model.graph, copy.graph, path, data)
-    return copy
+    for field, value in sorted(source.ListFields(), key=lambda found: found[0].name != "initializer"):
+        copy = getattr(target, field.name)
+        around = field.message_type is not None and field.message_type.name in _AROUND_INITIALIZERS
+        if field.name == "initializer":
+            for tensor in value:
+                _copy_tensor(tensor, copy.add(), path, data)
+        elif field.is_repeated and around:
+            for inner in value:
+                _copy_lean(inner, copy.add(), path, data)
+        elif field.is_repeated:
+            copy.extend(value)
+        elif field.message_type is None:
+            setattr(target, field.name, value)
+        elif around:
+            copy.SetInParent()  # even if it is empty
+            _copy_lean(value, copy, path, data)
+        else:
+            copy.CopyFrom(value)
 
 
-def _lean_graph(graph: GraphProto, copy: GraphProto, path: Path, data: _DataFile) -> None:
-    _copy_fields(graph, copy, except_for={"node", "initializer"})
-    for tensor in graph.initializer:
-        _lean_tensor(tensor, copy.initializer.add(), path, data)
-    for node in graph.node:
-        lean = copy.node.add()
-        if not any(True for attribute in node.attribute for _ in subgraphs(attribute)):
-            lean.CopyFrom(node)
-            continue
-        _copy_fields(node, lean, except_for={"attribute"})
-        for attribute in node.attribute:
-            added = lean.attribute.add()
-            _copy_fields(attribute, added, except_for={"g", "graphs"})
-            if attribute.HasField("g"):
-                _lean_graph(attribute.g, added.g, path, data)
-            for inner in attribute.graphs:
-                _lean_graph(inner, added.graphs.add(), path, data)
-
-
-def _lean_tensor(tensor: TensorProto, copy: TensorProto, path: Path, data: _DataFile) -> None:
+def _copy_tensor(tensor: TensorProto, copy: TensorProto, path: Path, data: _DataFile) -> None:
     if tensor.data_type == TensorProto.STRING or _size(tensor) < EXTERNAL_TENSOR_MINIMUM:
         copy.CopyFrom(tensor)
         if _is_external(copy):
@@ -310,27 +303,4 @@ def _lean_tensor(tensor: TensorProto, copy: TensorProto, path: Path, data: _Data
     copy.name = tensor.name
     copy.data_type = tensor.data_type
     copy.dims.extend(tensor.dims)
-    if _is_external(tensor):
-        data.add(_External.of(tensor, path).chunks(), copy)
-    else:
-        data.add([_raw(tensor)], copy)
-
-
-def _raw(tensor: TensorProto) -> bytes:
-    """Return the tensor's bytes as in raw_data, whichever field they are in."""
-    if tensor.HasField("raw_data"):
-        return tensor.raw_data
-    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
-
-
-def _copy_fields(source: Message, target: Message, *, except_for: set[str]) -> None:
-    """Copy fields without touching those in *except_for*, which may hold gigabytes."""
-    for field, value in source.ListFields():
-        if field.name in except_for:
-            continue
-        if field.message_type is None and not field.is_repeated:
-            setattr(target, field.name, value)
-        elif field.is_repeated:
-            getattr(target, field.name).extend(value)
-        else:
-            getattr(target, field.name).CopyFrom(value)
+    data.add(tensor_chunks(tensor, path), copy)

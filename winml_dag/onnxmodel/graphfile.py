@@ -7,6 +7,7 @@ data is skipped, so the size of the weights does not matter. Any bytes result in
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
@@ -18,23 +19,12 @@ from winml_dag.errors import InputError
 from winml_dag.onnxmodel.facts import STANDARD_DOMAIN
 from winml_dag.onnxmodel.graph import TAG_KEY, Attribute, Function, Graph, Model, Node, Tensor, Value
 
-T = TypeVar("T")
-
 # Bounded reads instead of mmap: a mapped file that shrinks meanwhile ends the process with SIGBUS. The window is small,
 # because after every skipped tensor one is read that may be used for only a few bytes.
 _WINDOW = 64 * 1024
 _LONGEST_HEADER = 20  # two varints: tag and length
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-
-# protobuf itself stops at 100 nested messages, and one nested graph takes three (node, attribute, graph).
-_DEEPEST_GRAPH = 33
-# A longer text attribute is a payload (an embedded EPContext binary has megabytes), of which only the size matters.
-_LONGEST_CONTENT = 4096
-_FEW_BYTES = 64
-_LONGEST_LIST = 1024  # members of an attribute
-_MOST_DIMENSIONS = 64  # numpy's limit; the product of a hundred thousand would take minutes
-_MOST_ELEMENTS = 2**60  # more than any machine has, and few enough to count in floats
 
 
 class MalformedError(Exception):
@@ -90,11 +80,8 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def fields(file: File, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ``(tag, start, end)`` for each field in *start* to *end*; a varint has its value in place of the start.
-
-    A tag is the number of the field times 8, plus the wire type.
-    """
+def fields(file: File, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield ``(number, wire type, start, end)`` for each field in *start* to *end*; a varint has its value third."""
     position = start
     data, base = file.window(position)
     while position < end:
@@ -114,15 +101,15 @@ def fields(file: File, start: int, end: int) -> Iterator[tuple[int, int, int]]:
                 length, offset = _varint(data, offset - 1)
             first = base + offset
             position = first + length
-            found = (tag, first, position)
+            found = (tag >> 3, wire, first, position)
         elif wire == VARINT:
             value, offset = _varint(data, offset)
             position = base + offset
-            found = (tag, value, 0)
+            found = (tag >> 3, wire, value, 0)
         elif wire in (FIXED32, FIXED64):
             first = base + offset
             position = first + (4 if wire == FIXED32 else 8)
-            found = (tag, first, position)
+            found = (tag >> 3, wire, first, position)
         else:
             raise MalformedError
         if position > end or tag < 8:
@@ -130,55 +117,27 @@ def fields(file: File, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         yield found
 
 
-# What reads the content of a field from start to end, by tag. As in protobuf, a field of another wire type is unknown.
-_Readers: TypeAlias = Mapping[int, Callable[[File, int, int], Any]]
+def _expect(wire: int, expected: int) -> None:
+    if wire != expected:
+        raise MalformedError
 
 
-class _Found(dict[int, list[Any]]):
-    """The contents of a message by the number of the field."""
+T = TypeVar("T")
+# The contents of a message by the number of the field.
+_Found: TypeAlias = defaultdict[int, list[Any]]
+# The wire type of a field, and what reads its content from start to end.
+_Reader: TypeAlias = tuple[int, Callable[[File, int, int], Any]]
 
-    def __missing__(self, number: int) -> tuple[Any, ...]:
-        return ()
-
-
-def _found(file: File, start: int, end: int, readers: _Readers) -> _Found:
-    """Return what *readers* read in a message, by the number of the field, in the order of the file."""
-    found = _Found()
-    for tag, first, last in fields(file, start, end):
-        if (reader := readers.get(tag)) is not None:
-            found.setdefault(tag >> 3, []).append(reader(file, first, last))
-    return found
-
-
-def _inside(reader: Callable[[File, int, int], Any], *numbers: int) -> _Readers:
-    """Return *reader* for the texts, or messages, of the fields *numbers*."""
-    return dict.fromkeys((number << 3 | BYTES for number in numbers), reader)
-
-
-def _texts(*numbers: int) -> _Readers:
-    return _inside(File.text, *numbers)
-
-
-def _integer(*numbers: int) -> _Readers:
-    return dict.fromkeys((number << 3 | VARINT for number in numbers), lambda _, value, _end: _signed(value))
-
-
-def _last(values: Sequence[T], default: T) -> T:
-    """A field that does not repeat has the last value of those that are written."""
-    return values[-1] if values else default
-
-
-def _flat(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Join the members of a repeated field, which are written one by one or several at once (packed)."""
-    if not values:
-        return ()
-    members: list[Any] = []
-    for value in values:
-        if isinstance(value, tuple):
-            members.extend(value)
-        else:
-            members.append(value)
-    return tuple(members)
+# protobuf itself stops at 100 nested messages, and one nested graph takes three (node, attribute, graph).
+_DEEPEST_GRAPH = 33
+# A longer text attribute is a payload (an embedded EPContext binary has megabytes), of which only the size matters.
+_LONGEST_CONTENT = 4096
+_PLAIN_VALUES = (4, 9, 10)  # packed float_data and double_data are the bytes that raw_data would be
+_INTEGER_DATA = (5, 7, 11)  # int32_data, int64_data and uint64_data
+_FEW_BYTES = 64
+_LONGEST_LIST = 1024  # members of an attribute
+_MOST_DIMENSIONS = 64  # numpy's limit; the product of a hundred thousand would take minutes
+_MOST_ELEMENTS = 2**60  # more than any machine has, and few enough to count in floats
 
 
 def read_model(path: Path, *, values: bool = False) -> Model:
@@ -201,9 +160,35 @@ def read_model(path: Path, *, values: bool = False) -> Model:
         ) from error
 
 
+def _found(file: File, start: int, end: int, readers: Mapping[int, _Reader]) -> _Found:
+    """Return what *readers* read in a message, by the number of the field, in the order of the file."""
+    found: _Found = defaultdict(list)
+    for number, wire, first, last in fields(file, start, end):
+        if (reader := readers.get(number)) is not None:
+            if wire != reader[0]:
+                raise MalformedError
+            found[number].append(reader[1](file, first, last))
+    return found
+
+
+_TEXT: _Reader = (BYTES, File.text)
+# A varint has its value in place of the start.
+_INTEGER: _Reader = (VARINT, lambda _, value, _end: _signed(value))
+
+
+def _last(values: Sequence[T], default: T) -> T:
+    """A field that does not repeat has the last value of those that are written."""
+    return values[-1] if values else default
+
+
 def _model(file: File, values: bool) -> Model:
-    graph = partial(_graph, 1, values=values)
-    found = _found(file, 0, file.size, {**_MODEL, 7 << 3 | BYTES: graph})
+    found = _found(
+        file,
+        0,
+        file.size,
+        {**dict.fromkeys((1, 5), _INTEGER), **dict.fromkeys((2, 3, 4, 6), _TEXT)}
+        | {7: (BYTES, partial(_graph, 1, values=values)), 8: (BYTES, _opset), 14: _ENTRY, 25: (BYTES, _function)},
+    )
     ir_version, opsets = _last(found[1], 0), dict(found[8])
     if len(found[7]) != 1 or ir_version <= 0 or (ir_version >= 3 and not opsets):
         raise MalformedError
@@ -227,37 +212,41 @@ def _plain(domain: str) -> str:
 
 
 def _opset(file: File, start: int, end: int) -> tuple[str, int]:
-    found = _found(file, start, end, {**_texts(1), **_integer(2)})
+    found = _found(file, start, end, {1: _TEXT, 2: _INTEGER})
     return _plain(_last(found[1], "")), _last(found[2], 0)
 
 
 def _entry(file: File, start: int, end: int) -> tuple[str, str]:
     """Read a StringStringEntryProto."""
-    found = _found(file, start, end, _ENTRY)
+    found = _found(file, start, end, {1: _TEXT, 2: _TEXT})
     return _last(found[1], ""), _last(found[2], "")
+
+
+_ENTRY: _Reader = (BYTES, _entry)
 
 
 def _graph(depth: int, file: File, start: int, end: int, *, values: bool = False) -> Graph:
     if depth > _DEEPEST_GRAPH:
         raise MalformedError
-    nodes = _inside(partial(_node, depth), 1)
-    found = _found(file, start, end, {**_GRAPH, **nodes, **(_inside(_value, 13) if values else {})})
+    value: _Reader = (BYTES, _value)
+    readers: dict[int, _Reader] = {1: (BYTES, partial(_node, depth)), 2: _TEXT, 5: _TENSOR, 15: (BYTES, _sparse)}
+    found = _found(file, start, end, readers | dict.fromkeys((11, 12, 13) if values else (11, 12), value))
     tensors = (*found[5], *chain.from_iterable(found[15]))
     return Graph(_last(found[2], ""), tuple(found[1]), tensors, tuple(found[11]), tuple(found[12]), tuple(found[13]))
 
 
 def _function(file: File, start: int, end: int) -> Function:
-    found = _found(file, start, end, {**_texts(1, 10), **_inside(partial(_node, 1), 7)})
+    found = _found(file, start, end, {1: _TEXT, 7: (BYTES, partial(_node, 1)), 10: _TEXT})
     return Function(_last(found[1], ""), _last(found[10], ""), tuple(found[7]))
 
 
 @cache
-def _node_readers(depth: int) -> _Readers:
-    return {**_texts(1, 2, 3, 4, 7), **_inside(partial(read_attribute, depth=depth), 5), **_inside(_entry, 9)}
+def _fields_of_node(depth: int) -> Mapping[int, _Reader]:
+    return {**dict.fromkeys((1, 2, 3, 4, 7), _TEXT), 5: (BYTES, partial(read_attribute, depth=depth)), 9: _ENTRY}
 
 
 def _node(depth: int, file: File, start: int, end: int) -> Node:
-    found = _found(file, start, end, _node_readers(depth))
+    found = _found(file, start, end, _fields_of_node(depth))
     return Node(
         op_type=_last(found[4], ""),
         domain=_plain(_last(found[7], "")),
@@ -269,147 +258,156 @@ def _node(depth: int, file: File, start: int, end: int) -> Node:
     )
 
 
-@cache
-def _attribute_readers(depth: int) -> _Readers:
-    return {**_ATTRIBUTE, **_inside(partial(_graph, depth + 1), 6, 11)}
-
-
 def read_attribute(file: File, start: int, end: int, *, depth: int = 1) -> Attribute:
     """Read an AttributeProto; *depth*: of the graph with its node."""
-    found = _found(file, start, end, _attribute_readers(depth))
-    content_bytes, content = _last(found[4], (0, None))
+    name = ""
+    integer: int | None = None
+    content: bytes | None = None
+    content_bytes = 0
+    tensors: list[Tensor] = []
+    graphs: list[Graph] = []
+    single: float | None = None
+    integers: list[int] = []
+    numbers: list[float] = []
+    texts: list[bytes] = []
+    for number, wire, first, last in fields(file, start, end):
+        if number == 2:
+            _expect(wire, FIXED32)
+            single = _floats(file, first, last)[0]
+        elif number == 3:
+            _expect(wire, VARINT)
+            integer = _signed(first)
+        elif number == 7:
+            if wire not in (BYTES, FIXED32):
+                raise MalformedError
+            if len(numbers) <= _LONGEST_LIST:
+                numbers.extend(_floats(file, first, min(last, first + 4 * _LONGEST_LIST + 4)))
+        elif number == 8:
+            if len(integers) <= _LONGEST_LIST and last - first <= _LONGEST_CONTENT:
+                integers.extend(_integers(file, wire, first, last))
+        elif number == 9:
+            _expect(wire, BYTES)
+            if last - first <= _LONGEST_CONTENT and len(texts) <= _LONGEST_LIST:
+                texts.append(file.read(first, last))
+        elif number in (1, 4, 5, 6, 10, 11, 22, 23):
+            _expect(wire, BYTES)
+            if number == 1:
+                name = file.text(first, last)
+            elif number == 4:
+                content_bytes = last - first
+                content = file.read(first, last) if content_bytes <= _LONGEST_CONTENT else None
+            elif number in (5, 10):
+                tensors.append(_tensor(file, first, last))
+            elif number in (6, 11):
+                graphs.append(_graph(depth + 1, file, first, last))
+            else:
+                tensors.extend(_sparse(file, first, last))
     return Attribute(
-        _last(found[1], ""),
-        _last(found[3], None),
+        name,
+        integer,
         content,
         content_bytes,
-        (*found[5], *found[10], *chain.from_iterable((*found[22], *found[23]))),
-        (*found[6], *found[11]),
-        _last(_flat(found[2]), None),
-        _short(found[8]),
-        _short(found[7]),
-        _short(found[9]),
+        tuple(tensors),
+        tuple(graphs),
+        single,
+        _short(integers),
+        _short(numbers),
+        _short(texts),
     )
 
 
-def _short(values: Sequence[Any]) -> tuple[Any, ...]:
-    members = _flat(values)
-    return members if len(members) <= _LONGEST_LIST and None not in members else ()
-
-
-def _content(file: File, start: int, end: int) -> tuple[int, bytes | None]:
-    return end - start, _name(file, start, end)
-
-
-def _name(file: File, start: int, end: int) -> bytes | None:
-    """Read a text that may be a name; None if it is too long."""
-    return file.read(start, end) if end - start <= _LONGEST_CONTENT else None
+def _short(members: list[T]) -> tuple[T, ...]:
+    return tuple(members) if len(members) <= _LONGEST_LIST else ()
 
 
 def _floats(file: File, start: int, end: int) -> tuple[float, ...]:
-    """Read one or more floats; of too many, one more than are used."""
+    """Unpack repeated floats, which are written one by one or packed: plain bytes in both cases."""
     if (end - start) % 4:
         raise MalformedError
-    count = min((end - start) // 4, _LONGEST_LIST + 1)
-    return struct.unpack(f"<{count}f", file.read(start, start + 4 * count))
-
-
-def _integers(file: File, start: int, end: int) -> tuple[int, ...]:
-    data, offset = file.read(start, end), 0
-    found = []
-    while offset < len(data):
-        value, offset = _varint(data, offset)
-        found.append(_signed(value))
-    return tuple(found)
-
-
-def _few_integers(file: File, start: int, end: int) -> tuple[int | None, ...]:
-    return _integers(file, start, end) if end - start <= _LONGEST_CONTENT else (None,)
-
-
-def _place(_: File, start: int, end: int) -> tuple[int, int]:
-    return start, end
+    return struct.unpack(f"<{(end - start) // 4}f", file.read(start, end))
 
 
 def _tensor(file: File, start: int, end: int) -> Tensor:
-    found = _found(file, start, end, _TENSOR)
-    dims = _flat(found[1])
+    name = ""
+    data_type = stored = 0
+    dims: list[int] = []
+    location: dict[str, str] = {}
+    is_external = False
+    values_at: tuple[int, int] | None = None
+    integers: tuple[int, ...] = ()
+    plain = b""
+    for number, wire, first, last in fields(file, start, end):
+        if number == 1:
+            dims.extend(_integers(file, wire, first, last))
+        elif number == 2:
+            _expect(wire, VARINT)
+            data_type = first
+        elif number == 8:
+            _expect(wire, BYTES)
+            name = file.text(first, last)
+        elif number == 13:
+            location.update([_entry(file, first, last)])
+        elif number == 14:
+            _expect(wire, VARINT)
+            is_external = first == 1
+        elif number in (4, 5, 6, 7, 9, 10, 11):
+            stored += last - first if wire != VARINT else 1
+            if wire == BYTES and number in _PLAIN_VALUES:
+                values_at = (first, last)
+                if last - first <= _FEW_BYTES:
+                    plain = file.read(first, last)
+            elif number in _INTEGER_DATA and stored <= _FEW_BYTES:
+                integers += tuple(_integers(file, wire, first, last))
     if len(dims) > _MOST_DIMENSIONS or any(dim < 0 for dim in dims) or prod(dims) > _MOST_ELEMENTS:
         raise MalformedError
-    # Packed float_data and double_data are the bytes that raw_data would be; string_data is not.
-    values_at = _last(found[9] or found[4] or found[10], None)
-    numbers = found[7] or found[5] or found[11]  # packed, or one by one
-    data = found[6] or numbers if values_at is None else (values_at,)
-    stored = sum(place[1] - place[0] if isinstance(place, tuple) else 1 for place in data)
-    few = stored <= _FEW_BYTES
-    return Tensor(
-        _last(found[8], ""),
-        _last(found[2], 0),
-        dims,
-        stored,
-        dict(found[13]) if _last(found[14], 0) == 1 else None,
-        values_at,
-        _flat([_integers(file, *place) if isinstance(place, tuple) else place for place in numbers]) if few else (),
-        file.read(*values_at) if values_at is not None and few else b"",
-    )
+    return Tensor(name, data_type, tuple(dims), stored, location if is_external else None, values_at, integers, plain)
+
+
+_TENSOR: _Reader = (BYTES, _tensor)
+
+
+def _integers(file: File, wire: int, start: int, end: int) -> Iterator[int]:
+    """Yield a repeated integer field, which is written one by one or packed."""
+    if wire == VARINT:
+        yield _signed(start)
+        return
+    _expect(wire, BYTES)
+    data, offset = file.read(start, end), 0
+    while offset < len(data):
+        value, offset = _varint(data, offset)
+        yield _signed(value)
 
 
 def _sparse(file: File, start: int, end: int) -> list[Tensor]:
-    found = _found(file, start, end, _inside(_tensor, 1, 2))
+    found = _found(file, start, end, {1: _TENSOR, 2: _TENSOR})
     return [*found[1], *found[2]]
 
 
 def _dimension(file: File, start: int, end: int) -> int | str | None:
     """Read a size, the name of an open one, or None."""
-    found = _found(file, start, end, _DIMENSION)
-    size: int | str | None = _last(found[2], "") or _last(found[1], None)
-    return size
+    dim: int | str | None = None
+    for number, wire, first, last in fields(file, start, end):
+        if number == 1:
+            _expect(wire, VARINT)
+            dim = _signed(first)
+        elif number == 2:
+            _expect(wire, BYTES)
+            dim = file.text(first, last) or None
+    return dim
+
+
+# The fields of a TensorShapeProto, of a type of tensors, of a type, and of a value.
+_SHAPE: Mapping[int, _Reader] = {1: (BYTES, _dimension)}
+_TENSOR_TYPE: Mapping[int, _Reader] = {
+    1: _INTEGER,
+    2: (BYTES, lambda file, start, end: tuple(_found(file, start, end, _SHAPE)[1])),
+}
+_TYPE: Mapping[int, _Reader] = {1: (BYTES, lambda file, start, end: _found(file, start, end, _TENSOR_TYPE))}
+_VALUE: Mapping[int, _Reader] = {1: _TEXT, 2: (BYTES, lambda file, start, end: _found(file, start, end, _TYPE))}
 
 
 def _value(file: File, start: int, end: int) -> Value:
     found = _found(file, start, end, _VALUE)
-    data_type, dims = _last(tuple(chain.from_iterable(found[2])), (0, None))
-    return Value(_last(found[1], ""), data_type, dims)
-
-
-def _type(file: File, start: int, end: int) -> list[tuple[int, tuple[int | str | None, ...] | None]]:
-    """Read the element type and the dimensions of a type of tensors; none of another type."""
-    tensors = _found(file, start, end, _TYPE)[1]
-    return [(_last(tensor[1], 0), _last(tensor[2], None)) for tensor in tensors]
-
-
-def _shape(file: File, start: int, end: int) -> tuple[int | str | None, ...]:
-    return tuple(_found(file, start, end, _SHAPE)[1])
-
-
-# The fields of the messages, by their names in onnx's definition, without "Proto".
-_ENTRY = _texts(1, 2)
-_DIMENSION = {**_integer(1), **_texts(2)}
-_SHAPE = _inside(_dimension, 1)
-_TYPE = _inside(partial(_found, readers={**_integer(1), **_inside(_shape, 2)}), 1)
-_VALUE = {**_texts(1), **_inside(_type, 2)}
-_TENSOR = {
-    **_integer(1, 2, 5, 7, 11, 14),
-    **_inside(_integers, 1),
-    **_inside(_place, 4, 5, 6, 7, 9, 10, 11),
-    **_texts(8),
-    **_inside(_entry, 13),
-}
-_ATTRIBUTE = {
-    **_texts(1),
-    **_integer(3, 8),
-    **dict.fromkeys((2 << 3 | FIXED32, 7 << 3 | FIXED32, 7 << 3 | BYTES), _floats),
-    **_inside(_content, 4),
-    **_inside(_tensor, 5, 10),
-    **_inside(_few_integers, 8),
-    **_inside(_name, 9),
-    **_inside(_sparse, 22, 23),
-}
-_GRAPH = {**_texts(2), **_inside(_tensor, 5), **_inside(_value, 11, 12), **_inside(_sparse, 15)}
-_MODEL = {
-    **_integer(1, 5),
-    **_texts(2, 3, 4, 6),
-    **_inside(_opset, 8),
-    **_inside(_entry, 14),
-    **_inside(_function, 25),
-}
+    no_tensor: _Found = defaultdict(list)
+    tensor = _last([tensor for kind in found[2] for tensor in kind[1]], no_tensor)
+    return Value(_last(found[1], ""), _last(tensor[1], 0), _last(tensor[2], None))

@@ -151,7 +151,7 @@ class _Renaming:
 
     def _changes(self, kind: str, start: int, end: int) -> Iterator[tuple[int, int, list[_Piece]]]:
         """Yield start and end of the content of each field that changes, and the pieces of the new content."""
-        found = [(tag >> 3, first, last) for tag, first, last in fields(self.file, start, end) if tag & 7 == BYTES]
+        found = [(number, first, last) for number, wire, first, last in fields(self.file, start, end) if wire == BYTES]
         is_location = kind == "entry" and any(n == 1 and self.file.text(*at) == "location" for n, *at in found)
         is_context = kind == "node" and self._has_binary_beside(found)
         for number, first, last in found:

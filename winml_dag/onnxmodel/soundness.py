@@ -6,75 +6,15 @@ Possible mistakes are not reported: a warning that is wrong once is not read the
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
 
 from winml_dag.onnxmodel.facts import QDQ, bit_width, byte_size, dtype_name, struct_letter
 from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, constants_of
 from winml_dag.onnxmodel.graphfile import File
-
-# Conversions between integers that QNN loses: those at additions of zero.
-#
-# QNN 2.51 drops an Add whose second operand is zero and uses the integers before it as those after it. If these have
-# another scale or zero point, the result is wrong: with the scale of a Relu after it, the cosine is 0.72.
-
-
-_Read = Callable[[str], bytes | None]
-
-
-def lost_conversions(path: Path, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of additions of zero, in a QDQ model read from *path*, whose result has its own scale."""
-    makers = {name: node for node in nodes for name in node.outputs}
-    quantizers = {name: node for node in nodes if node.op_type == "QuantizeLinear" for name in node.inputs[:1]}
-    with path.open("rb") as handle:
-        file = File(handle)
-
-        def read(name: str) -> bytes | None:
-            tensor = constants.get(name)
-            return None if tensor is None else _bytes(file, tensor)
-
-        additions = (node for node in nodes if node.op_type == "Add" and len(node.inputs) == 2 and node.outputs)
-        return [node.name or node.outputs[0] for node in additions if _is_lost(node, makers, quantizers, read)]
-
-
-def _is_lost(node: Node, makers: Mapping[str, Node], quantizers: Mapping[str, Node], read: _Read) -> bool:
-    before, zero = (makers.get(name) for name in node.inputs)
-    behind = quantizers.get(node.outputs[0])
-    if before is None or zero is None or behind is None:
-        return False
-    if before.op_type != "DequantizeLinear" or zero.op_type != "DequantizeLinear" or not _is_zero(zero, read):
-        return False
-    return any(one != other for one, other in zip(_encoding(before, read), _encoding(behind, read), strict=True))
-
-
-def _is_zero(node: Node, read: _Read) -> bool:
-    """Return whether *node* outputs only zeros: all its integers are the zero point."""
-    values = read(node.inputs[0]) if node.inputs else None
-    point = read(node.inputs[2]) if len(node.inputs) > 2 else b"\0"
-    if not values or not point:
-        return False
-    return values == point * (len(values) // len(point))
-
-
-def _encoding(node: Node, read: _Read) -> Iterator[bytes | str]:
-    """Yield scale and zero point; by name if their numbers are in another file."""
-    for position in (1, 2):
-        name = node.inputs[position] if len(node.inputs) > position else ""
-        yield (read(name) or name) if name else b"\0"
-
-
-def _bytes(file: File, tensor: Tensor) -> bytes | None:
-    size = byte_size(tensor.data_type, tensor.dims)
-    count = prod(tensor.dims)
-    if tensor.integers and len(tensor.integers) == count and size % count == 0:
-        with suppress(OverflowError):  # a number that its type cannot hold
-            return b"".join(number.to_bytes(size // count, "little", signed=number < 0) for number in tensor.integers)
-    if tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
-        return None
-    return file.read(*tensor.values_at)
-
 
 _LARGEST_PROTOBUF = 2**31 - 1
 _WIDE_TYPES_OPSET = 21  # before it, the standard's Q and DQ support only 8 bits
@@ -88,12 +28,10 @@ def findings(path: Path, model: Model) -> Iterator[str]:
     yield from _undeclared_domains(model, nodes)
     yield from _unmade_outputs(model.graph)
     yield from _wide_types_too_early(model, nodes, constants)
-    yield from _bad_scales(path, nodes, constants)
-    if names := lost_conversions(path, nodes, constants):
-        yield (
-            f"QNN computes something else: it drops additions of zero, and with them the conversion to the scale behind"
-            f" {_few(names)}. Take them out of the float model and quantize it again: `winml-dag quantize` does both."
-        )
+    with path.open("rb") as handle:
+        stored = _Stored(File(handle), constants)
+        yield from _bad_scales(nodes, stored)
+        yield from _lost_conversions(nodes, stored)
     if (size := path.stat().st_size) > _LARGEST_PROTOBUF:
         yield f"The file has {size} bytes, and onnx reads none above 2 GiB: its weights belong into a file beside it."
 
@@ -146,25 +84,84 @@ def _wide_types_too_early(model: Model, nodes: Sequence[Node], constants: Mappin
         )
 
 
-def _bad_scales(path: Path, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Stored:
+    """The data of constants in the model's own file."""
+
+    file: File
+    constants: Mapping[str, Tensor]
+
+    def read(self, name: str) -> bytes | None:
+        """Return the numbers of a constant as little-endian bytes; None if they are not in this file."""
+        if (tensor := self.constants.get(name)) is None:
+            return None
+        size = byte_size(tensor.data_type, tensor.dims)
+        count = prod(tensor.dims)
+        if tensor.integers and len(tensor.integers) == count and size % count == 0:
+            with suppress(OverflowError):  # a number that its type cannot hold
+                parts = (number.to_bytes(size // count, "little", signed=number < 0) for number in tensor.integers)
+                return b"".join(parts)
+        if tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
+            return None
+        return self.file.read(*tensor.values_at)
+
+    def floats(self, name: str) -> tuple[float, ...]:
+        """Return the numbers of a constant; none if they are not in this file or not floats."""
+        letter = struct_letter(self.constants[name].data_type) if name in self.constants else ""
+        data = self.read(name) if letter in ("f", "e", "d") else None
+        return () if data is None else struct.unpack(f"<{len(data) // struct.calcsize(letter)}{letter}", data)
+
+
+def _bad_scales(nodes: Sequence[Node], stored: _Stored) -> Iterator[str]:
     names = {node.inputs[1] for node in nodes if node.op_type in QDQ and len(node.inputs) > 1}
-    scales = [constants[name] for name in sorted(names) if name in constants]
-    with path.open("rb") as handle:
-        file = File(handle)
-        bad = [tensor.name for tensor in scales if any(not _is_scale(value) for value in _values(file, tensor))]
-    if bad:
+    if bad := [
+        stored.constants[name].name
+        for name in sorted(names)
+        if not all(isfinite(value) and value > 0 for value in stored.floats(name))
+    ]:
         yield f"A scale that is zero, negative or no number makes nonsense of what it scales: {_few(bad)}."
 
 
-def _is_scale(value: float) -> bool:
-    return isfinite(value) and value > 0
+def _lost_conversions(nodes: Sequence[Node], stored: _Stored) -> Iterator[str]:
+    """Tell of additions of zero in a QDQ model whose result has its own scale.
+
+    QNN 2.51 drops an Add whose second operand is zero and uses the integers before it as those after it. If these have
+    another scale or zero point, the result is wrong: with the scale of a Relu after it, the cosine is 0.72.
+    """
+    makers = {name: node for node in nodes for name in node.outputs}
+    quantizers = {name: node for node in nodes if node.op_type == "QuantizeLinear" for name in node.inputs[:1]}
+    names = []
+    for node in nodes:
+        if node.op_type != "Add" or len(node.inputs) != 2 or not node.outputs:
+            continue
+        before, zero = (makers.get(name) for name in node.inputs)
+        behind = quantizers.get(node.outputs[0])
+        if before is None or zero is None or behind is None or not _is_zero(zero, stored):
+            continue
+        if before.op_type == "DequantizeLinear" and _encoding(before, stored) != _encoding(behind, stored):
+            names.append(node.name or node.outputs[0])
+    if names:
+        yield (
+            f"QNN computes something else: it drops additions of zero, and with them the conversion to the scale behind"
+            f" {_few(names)}. Take them out of the float model and quantize it again: `winml-dag quantize` does both."
+        )
 
 
-def _values(file: File, tensor: Tensor) -> tuple[float, ...]:
-    """Return the numbers of a small tensor; none if they are in another file or of another type."""
-    letter = struct_letter(tensor.data_type)
-    data = _bytes(file, tensor) if letter in ("f", "e", "d") else None
-    return () if data is None else struct.unpack(f"<{len(data) // struct.calcsize(letter)}{letter}", data)
+def _is_zero(node: Node, stored: _Stored) -> bool:
+    """Return whether *node* dequantizes only zeros: all its integers are the zero point."""
+    if node.op_type != "DequantizeLinear" or not node.inputs:
+        return False
+    values = stored.read(node.inputs[0])
+    point = stored.read(node.inputs[2]) if len(node.inputs) > 2 else b"\0"
+    if not values or not point:
+        return False
+    return values == point * (len(values) // len(point))
+
+
+def _encoding(node: Node, stored: _Stored) -> list[bytes | str]:
+    """Return scale and zero point; by name if their numbers are in another file."""
+    names = [node.inputs[at] if len(node.inputs) > at else "" for at in (1, 2)]
+    return [(stored.read(name) or name) if name else b"\0" for name in names]
 
 
 def _few(names: Sequence[str]) -> str:

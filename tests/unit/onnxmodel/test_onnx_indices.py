@@ -4,85 +4,54 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
 
-TABLE = {"table": np.ones((3, 4), np.float32)}
-DATA = {"x": (TensorProto.FLOAT, [2, 3])}
-INT = TensorProto.INT64
-node = helper.make_node
+TABLE = "float[3, 4] table = {" + ", ".join("1" * 12) + "}"
+WEIGHTS = "{" + ", ".join("1" * 16) + "}"
 
-
-def one(op: str, *inputs: str, **attributes: int) -> list[NodeProto]:
-    return [node(op, list(inputs), ["y"], **attributes)]
-
-
-def ids(shape: list[int], dtype: int = INT) -> dict[str, tuple[int, list[int]]]:
-    return {"i": (dtype, shape)}
-
-
+# By name: inputs, constants, and nodes.
 CASES = {
-    "Gather": (one("Gather", "table", "i"), ids([5]), TABLE),
-    "Gather of an activation": (one("Gather", "x", "i", axis=1), DATA | ids([5]), {}),
+    "Gather": ("int64[5] i", TABLE, "y = Gather (table, i)"),
+    "Gather of an activation": ("float[2, 3] x, int64[5] i", "", "y = Gather <axis = 1> (x, i)"),
     "Gather behind Cast, Sub and Unsqueeze": (
-        [
-            node("Cast", ["i"], ["c"], to=INT),
-            node("Sub", ["c", "first"], ["d"]),
-            node("Unsqueeze", ["d", "axis"], ["e"]),
-            *one("Gather", "table", "e"),
-        ],
-        ids([5], TensorProto.INT32),
-        {**TABLE, "first": np.array(100), "axis": np.array([0])},
+        "int32[5] i",
+        f"{TABLE}, int64 first = {{100}}, int64[1] axis = {{0}}",
+        "c = Cast <to = 7> (i)  d = Sub (c, first)  e = Unsqueeze (d, axis)  y = Gather (table, e)",
     ),
-    "Gather behind Mul": (
-        [node("Mul", ["i", "k"], ["c"]), *one("Gather", "table", "c")],
-        ids([5]),
-        {**TABLE, "k": np.array(2)},
-    ),
+    "Gather behind Mul": ("int64[5] i", f"{TABLE}, int64 k = {{2}}", "c = Mul (i, k)  y = Gather (table, c)"),
     "Gather behind Mod, of what has no shape": (
-        [node("Neg", ["x"], ["t"]), node("Mod", ["i", "k"], ["c"]), *one("Gather", "t", "c")],
-        DATA | ids([5]),
-        {"k": np.array(2)},
+        "float[2, 3] x, int64[5] i",
+        "int64 k = {2}",
+        "t = Neg (x)  c = Mod (i, k)  y = Gather (t, c)",
     ),
-    "GatherElements": (one("GatherElements", "x", "i", axis=1), DATA | ids([2, 2]), {}),
-    "GatherND": (one("GatherND", "x", "i"), DATA | ids([4, 2]), {}),
+    "GatherElements": ("float[2, 3] x, int64[2, 2] i", "", "y = GatherElements <axis = 1> (x, i)"),
+    "GatherND": ("float[2, 3] x, int64[4, 2] i", "", "y = GatherND (x, i)"),
     "ScatterElements": (
-        one("ScatterElements", "x", "i", "u", axis=1),
-        DATA | ids([2, 1]) | {"u": (TensorProto.FLOAT, [2, 1])},
-        {},
+        "float[2, 3] x, int64[2, 1] i, float[2, 1] u",
+        "",
+        "y = ScatterElements <axis = 1> (x, i, u)",
     ),
-    "Reshape": (one("Reshape", "x", "i"), DATA | ids([2]), {}),
-    "Reshape to a vector": (one("Reshape", "x", "i"), DATA | ids([1]), {}),
-    "Expand": (one("Expand", "x", "i"), DATA | ids([2]), {}),
-    "TopK": ([node("TopK", ["x", "i"], ["y", "at"])], DATA | ids([1]), {}),
-    "Slice": (
-        one("Slice", "x", "a", "b", "axes"),
-        DATA | {"a": (INT, [2]), "b": (INT, [2])},
-        {"axes": np.array([0, 1])},
-    ),
-    "CumSum": (one("CumSum", "x", "i"), DATA | ids([]), {}),
+    "Reshape": ("float[2, 3] x, int64[2] i", "", "y = Reshape (x, i)"),
+    "Reshape to a vector": ("float[2, 3] x, int64[1] i", "", "y = Reshape (x, i)"),
+    "Expand": ("float[2, 3] x, int64[2] i", "", "y = Expand (x, i)"),
+    "TopK": ("float[2, 3] x, int64[1] i", "", "y, at = TopK (x, i)"),
+    "Slice": ("float[2, 3] x, int64[2] a, int64[2] b", "int64[2] axes = {0, 1}", "y = Slice (x, a, b, axes)"),
+    "CumSum": ("float[2, 3] x, int64 i", "", "y = CumSum (x, i)"),
     "LSTM": (
-        [node("LSTM", ["steps", "w", "r", "", "i"], ["y"], hidden_size=2)],
-        {"steps": (TensorProto.FLOAT, [3, 1, 2])} | ids([1], TensorProto.INT32),
-        {"w": np.ones((1, 8, 2), np.float32), "r": np.ones((1, 8, 2), np.float32)},
+        "float[3, 1, 2] steps, int32[1] i",
+        f"float[1, 8, 2] w = {WEIGHTS}, float[1, 8, 2] r = {WEIGHTS}",
+        'y = LSTM <hidden_size = 2> (steps, w, r, "", i)',
     ),
 }
 
 
-def saved(path: Path, nodes: list[NodeProto], inputs: dict, constants: dict) -> Path:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(name, dtype, shape) for name, (dtype, shape) in inputs.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+def saved(path: Path, inputs: str, constants: str, nodes: str) -> Path:
+    text = f'<ir_version: 9, opset_import: ["": 17]> g ({inputs}) => (float[] y) <{constants}> {{ {nodes} }}'
+    onnx.save(onnx.parser.parse_model(text), path)
     return path
 
 
@@ -95,27 +64,27 @@ def test_a_model_runs_on_random_integers(tmp_path: Path, case: str) -> None:
 
 
 def test_sizes_and_depths_that_nothing_fails_over_are_kept_too(tmp_path: Path) -> None:
-    constants = {"depth": np.array(4), "values": np.array([0, 1], np.float32)}
-    path = saved(tmp_path / "a.onnx", one("OneHot", "i", "depth", "values"), ids([6]), constants)
+    constants = "int64 depth = {4}, float[2] values = {0, 1}"
+    path = saved(tmp_path / "a.onnx", "int64[6] i", constants, "y = OneHot (i, depth, values)")
     session = onnxruntime.InferenceSession(path)
     for feed in random_feeds(model_inputs(path), 0, 8):
         assert session.run(None, feed)[0].sum() == 6
-    path = saved(tmp_path / "b.onnx", one("Tile", "x", "i"), DATA | ids([2]), {})
+    path = saved(tmp_path / "b.onnx", "float[2, 3] x, int64[2] i", "", "y = Tile (x, i)")
     assert {feed["i"].max() for feed in random_feeds(model_inputs(path), 0, 8)} == {1}
 
 
 def test_integers_that_nothing_bounds_are_the_usual_ones(tmp_path: Path) -> None:
-    constants = {"low": np.array(0), "high": np.array(2), **TABLE}
-    clipped = [node("Clip", ["i", "low", "high"], ["c"]), *one("Gather", "table", "c")]
-    for number, nodes in enumerate(([*one("Cast", "i", to=TensorProto.FLOAT)], clipped)):
-        path = saved(tmp_path / f"{number}.onnx", nodes, ids([50]), constants if number else {})
+    constants = f"int64 low = {{0}}, int64 high = {{2}}, {TABLE}"
+    clipped = "c = Clip (i, low, high)  y = Gather (table, c)"
+    for number, nodes in enumerate(("y = Cast <to = 1> (i)", clipped)):
+        path = saved(tmp_path / f"{number}.onnx", "int64[50] i", constants if number else "", nodes)
         assert [spec.value_range for spec in model_inputs(path)] == [None]
         (feed,) = random_feeds(model_inputs(path), 0, 1)
         assert set(feed["i"].tolist()) == set(range(10))
 
 
 def test_what_the_metadata_tells_is_not_second_guessed(tmp_path: Path) -> None:
-    path = saved(tmp_path / "model.onnx", one("Gather", "table", "i"), ids([50]), TABLE)
+    path = saved(tmp_path / "model.onnx", "int64[50] i", TABLE, "y = Gather (table, i)")
     model = onnx.load(path)
     model.metadata_props.add(key="winml.io.inputs", value='[{"name": "i", "value_range": [1, 2]}]')
     onnx.save(model, path)
@@ -124,11 +93,9 @@ def test_what_the_metadata_tells_is_not_second_guessed(tmp_path: Path) -> None:
 
 
 def test_a_number_inside_of_a_branch_is_found(tmp_path: Path) -> None:
-    branch = helper.make_graph(
-        [node("Gather", ["table", "i"], ["b"])], "b", [], [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)]
-    )
-    nodes = [node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)]
-    path = saved(tmp_path / "model.onnx", nodes, ids([5]), {**TABLE, "yes": np.array(True)})
+    branch = "b () => (float[] b) { b = Gather (table, i) }"
+    nodes = f"y = If (yes) <then_branch = {branch}, else_branch = {branch}>"
+    path = saved(tmp_path / "model.onnx", "int64[5] i", f"{TABLE}, bool yes = {{1}}", nodes)
     session = onnxruntime.InferenceSession(path)
     for feed in random_feeds(model_inputs(path), 0, 8):
         session.run(None, feed)

@@ -19,8 +19,8 @@ ModelMaker = Callable[..., onnx.ModelProto]
 WEIGHT, BIAS = 64 * 64, 64
 
 
-def found(model: onnx.ModelProto, folder: Path) -> FoundPrecision:
-    onnx.save(model, folder / "m.onnx")
+def found(model: onnx.ModelProto | str, folder: Path) -> FoundPrecision:
+    onnx.save(onnx.parser.parse_model(model) if isinstance(model, str) else model, folder / "m.onnx")
     return precision_of(read_model(folder / "m.onnx"))
 
 
@@ -65,21 +65,17 @@ def test_weights_that_are_quantized_while_the_model_runs_are_weights_too(
 
 def test_an_embedding_table_does_not_rename_a_model(tmp_path: Path) -> None:
     """MiniLM in w8a16 has more 16-bit elements in its table than 8-bit elements in all its MatMuls."""
-    x, y = helper.make_tensor_value_info("x", TensorProto.INT64, [4]), helper.make_tensor_value_info("y", 1, [4, 2])
-    number = {
-        "s": np.float32(0.1), "z8": np.uint8(128), "z16": np.uint16(32768),
-        "table": np.ones((500, 8), np.uint16), "w": np.ones((8, 2), np.uint8),
-    }  # fmt: skip
-    nodes = [
-        helper.make_node("DequantizeLinear", ["table", "s", "z16"], ["rows"]),
-        helper.make_node("Gather", ["rows", "x"], ["row"]),
-        helper.make_node("QuantizeLinear", ["row", "s", "z16"], ["rq"]),
-        helper.make_node("DequantizeLinear", ["rq", "s", "z16"], ["rd"]),
-        helper.make_node("DequantizeLinear", ["w", "s", "z8"], ["wd"]),
-        helper.make_node("MatMul", ["rd", "wd"], ["y"]),
-    ]
-    constants = [numpy_helper.from_array(np.asarray(value), name) for name, value in number.items()]
-    precision = found(helper.make_model(helper.make_graph(nodes, "g", [x], [y], constants)), tmp_path)
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (int64[4] x) => (float[4, 2] y)
+    <float s = {{0.1}}, uint8 z8 = {{128}}, uint16 z16 = {{32768}},
+     uint16[500, 8] table = {{{",".join("1" * 4000)}}}, uint8[8, 2] w = {{{",".join("1" * 16)}}}> {{
+        rows = DequantizeLinear (table, s, z16)
+        row = Gather (rows, x)
+        rq = QuantizeLinear (row, s, z16)
+        rd = DequantizeLinear (rq, s, z16)
+        wd = DequantizeLinear (w, s, z8)
+        y = MatMul (rd, wd)
+    }}"""
+    precision = found(text, tmp_path)
     assert precision.name == "w8a16"
     assert (precision.weights, precision.others) == ({"uint8": 16}, {"uint16": 4000})
     assert precision.text == "w8a16, 100% of all elements are uint16, outside of MatMul, Gemm and Conv"
@@ -137,14 +133,12 @@ def test_floats_are_told_with_their_shares(tmp_path: Path) -> None:
 
 
 def test_a_compiled_model_tells_its_edges_only(tmp_path: Path) -> None:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    constants = [numpy_helper.from_array(np.asarray(np.float32(1)), "s")]
-    constants.append(numpy_helper.from_array(np.asarray(np.uint16(0)), "z"))
-    nodes = [
-        helper.make_node("EPContext", ["x"], ["q"], domain="com.microsoft"),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
-    ]
-    precision = found(helper.make_model(helper.make_graph(nodes, "g", [x], [y], constants)), tmp_path)
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[1] x) => (float[1] y)
+    <float s = {1.0}, uint16 z = {0}> {
+        q = com.microsoft.EPContext (x)
+        y = DequantizeLinear (q, s, z)
+    }"""
+    precision = found(text, tmp_path)
     assert precision.name == ""
     assert precision.text == "inside the compiled binary, quantized to uint16 at its edges"
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,51 +88,44 @@ class _Payload:
         return (Path.touch, (self.victim,))
 
 
-def test_a_bin_checkpoint_that_would_run_code_is_refused(bench: Bench, folder: Path, tmp_path: Path) -> None:
+def test_a_bin_checkpoint_that_would_run_code_is_refused(folder: Path, tmp_path: Path) -> None:
     victim = tmp_path / "ran"
     (folder / "model.safetensors").unlink()
     torch.save({"classifier.bias": _Payload(victim)}, folder / "pytorch_model.bin")
     with pytest.raises(StageError, match="cannot be loaded"):
-        bench.export(CLASSIFIER, folder=folder)
+        load_pytorch_model(CLASSIFIER, folder)
     assert not victim.exists()
 
 
-def test_a_shard_outside_the_folder_is_refused(bench: Bench, folder: Path) -> None:
+def _shard_outside(folder: Path) -> None:
     shutil.move(folder / "model.safetensors", folder.parent / "elsewhere.safetensors")
     index = {"metadata": {}, "weight_map": {"classifier.bias": "../elsewhere.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(StageError, match="not a file of the model folder"):
-        bench.export(CLASSIFIER, folder=folder)
 
 
-def test_a_folder_without_weights_is_refused(bench: Bench, folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(StageError, match=r"no weights: there is config\.json"):
-        bench.export(CLASSIFIER, folder=folder)
-
-
-def test_a_damaged_checkpoint_is_refused(bench: Bench, folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(StageError, match="cannot be loaded"):
-        bench.export(CLASSIFIER, folder=folder)
-
-
-def test_an_adapter_is_refused(bench: Bench, folder: Path) -> None:
-    (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(StageError, match="adapter"):
-        bench.export(CLASSIFIER, folder=folder)
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_shard_outside, "not a file of the model folder"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"no weights: there is config\.json"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 2000), "cannot be loaded"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}", encoding="utf-8"), "adapter"),
+        (
+            lambda folder: edit_config(folder, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}),
+            r"classifier\.bias is \[3\] instead of \[2\]",
+        ),
+    ],
+    ids=["a shard outside", "no weights", "cut short", "an adapter", "another shape"],
+)
+def test_a_folder_without_the_whole_model_is_refused(folder: Path, damage: Callable[[Path], Any], words: str) -> None:
+    damage(folder)
+    with pytest.raises(StageError, match=words):
+        load_pytorch_model(CLASSIFIER, folder)
 
 
 def test_a_head_that_the_checkpoint_does_not_have_is_refused(bench: Bench, folder: Path) -> None:
     with pytest.raises(StageError, match=r"no weights for cls\.predictions"):
         bench.export(LoaderFields("fill-mask"), folder=folder)
-
-
-def test_weights_of_another_shape_than_the_config_says_are_refused(bench: Bench, folder: Path) -> None:
-    edit_config(folder, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
-    with pytest.raises(StageError, match=r"classifier\.bias is \[3\] instead of \[2\]"):
-        bench.export(CLASSIFIER, folder=folder)
 
 
 def test_missing_weights_that_reach_no_output_are_harmless(bench: Bench, tmp_path: Path) -> None:

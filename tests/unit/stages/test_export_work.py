@@ -194,7 +194,6 @@ def test_inputs_that_the_model_cannot_take_are_refused(bench: Bench, tensor: Inp
         (random_model("resnet", "fill-mask"), ExportFields(), "no model for the architecture 'resnet'"),
         (random_model("bert", "fill-mask"), ExportFields(opset_version=99), "opset"),
         (random_model("bert", "fill-mask"), ExportFields(export_params=False), "export_params"),
-        (random_model("bert", "fill-mask"), ExportFields(hierarchy_tag_format="short"), "hierarchy_tag_format"),
         (random_model("bert", "fill-mask"), ExportFields(output_tensors=("a", "b")), "the model has 1"),
         (LoaderFields("fill-mask", "bert"), ExportFields(), "neither a model folder nor"),
     ],

@@ -43,7 +43,6 @@ from winml_dag.stages.export.exporter import ExportOptions, check_export, export
 from winml_dag.stages.export.fitting import fitted
 from winml_dag.stages.export.hierarchy import (
     METADATA_FILE,
-    TAG_FORMATS,
     ModelFacts,
     hierarchy_metadata,
     node_tags,
@@ -150,10 +149,6 @@ def _check_fields(fields: ExportFields) -> None:
         raise StageError(
             "export.export_params is false, but a model without weights can be neither checked nor compiled.",
             advice="Set it to true.",
-        )
-    if fields.hierarchy_tag_format not in TAG_FORMATS:
-        raise StageError(
-            f"export.hierarchy_tag_format is {fields.hierarchy_tag_format!r}; it can be {' or '.join(TAG_FORMATS)}."
         )
 
 

@@ -20,7 +20,6 @@ from winml_dag.stages.export.subject import call_model
 
 METADATA_FILE = "export_htp_metadata.json"
 METADATA_VERSION = "1.0"
-TAG_FORMATS = ("full", "module_only")
 
 # The metadata in which the dynamo exporter records the modules around a node, outermost first, the operator last.
 _DYNAMO_SCOPES = "pkg.torch.onnx.name_scopes"
