@@ -17,7 +17,7 @@ from winml_dag.canonical import canonical_json
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.support.case import Case, Outcome
-from winml_dag.pipeline.autoconf import analyze_target
+from winml_dag.pipeline.sections import analyze_target
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.analyze.cases import as_quantized
 from winml_dag.stages.analyze.proposals import FUSIONS
