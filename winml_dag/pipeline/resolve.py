@@ -21,7 +21,6 @@ from winml_dag.pipeline import sections
 from winml_dag.pipeline.build_info import asked_for
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
-from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
 from winml_dag.pipeline.data import Data, data_of, find_calibration, find_validation_data, not_validated
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.quantization import quant_for, quant_section, quantize_configs, refuse_other_quantize
@@ -51,7 +50,7 @@ from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.compile import CompileConfig
-from winml_dag.stages.export.architectures import Component
+from winml_dag.stages.export.architectures import Component, composite_of
 
 T = TypeVar("T")
 
@@ -127,13 +126,19 @@ def resolve_whole(
     recipe = with_settings(_recipe(loaded), Overrides(settings={"loader": overrides.section("loader")}))
     context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
     model = find_model(context, download=download)
-    components = components_for(context, model)
 
     def part(component: Component | None) -> Build:
         return resolve(
             loaded, overrides, output_dir, download=download, only=only, runs=runs, model=model, component=component
         )
 
+    asks = overrides.submodel or recipe.components or recipe.loader.module_path
+    if not asks and composite_of(model.model_type) is None:
+        return part(None)
+    # Imported here: most models are exported in one piece.
+    from winml_dag.pipeline.composite import components_for, composite_build
+
+    components = components_for(context, model)
     if len(components) < 2:
         return part(components[0] if components else None)
     return composite_build(context, model, {component: part(component) for component in components})
@@ -163,6 +168,8 @@ def resolve(
     """
     recipe = _recipe(loaded)
     if component is not None:
+        from winml_dag.pipeline.composite import recipe_of
+
         recipe, overrides = recipe_of(recipe, component), replace(overrides, task=None)
     recipe = with_settings(recipe, overrides)
     context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
