@@ -108,7 +108,7 @@ def command(**options: Any) -> int:
 def _request_of(options: Mapping[str, Any]) -> PerfRequest:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.perf import PerfRequest
-    from winml_dag.recipe.paths import resolve_path
+    from winml_dag.recipe.load import resolve_path
     from winml_dag.recipe.schema import Perf
 
     refuse_both(options, "baseline")

@@ -13,7 +13,7 @@ from pathlib import Path
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.names import is_safe_part
 from winml_dag.recipe.document import Document, Findings, Location, Position, Positions, did_you_mean
-from winml_dag.recipe.paths import relocated, resolve_path
+from winml_dag.recipe.load import relocated, resolve_path
 from winml_dag.recipe.reading import read_recipe
 from winml_dag.recipe.schema import Recipe
 

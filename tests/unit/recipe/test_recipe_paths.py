@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.recipe.paths import is_path_like, resolve_path
+from winml_dag.recipe.load import is_path_like, resolve_path
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from winml_dag.pipeline.documents import EvalReport, Figures, PerfReport, Stage
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.result import CellResult, Measured
-from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.load import LoadedRecipe, resolve_path
 from winml_dag.stages.evaluate import METRICS
 from winml_dag.stages.perf.notices import EMULATED
 from winml_dag.store.store import Store
