@@ -30,7 +30,7 @@ from winml_dag.ep.provider import AUTO_PRECISIONS
 from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.errors import UsageError
 from winml_dag.pipeline import remoteconfig
-from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
+from winml_dag.pipeline.quantization import precision_for, with_precision, with_types
 from winml_dag.recipe import precision
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.schema import Quant

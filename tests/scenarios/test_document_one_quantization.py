@@ -24,7 +24,7 @@ from winml_dag import WinMLCompileConfig, WinMLQuantizationConfig, build_onnx_mo
 from winml_dag.ep.availability import resolve_target
 from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.pipeline.precisions import with_types
+from winml_dag.pipeline.quantization import with_types
 from winml_dag.recipe.schema import Compile, EpSettings, Quant, Recipe
 from winml_dag.stages.compile import CompileFields
 

@@ -68,7 +68,7 @@ def _matching(
     model_type: str | None, task: str | None, ep: str | None, device: str | None, precision: str | None
 ) -> Iterable[Shipped]:
     from winml_dag.ep.availability import resolve_target
-    from winml_dag.pipeline.precisions import precision_for
+    from winml_dag.pipeline.quantization import precision_for
     from winml_dag.recipe.load import shipped_recipes
 
     target = resolve_target(ep, device)

@@ -7,6 +7,7 @@ the result (:mod:`winml_dag.report.provenance`).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from winml_dag import TOOL_ID
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import distributions_in, normalised
 from winml_dag.engine.stage import Source
@@ -200,17 +201,8 @@ def _recipe(loaded: LoadedRecipe) -> JsonObject:
 def _options(overrides: Overrides) -> JsonObject:
     values = asdict(overrides)
     given = {field.name: values[field.name] for field in fields(overrides) if values[field.name] != field.default}
-    return {name: _plain(value) for name, value in given.items()}
-
-
-def _plain(value: object) -> JsonValue:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return value.as_posix() if isinstance(value, Path) else str(value)
+    plain: JsonObject = json.loads(json.dumps(given, default=Path.as_posix))
+    return plain
 
 
 def build_info(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:

@@ -13,7 +13,7 @@ from winml_dag.ep.providers.qnn import NPU_SETTINGS, option_of, with_npu_setting
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.variant import ResolveContext, Skip
-from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.load import resolve_path
 from winml_dag.recipe.schema import Compile, Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import CompileConfig, CompileFields

@@ -16,7 +16,7 @@ from winml_dag.file_reading import before_reading, read_json
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder, folders_in
 from winml_dag.pipeline.variant import Model, ResolveContext, Skip
-from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.load import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import artifact_types
 from winml_dag.stages.calibrate import RANGES_FILE

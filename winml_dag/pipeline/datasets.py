@@ -17,7 +17,7 @@ from winml_dag.errors import InputError
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline import hub
 from winml_dag.pipeline.sources import folders_in
-from winml_dag.recipe.paths import is_path_like, resolve_path
+from winml_dag.recipe.load import is_path_like, resolve_path
 from winml_dag.stages.samples import kind_of
 
 CARD = "README.md"

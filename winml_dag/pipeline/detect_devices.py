@@ -131,12 +131,10 @@ def _found(ep: ExecutionProvider, environment: Environment | None, executor: Loc
         return ProviderFound(ep, installed=False, why_not=f"It is not installed {where}.", how=ep.how_to_get,
                              runtime=runtime, environment=folder)  # fmt: skip
     brings = runtime if package is None else _first_present(present, (package.distribution,))
-    answer = _ask(ep, environment, executor)
-    facts = answer.facts
+    facts, why_not, how = _ask(ep, environment, executor)
     devices = tuple(_device(value) for value in _objects(facts.get("devices")))
     tried = {str(name): str(why) for name, why in _object(facts.get("tried")).items()}
     devices += tuple(Device(name) for name, why in tried.items() if not why)
-    why_not, how = answer.error, answer.advice
     if not why_not and not devices:
         why_not = next(iter(tried.values()), "It is installed and finds no device on this machine.")
         how = f"It drives {', '.join(ep.devices)}: run it on a machine that has one."
@@ -154,16 +152,10 @@ def _found(ep: ExecutionProvider, environment: Environment | None, executor: Loc
     )
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """The output of a provider's process; ``error`` is empty if it succeeded."""
-
-    facts: JsonObject
-    error: str
-    advice: str
-
-
-def _ask(ep: ExecutionProvider, environment: Environment | None, executor: LocalExecutor) -> _Answer:
+def _ask(
+    ep: ExecutionProvider, environment: Environment | None, executor: LocalExecutor
+) -> tuple[JsonObject, str, str]:
+    """Return the facts that a provider's process finds, its error, which is empty if it succeeded, and advice."""
     node = Node(
         id=DEVICES.name,
         stage=DEVICES,
@@ -176,11 +168,11 @@ def _ask(ep: ExecutionProvider, environment: Environment | None, executor: Local
         folder = Path(name)
         outcome = executor.run(Job(node, folder, DEVICES.timeout_seconds))
         if not outcome.error or (folder / RESULT_FILE).exists():
-            return _Answer(outcome.metrics, outcome.error, outcome.advice)
+            return outcome.metrics, outcome.error, outcome.advice
         # It crashed or hung. Its log is removed with the folder.
         words = outcome.log.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line.strip() for line in reversed(words) if line.strip()), "")
-        return _Answer({}, outcome.error, f"Its last words: {last[:_LONGEST_WORDS]}" if last else "")
+        return {}, outcome.error, f"Its last words: {last[:_LONGEST_WORDS]}" if last else ""
 
 
 def _first_present(present: Mapping[str, str], names: Iterable[str]) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.execute import Job, LocalExecutor
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.precisions import reads
+from winml_dag.pipeline.quantization import reads
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.resolve import resolve_whole
 from winml_dag.pipeline.variant import Build, CompositeBuild, Skip
@@ -116,11 +116,11 @@ def _modules(frozen: FrozenRecipe, settings: JsonObject, build: Build | Composit
             f"--module {module} is for modules of one PyTorch model that is exported.",
             advice="Name one component with --submodel, or give the PyTorch model.",
         )
-    found = module_recipes(
+    recipes, left_out = module_recipes(
         settings, build.export.loader, build.export.export, build.inputs.model, module, script=build.inputs.script
     )
-    left_out = (f"There is no recipe for the module {path}: {why}" for path, why in found.left_out.items())
-    return replace(frozen, recipes=found.recipes, notices=(*frozen.notices, *left_out))
+    notices = (f"There is no recipe for the module {path}: {why}" for path, why in left_out.items())
+    return replace(frozen, recipes=recipes, notices=(*frozen.notices, *notices))
 
 
 def _with_tensors(frozen: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild) -> FrozenRecipe:
@@ -188,17 +188,6 @@ _OF_ITS_DATA = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ModuleRecipes:
-    """``recipes``: one for each module that can be called alone, in the order in which the model calls them.
-
-    ``left_out``: why other modules have none, by path.
-    """
-
-    recipes: tuple[JsonObject, ...]
-    left_out: Mapping[str, str]
-
-
 def module_recipes(
     settings: JsonObject,
     loader: LoaderFields,
@@ -207,8 +196,10 @@ def module_recipes(
     module_class: str,
     *,
     script: Source | None = None,
-) -> ModuleRecipes:
+) -> tuple[tuple[JsonObject, ...], JsonObject]:
     """Return a recipe for each module of *module_class*, with the inputs that the module gets when the model runs.
+
+    They are in the order in which the model calls them. Also returns, by path, why other modules have none.
 
     Args:
         settings: the frozen recipe of the whole model.
@@ -220,8 +211,9 @@ def module_recipes(
     config = config_json(CaptureConfig(loader, export, module_class))
     metrics = run_ephemeral_stage(CAPTURE, config, {MODEL_SOURCE: model, SCRIPT_SOURCE: script})
     found = _objects(metrics.get("modules"))
-    left_out = {path: str(why) for path, why in _section(metrics, "left_out")}
-    return ModuleRecipes(tuple(_recipe(settings, loader, module_class, module) for module in found), left_out)
+    return tuple(_recipe(settings, loader, module_class, module) for module in found), dict(
+        _section(metrics, "left_out")
+    )
 
 
 def _recipe(settings: JsonObject, of_model: LoaderFields, module_class: str, module: JsonObject) -> JsonObject:

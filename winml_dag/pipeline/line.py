@@ -121,7 +121,7 @@ class Line:
                 yield self._taken(node)
 
     def _rounds(self) -> Iterator[Node]:
-        """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.autoconf`."""
+        """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.sections`."""
         build, model = self._build, self._artifacts["model"]
         optimize, analyze, search = chosen(build.optimize), chosen(build.analyze), build.search
         for number in range(search.rounds + 1):

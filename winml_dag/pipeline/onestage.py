@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from winml_dag.errors import UsageError
 from winml_dag.names import is_safe_part
@@ -19,10 +19,9 @@ from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Build, CompositeBuild, SavePath, Skip
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.stages import artifact_types
+from winml_dag.stages.builtin import LINE
 from winml_dag.stages.finalize import FinalizeConfig
 from winml_dag.stages.shared import MOST_MODELS, FinalizeSharedConfig
-
-T = TypeVar("T")
 
 _HALF_TYPES = ("float16", "bfloat16")
 
@@ -148,21 +147,10 @@ def _compiling(build: Build, command: _Command, *, quantizes: bool, shares: bool
 
 def _only(build: Build, command: _Command, name: str) -> Build:
     """Return *build* with only the stages of *command*; its result is called *name*."""
-
-    def kept(stage: str, config: T | Skip) -> T | Skip:
-        return config if stage in command.stages else Skip("this command is not about it")
-
-    return replace(
-        build,
-        export=kept("export", build.export),
-        optimize=kept("optimize", build.optimize),
-        calibrate=kept("calibrate", build.calibrate),
-        quantize=kept("quantize", build.quantize),
-        compile=kept("compile", build.compile),
-        validate=kept("validate", build.validate),
-        finalize=kept("finalize", _finalize(build, name)),
-        declared=None,
-    )
+    # normalize is done wherever it is needed, and resolved without analyze.
+    others = LINE.keys() - command.stages - {"normalize", "analyze"}
+    skipped: dict[str, Any] = dict.fromkeys(others, Skip("this command is not about it"))
+    return replace(build, declared=None, **{"finalize": _finalize(build, name), **skipped})
 
 
 def _of_components(build: CompositeBuild, command: _Command, output: Path) -> CompositeBuild:

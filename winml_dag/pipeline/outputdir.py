@@ -12,8 +12,7 @@ from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.inplace import KEPT
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.recipe.paths import relocated
+from winml_dag.recipe.load import LoadedRecipe, relocated
 
 # In the cache folder, for results that are kept there (--use-cache) instead of in a separate folder.
 OUTPUTS = "outputs"

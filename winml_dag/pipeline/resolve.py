@@ -16,15 +16,14 @@ from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Source
 from winml_dag.ep.availability import is_at_hand, require_at_hand, resolve_target, what_is_missing
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.errors import RecipeError, UsageError, WinmlDagError
-from winml_dag.pipeline import autoconf, sections
+from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.pipeline import sections
 from winml_dag.pipeline.build_info import asked_for
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
-from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
 from winml_dag.pipeline.data import Data, data_of, find_calibration, find_validation_data, not_validated
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
-from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
+from winml_dag.pipeline.quantization import quant_for, quant_section, quantize_configs, refuse_other_quantize
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile
@@ -40,19 +39,18 @@ from winml_dag.pipeline.variant import (
     Skip,
     chosen,
     find_model,
-    merged,
     rewires_builtin,
     task_for,
     user_script,
     with_settings,
 )
 from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.recipe.precision import Precision, parse_precision, precision_name
+from winml_dag.recipe.precision import precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.compile import CompileConfig
-from winml_dag.stages.export.architectures import Component
+from winml_dag.stages.export.architectures import Component, composite_of
 
 T = TypeVar("T")
 
@@ -128,13 +126,19 @@ def resolve_whole(
     recipe = with_settings(_recipe(loaded), Overrides(settings={"loader": overrides.section("loader")}))
     context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
     model = find_model(context, download=download)
-    components = components_for(context, model)
 
     def part(component: Component | None) -> Build:
         return resolve(
             loaded, overrides, output_dir, download=download, only=only, runs=runs, model=model, component=component
         )
 
+    asks = overrides.submodel or recipe.components or recipe.loader.module_path
+    if not asks and composite_of(model.model_type) is None:
+        return part(None)
+    # Imported here: most models are exported in one piece.
+    from winml_dag.pipeline.composite import components_for, composite_build
+
+    components = components_for(context, model)
     if len(components) < 2:
         return part(components[0] if components else None)
     return composite_build(context, model, {component: part(component) for component in components})
@@ -164,6 +168,8 @@ def resolve(
     """
     recipe = _recipe(loaded)
     if component is not None:
+        from winml_dag.pipeline.composite import recipe_of
+
         recipe, overrides = recipe_of(recipe, component), replace(overrides, task=None)
     recipe = with_settings(recipe, overrides)
     context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
@@ -174,8 +180,8 @@ def resolve(
     context = replace(context, recipe=with_compile_settings(recipe, overrides.section("compile"), target))
     task = task_for(context, model)
     onnx = model.onnx
-    quant = _quant(context, target, onnx)
-    sections.refuse_other_quantize(context, quant, onnx)
+    quant = quant_for(context, target, onnx)
+    refuse_other_quantize(context, quant, onnx)
     would_compile = _would_compile(context, target, onnx)
     compile_ = would_compile if "compile" in only else Skip("this command does not compile")
     standard_only = _takes_standard_only(target, quant, would_compile)
@@ -202,11 +208,11 @@ def resolve(
     validate = sections.validate_config(
         context, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
     )
-    quantize = sections.quantize_configs(quant, target)
-    analyze = autoconf.analyze_config(
+    quantize = quantize_configs(quant, target)
+    analyze = sections.analyze_config(
         context, target, optimize, quantize, compile_=would_compile, standard_only=standard_only
     )
-    search = autoconf.search_of(context, target, analyze)
+    search = sections.search_of(context, target, analyze)
     normalization = None
     if onnx is not None:
         # Imported here: only builds from an ONNX model need it.
@@ -242,7 +248,7 @@ def resolve(
                 *sections.notices(quant, calibration),
                 *lacks.notices,
                 *(() if lacks.found else _missing(target)),
-                *autoconf.notices(target, analyze, search),
+                *sections.search_notices(target, analyze, search),
                 *(() if only is not LINE else _without_effect(context, target, of_flags)),
             ),
             declared=_own_stages(recipe),
@@ -373,46 +379,7 @@ def _require_exporter() -> None:
 def _unquantized_data(context: ResolveContext) -> Quant | None:
     """Return the recipe's data settings for validation, for a build that does not quantize."""
     unused = not_validated(context) is not None or context.recipe.validation.input_data is not None
-    return None if unused else data_of(_quant_section(context))
-
-
-def _quant_section(context: ResolveContext) -> Quant | None:
-    recipe = context.recipe
-    return recipe.quant or (recipe.compile.quant_config if recipe.compile else None)
-
-
-def _quant(context: ResolveContext, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
-    overrides, section = context.overrides, _quant_section(context)
-    if overrides.quant is False:
-        return Skip("--no-quant was given")
-    asked_for_now = overrides.quant is True or overrides.precision is not None
-    if onnx is not None and onnx.kind in artifact_types.FINISHED_MODELS and not asked_for_now:
-        how = "compiled" if onnx.kind == artifact_types.COMPILED_MODEL else "quantized"
-        return Skip(f"{onnx.path.name} is {how} already")
-    precision = _precision(context, target)
-    if precision is not None and precision.mode is None:
-        return Skip(f"precision {precision.name} needs no quantization")
-    if precision is not None:
-        section = with_precision(section or Quant(), precision, target)
-    elif section is None and overrides.quant is not True:
-        return Skip(
-            "the recipe's quant section is null" if context.wrote("quant") else "the recipe has no quant section"
-        )
-    return with_types(merged(Quant, section, overrides.section("quant")), target)
-
-
-def _precision(context: ResolveContext, target: Target) -> Precision | None:
-    """Return the precision that was named; None if the quant section decides."""
-    name = context.overrides.precision
-    if name is None and context.wrote("precision"):
-        name = context.recipe.precision
-        if context.recipe.quant is None and context.wrote("quant") and parse_precision(name).mode is not None:
-            raise RecipeError(
-                f"precision is {name}, but quant is null, which means: do not quantize. Keep one of them."
-            )
-    if name is None and not context.has_recipe and context.overrides.quant is None:
-        name = "auto"
-    return None if name is None else precision_for(name, target)
+    return None if unused else data_of(quant_section(context))
 
 
 def _inputs(context: ResolveContext, model: Model, calibration: Data, validation: Data, files: Source | None) -> Inputs:

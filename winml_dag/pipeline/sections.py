@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
-from winml_dag.ep.availability import is_at_hand
+from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.ep.availability import can_be_asked, is_at_hand
+from winml_dag.ep.provider import compile_options, complete_options
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.errors import RecipeError
+from winml_dag.ep.support import rule_folder, table_paths
+from winml_dag.errors import RecipeError, UsageError
+from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.compilation import file_option_names, provider_options
 from winml_dag.pipeline.data import Data, not_validated
-from winml_dag.pipeline.precisions import notices_of
+from winml_dag.pipeline.quantization import notices_of
+from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import ResolveContext, Skip
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import InputDimension
-from winml_dag.recipe.precision import type_bits
 from winml_dag.recipe.schema import Export, Quant, Recipe, Validate
 from winml_dag.stages import artifact_types
+from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.export.inputs import BATCH, sized
-from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget, select
+from winml_dag.stages.optimize import FILE, NOTHING, OptimizeConfig, OptimizeTarget, select
 from winml_dag.stages.quality import Bounds, rounding
-from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
+from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig
 from winml_dag.stages.target import RunTarget
@@ -34,6 +40,13 @@ from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, Validat
 
 # From 21 on, uint16 QDQ is plain ONNX; 23 adds an Attention operator that QNN leaves on the CPU (1 graph became 4).
 DEFAULT_OPSET = 21
+
+# The name appears in reasons.
+BEGIN = Source("no capabilities", artifact_types.OPTIMIZATIONS, (SourceFile(FILE, NOTHING),))
+# Options that take time and do not change which operators a provider takes.
+SPEED_OPTIONS = frozenset({"htp_graph_finalization_optimization_mode"})
+# Each round adds two nodes to the graph, even if it discovers nothing.
+MOST_ROUNDS = 20
 
 # Fields that have no effect in a mode without ranges.
 _OF_RANGES = ("calibration_load_path", "calibration_save_path", "save_calibration")
@@ -45,22 +58,6 @@ def refuse_unused(recipe: Recipe) -> None:
         raise RecipeError(
             "export.module_arguments are what a module is called with, but the recipe is for a whole model.",
             advice="Name the module in loader.module_path, or leave them out.",
-        )
-
-
-def refuse_other_quantize(context: ResolveContext, quant: Quant | Skip, onnx: OnnxFile | None) -> None:
-    """Raise RecipeError if ``compile.quantize``, which decides nothing, contradicts what the build does."""
-    section, overrides = context.recipe.compile, context.overrides
-    if section is None or section.quantize is None:
-        return
-    if not section.quantize and section.quant_config is not None:
-        raise RecipeError("compile.quantize is false, but there is compile.quant_config. Keep one of them.")
-    given = onnx is not None and onnx.kind in artifact_types.INTEGER_MODELS
-    otherwise = overrides.quant is not None or overrides.precision is not None
-    if section.quantize and isinstance(quant, Skip) and not (given or otherwise):
-        raise RecipeError(
-            f"compile.quantize is true, but nothing would be quantized: {quant.reason}.",
-            advice="Its place was taken by a quant section, or compile.quant_config: give one of them.",
         )
 
 
@@ -246,83 +243,6 @@ def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> Se
     return SensitivityConfig(RankedFields(**same, columns_mapping=columns), quantize.target, samples)
 
 
-def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfig, ...] | Skip:
-    """Return the quantizations that *quant* requests, in order."""
-    if isinstance(quant, Skip):
-        return quant
-    if quant.mode == "static":
-        integers, fields = target.ep.integers, _quantize_fields(quant)
-        op_types = None if fields.op_types_to_quantize else operators_by_default(quant, target)
-        return (QuantizeConfig(fields, QuantizeTarget(integers.rules, integers.mixes_widths, op_types)),)
-    first = QuantizeConfig(_quantize_fields(quant))
-    if quant.mode != "rtn" or quant.rtn_float_type == "float32":
-        return (first,)
-    # A second one, so that w4a32 and w4a16 share the first. It does not use integers, so their operator list does not
-    # apply.
-    rest = quant.model_copy(update={"mode": "fp16", "op_types_to_quantize": None})
-    return (first, QuantizeConfig(_quantize_fields(rest)))
-
-
-def operators_by_default(quant: Quant, target: Target) -> tuple[str, ...] | None:
-    """Return the operators that static quantization for *target* takes by default; None: all. *quant* has its types."""
-    assert quant.activation_type is not None
-    return target.ep.integers.operators.get(type_bits(quant.activation_type))
-
-
-def _quantize_fields(quant: Quant) -> QuantizeFields:
-    """Return the fields of *quant*, whose types are set, that its mode reads."""
-    left_out = QuantizeFields(
-        quant.mode,
-        op_types_to_quantize=_distinct(quant.op_types_to_quantize),
-        op_types_to_exclude=_distinct(quant.op_types_to_exclude),
-        nodes_to_exclude=_distinct(quant.nodes_to_exclude),
-    )
-    if quant.mode == "fp16":
-        return replace(
-            left_out,
-            fp16_keep_io_types=quant.fp16_keep_io_types,
-            fp16_op_block_list=_distinct(quant.fp16_op_block_list),
-        )
-    if quant.mode == "rtn":
-        return replace(
-            left_out,
-            rtn_bits=quant.rtn_bits,
-            rtn_block_size=quant.rtn_block_size,
-            rtn_symmetric=quant.rtn_symmetric,
-            rtn_accuracy_level=quant.rtn_accuracy_level,
-        )
-    if quant.mode == "dynamic":
-        return replace(
-            left_out,
-            weight_type=quant.weight_type,
-            per_channel=quant.per_channel,
-            weight_symmetric=quant.weight_symmetric,
-            reduce_range=quant.reduce_range,
-        )
-    overrides = [
-        NodeTypes(nodes, types.weight_type, types.activation_type)
-        for nodes, types in sorted(quant.node_overrides.items())
-        if types.weight_type or types.activation_type
-    ]
-    return replace(
-        left_out,
-        weight_type=quant.weight_type,
-        activation_type=quant.activation_type,
-        per_channel=quant.per_channel,
-        weight_symmetric=quant.weight_symmetric,
-        activation_symmetric=quant.activation_symmetric,
-        node_overrides=tuple(overrides) or None,
-        # Also set with 16 bits, where it has no effect, so that editing the precision reports only that change.
-        equalize=quant.equalize is not False,
-        reduce_range=quant.reduce_range,
-    )
-
-
-def _distinct(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return *names* as a sorted set: order and repetition do not change a key, and an empty list equals none."""
-    return tuple(sorted(set(names))) if names else None
-
-
 def notices(quant: Quant | Skip, given: Data) -> tuple[str, ...]:
     """Return what the user should know before relying on the result."""
     found = []
@@ -340,3 +260,127 @@ def notices(quant: Quant | Skip, given: Data) -> tuple[str, ...]:
             "Set quant.calibration_data to validate on."
         )
     return tuple(found)
+
+
+# The search for optimize capabilities that help on the target, as a fixed line of stages:
+#
+#     optimize.0 -> analyze.0 -> optimize.1 -> analyze.1 -> ... -> optimize.N -> analyze.N
+#
+# Every optimize reads the same model and, from the analyze before it, all capabilities discovered so far. If there are
+# no new ones, it has the same key as the previous optimize, and so do all later stages: a search that has converged is
+# a cache hit. The rest of the build reads the last optimize, and the last analyze judges it.
+
+
+def search_of(context: ResolveContext, target: Target, analyze: AnalyzeConfig | Skip) -> Search:
+    """Return the search for *target*.
+
+    Raises:
+        UsageError: when the folder for the user's own tables is not a folder.
+    """
+    if isinstance(analyze, Skip):
+        return Search(BEGIN)
+    asks = analyze.target.asks
+    tables = table_paths(target, asks=asks)
+    # The file names in it decide which tables exist.
+    folder = None if asks else rule_folder(target)
+    looked_at = (*tables, *([] if folder is None else [folder]))
+    for path in looked_at:
+        before_reading(path)
+    return Search(
+        begin=BEGIN,
+        rounds=_rounds(context) if analyze.analyze.propose else 0,
+        refuses_unsupported=not _allows_unsupported(context),
+        tables=support_of(tuple(path for path in tables if path.is_file())),
+        looked_at=tuple(path for path in looked_at if path.exists()),
+        absent=tuple(path for path in looked_at if not path.exists()),
+    )
+
+
+def analyze_config(
+    context: ResolveContext,
+    target: Target,
+    optimize: OptimizeConfig | Skip,
+    quantize: tuple[QuantizeConfig, ...] | Skip,
+    *,
+    compile_: CompileConfig | Skip,
+    standard_only: bool,
+) -> AnalyzeConfig | Skip:
+    """Return the config of analyze; *standard_only* as for the config of optimize.
+
+    The provider is asked with the options that it compiles with.
+    """
+    wanted = context.overrides.analyze
+    if wanted is False:
+        return Skip("--no-analyze was given")
+    if wanted is None and not context.recipe.auto:
+        return Skip("auto is false in the recipe")
+    # If a stage of the recipe changes the model in between, discoveries do not apply to the model that optimize reads.
+    proposes = not isinstance(optimize, Skip) and _rounds(context) > 0 and "analyze" not in context.recipe.stages
+    return AnalyzeConfig(
+        analyze=AnalyzeFields(propose=proposes),
+        target=analyze_target(
+            target,
+            complete_options(target, {}) if isinstance(compile_, Skip) else compile_.compile.provider_options,
+            standard_only=standard_only and proposes,
+        ),
+        optim={}
+        if isinstance(optimize, Skip)
+        else {name: context.recipe.optim[name] for name in ASKED_ABOUT if name in context.recipe.optim},
+        quant=None if isinstance(quantize, Skip) else _quantized_to(quantize[-1]),
+    )
+
+
+def analyze_target(target: Target, options: Mapping[str, str], *, standard_only: bool) -> AnalyzeTarget:
+    """Return the target of an analysis, which asks the provider with *options* if it is installed.
+
+    Raises:
+        UsageError: the configuration names an invalid environment for the provider.
+    """
+    if not can_be_asked(target):
+        return AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard_only)
+    kept = {name: value for name, value in compile_options(target, options).items() if name not in SPEED_OPTIONS}
+    return AnalyzeTarget(target.ep.name, target.device, standard_only, asks=True, provider_options=kept)
+
+
+def search_notices(target: Target, analyze: AnalyzeConfig | Skip, search: Search) -> Iterator[str]:
+    """Yield what the user should know about the search before it runs."""
+    if not isinstance(analyze, Skip) and not analyze.target.asks and search.tables is None:
+        yield (
+            f"There is no table of what {target.ep.name} ({target.device}) takes, and it is not installed here, so"
+            " nothing can be said of the model's operators, and no optimizations are proposed."
+        )
+
+
+def _rounds(context: ResolveContext) -> int:
+    now = context.overrides.max_optim_iterations
+    if now is not None and not 0 <= now <= MOST_ROUNDS:
+        raise UsageError(f"max_optim_iterations is a number from 0 to {MOST_ROUNDS}, not {now}.")
+    return context.recipe.max_optim_iterations if now is None else now
+
+
+def _allows_unsupported(context: ResolveContext) -> bool:
+    return context.overrides.allow_unsupported_nodes or context.recipe.allow_unsupported_nodes
+
+
+def support_of(paths: tuple[Path, ...]) -> Source | None:
+    """Return the tables in *paths* as one source; None without any."""
+    # The index is in the name because the first table that lists an operator wins.
+    files = tuple(SourceFile(f"{index:03}_{path.name}", path) for index, path in enumerate(paths))
+    return Source("operator support", artifact_types.SUPPORT, files) if files else None
+
+
+def _quantized_to(quantize: QuantizeConfig) -> QuantizedTo | None:
+    """Return the types after the last quantization; None if activation types, and so the nodes, do not change."""
+    fields = quantize.quant
+    if fields.mode == "fp16":
+        return QuantizedTo("float16", "float16", excluded=fields.nodes_to_exclude or ())
+    if fields.mode != "static" or fields.activation_type is None or fields.weight_type is None:
+        return None
+    return QuantizedTo(
+        fields.activation_type,
+        fields.weight_type,
+        per_channel=bool(fields.per_channel),
+        op_types=fields.op_types_to_quantize or quantize.target.op_types,
+        excluded_op_types=fields.op_types_to_exclude or (),
+        excluded=fields.nodes_to_exclude or (),
+    )

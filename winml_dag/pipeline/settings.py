@@ -18,7 +18,7 @@ from winml_dag.pipeline.data import not_validated
 from winml_dag.pipeline.sections import DEFAULT_OPSET
 from winml_dag.pipeline.variant import Build, Model, ResolveContext, Skip
 from winml_dag.recipe.fields import Section
-from winml_dag.recipe.paths import resolve_path, with_paths
+from winml_dag.recipe.load import resolve_path, with_paths
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.normalize import NormalizeConfig

@@ -14,7 +14,7 @@ from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
 from winml_dag.errors import InputError, UsageError
 from winml_dag.file_reading import before_reading, read_json
 from winml_dag.pipeline.layout import EXPORTED, MODEL
-from winml_dag.recipe.paths import is_path_like, resolve_path
+from winml_dag.recipe.load import is_path_like, resolve_path
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.samples import SUFFIXES, kind_of

@@ -261,12 +261,8 @@ class CompileResult:
 
 def compile_result(result: BuildResult) -> CompileResult | None:
     """Return the result of compilation in *result*; None if the build compiles nothing or failed earlier."""
-    return compile_step([view.result for view in result.stages if view.result is not None])
-
-
-def compile_step(results: Sequence[StageResult]) -> CompileResult | None:
-    """Return the result of the successful built-in compile stage among *results*, if there is one."""
-    stage = next((each for each in results if each.node.stage.name == "compile" and is_builtin(each.node)), None)
+    results = [view.result for view in result.stages if view.result is not None]
+    stage = next((each for each in results if _is(each, "compile")), None)
     if stage is None or stage.record is None:
         return None
     fields = stage.record.key_inputs.config.get("compile")

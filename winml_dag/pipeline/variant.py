@@ -23,7 +23,7 @@ from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.document import Positions, known_instead
 from winml_dag.recipe.fields import Section
-from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.load import resolve_path
 from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe, StageEntry, Validate
 from winml_dag.stages import artifact_types
 from winml_dag.stages.analyze import AnalyzeConfig

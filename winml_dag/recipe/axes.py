@@ -13,7 +13,7 @@ from pathlib import Path
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.names import is_safe_part
 from winml_dag.recipe.document import Document, Findings, Location, Position, Positions, did_you_mean
-from winml_dag.recipe.paths import relocated, resolve_path
+from winml_dag.recipe.load import relocated, resolve_path
 from winml_dag.recipe.reading import read_recipe
 from winml_dag.recipe.schema import Recipe
 
@@ -132,13 +132,6 @@ def positions_in(pieces: Sequence[Piece]) -> Callable[[], Positions]:
 _CATALOG = "catalog:"
 
 
-@dataclass(frozen=True)
-class _Read:
-    path: Path
-    file: TextFile
-    value: Mapping[str, object]
-
-
 class Bases:
     """The recipes that a sweep in the file *path* is based on; each is read once.
 
@@ -148,7 +141,7 @@ class Bases:
     def __init__(self, path: Path, findings: Findings) -> None:
         self._path = path
         self._findings = findings
-        self._read: dict[Path, _Read | None] = {}
+        self._read: dict[Path, Piece | None] = {}
         self._looked_at: list[Path] = []
 
     @property
@@ -196,9 +189,9 @@ class Bases:
             return
         if "base" in read.value:
             yield from self._all(read.value["base"], path, at, chain)
-        yield Piece({key: value for key, value in read.value.items() if key != "base"}, read.file)
+        yield replace(read, value={key: value for key, value in read.value.items() if key != "base"})
 
-    def _content(self, path: Path, at: Location) -> _Read | None:
+    def _content(self, path: Path, at: Location) -> Piece | None:
         try:
             document, _ = read_recipe(path)
         except (InputError, RecipeError) as error:
@@ -225,7 +218,7 @@ class Bases:
                 return None
         # The output folder of that build is wrong for others.
         kept.pop("output_dir", None)
-        return _Read(path, TextFile(str(path), document), kept)
+        return Piece(kept, TextFile(str(path), document))
 
 
 def _origin(by: Path, sweep: Path) -> str:

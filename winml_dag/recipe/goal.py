@@ -30,6 +30,7 @@ class Measure:
     """A numeric property of a cell.
 
     Attributes:
+        example: a bound on it, without its sign.
         unit: of the number; ``units`` has the factors of others that may be written.
         more_is_better: the direction of a bound on it.
         lowest, highest: its range; None for no limit.
@@ -37,6 +38,7 @@ class Measure:
         of_quality: whether a higher precision improves it.
     """
 
+    example: str
     unit: str = ""
     more_is_better: bool = True
     lowest: float | None = None
@@ -52,14 +54,15 @@ _BYTES = MappingProxyType(
 
 MEASURES: Mapping[str, Measure] = MappingProxyType(
     {
-        "cosine": Measure(lowest=-1, highest=1),
-        "cosine_min": Measure(lowest=-1, highest=1),
-        "sqnr_db": Measure("dB", units={"dB": 1}, highest=1000),
-        "max_abs_error": Measure(more_is_better=False, lowest=0),
-        "accuracy": Measure(needs="eval"),
-        "accuracy_drop": Measure(more_is_better=False, needs="eval"),
-        "size": Measure("bytes", more_is_better=False, lowest=0, of_quality=False, units=_BYTES),
+        "cosine": Measure("0.99", lowest=-1, highest=1),
+        "cosine_min": Measure("0.95", lowest=-1, highest=1),
+        "sqnr_db": Measure("20", "dB", units={"dB": 1}, highest=1000),
+        "max_abs_error": Measure("0.1", more_is_better=False, lowest=0),
+        "accuracy": Measure("0.8", needs="eval"),
+        "accuracy_drop": Measure("0.01", more_is_better=False, needs="eval"),
+        "size": Measure("20MB", "bytes", more_is_better=False, lowest=0, of_quality=False, units=_BYTES),
         "latency": Measure(
+            "5ms",
             "ms",
             more_is_better=False,
             lowest=0,
@@ -67,7 +70,9 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
             of_quality=False,
             units={"us": 1e-3, "µs": 1e-3, "ms": 1, "s": 1e3},
         ),
-        "peak_memory": Measure("bytes", more_is_better=False, lowest=0, needs="perf", of_quality=False, units=_BYTES),
+        "peak_memory": Measure(
+            "500MB", "bytes", more_is_better=False, lowest=0, needs="perf", of_quality=False, units=_BYTES
+        ),
     }
 )
 
@@ -95,7 +100,7 @@ def parse_bound(name: str, text: str) -> Bound:
     """
     measure = MEASURES[name]
     sign = ">=" if measure.more_is_better else "<="
-    example = f'"{sign}{_EXAMPLES[name]}"'
+    example = f'"{sign}{measure.example}"'
     found = _BOUND.fullmatch(text.strip())
     if found is None or found["sign"] not in (">=", "<="):
         raise problem(f"expected a bound such as {example}, got {text!r}")
@@ -116,21 +121,6 @@ def parse_bound(name: str, text: str) -> Bound:
     if other is not None and (value <= other if measure.more_is_better else value >= other):
         raise problem(f"every model keeps {text!r}: it is {other:g} at worst")
     return Bound(name, measure.more_is_better, value, text)
-
-
-_EXAMPLES: Mapping[str, str] = MappingProxyType(
-    {
-        "cosine": "0.99",
-        "cosine_min": "0.95",
-        "sqnr_db": "20",
-        "max_abs_error": "0.1",
-        "accuracy": "0.8",
-        "accuracy_drop": "0.01",
-        "size": "20MB",
-        "latency": "5ms",
-        "peak_memory": "500MB",
-    }
-)
 
 
 def _check_measure(name: str) -> str:

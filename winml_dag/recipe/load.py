@@ -1,20 +1,28 @@
 """From a recipe's file to a :class:`Recipe`, or to one error that lists everything that is wrong with it.
 
+Paths in a recipe are relative to its own folder, so that it is independent of the current folder. If a recipe is read
+as part of one in another folder, :func:`relocated` makes them absolute. It changes nothing else, because two spellings
+of one setting would be two keys.
+
 Also the recipes that are shipped with winml_dag, one for each task of an architecture: the files of ``recipes/`` in the
 repository, of which an installed package has a copy next to its code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
-from winml_dag.errors import RecipeError, UsageError
+from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.file_reading import before_reading
 from winml_dag.recipe.document import Document, Positions, did_you_mean, invalid
-from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.fields import PathMark, Section, keys_of
 from winml_dag.recipe.reading import MATRIX, RecipeFormat, is_sweep, read_recipe, read_text
 from winml_dag.recipe.schema import Recipe
 
@@ -78,6 +86,141 @@ def _recipe(document: Document, name: str) -> Recipe:
         from winml_dag.recipe.problems import problems
 
         raise invalid(name, problems(error, Recipe, document.positions(), name)) from None
+
+
+V = TypeVar("V")
+# Called with a value, and whether it may also be an id on the hub.
+ChangePath: TypeAlias = Callable[[str, bool], str]
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+
+
+def is_path_like(model: str) -> bool:
+    """Return whether *model* can only be a path, not a hub id: ``./bert``, ``C:/models``, ``a/b/c``, ``resnet.onnx``.
+
+    ``bert`` and ``org/bert`` can be both; a caller that may read the file system decides.
+    """
+    return model.casefold().endswith(".onnx") or not _HUB_ID.fullmatch(model)
+
+
+def resolve_path(folder: Path, text: str) -> Path:
+    """Return the path that *text* means in a recipe in *folder*; ``~`` is the user's home.
+
+    Raises:
+        InputError: there is no home folder for ``~``.
+    """
+    try:
+        return folder / Path(text).expanduser()
+    except RuntimeError:
+        raise InputError(f"The path {text!r} names a home folder that does not exist.") from None
+
+
+def with_paths(section: type[Section], values: Mapping[str, V], change: ChangePath) -> dict[str, V]:
+    """Return *values* of *section* with *change* applied to the fields that are paths.
+
+    Values that the schema does not allow are not changed.
+    """
+    found: dict[str, Any] = dict(values)
+    for key, at in _path_fields(section).items():
+        value = found.get(key)
+        if at.may_be_id is not None and isinstance(value, str) and value:
+            found[key] = change(value, at.may_be_id)
+        elif at.section is not None and isinstance(value, Mapping):
+            inner = at.section
+            found[key] = (
+                {
+                    name: with_paths(inner, each, change) if isinstance(each, Mapping) else each
+                    for name, each in value.items()
+                }
+                if at.by_name
+                else with_paths(inner, value, change)
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class _PathField:
+    """A field that is a path (*may_be_id* is not None), or a *section* or several *by_name* that may have some."""
+
+    may_be_id: bool | None
+    section: type[Section] | None
+    by_name: bool
+
+
+@cache
+def _path_fields(section: type[Section]) -> Mapping[str, _PathField]:
+    """Return the fields of *section* that are paths or sections, by key."""
+    found = {}
+    for name, info in section.model_fields.items():
+        parts = [*_parts(info.annotation), *info.metadata]
+        inner = next((part for part in parts if isinstance(part, type) and issubclass(part, Section)), None)
+        mark = next((part for part in parts if isinstance(part, PathMark)), None)
+        if inner or mark:
+            may_be_id = None if mark is None else mark is PathMark.PATH_OR_ID
+            field = _PathField(may_be_id, inner, get_origin(info.annotation) is Mapping)
+            found.update(dict.fromkeys(keys_of(name, info), field))
+    return found
+
+
+def _parts(kind: object) -> Iterator[object]:
+    """Yield the types that *kind* consists of, and what they are annotated with."""
+    yield kind
+    for inner in get_args(kind):
+        yield from _parts(inner)
+
+
+def relocated(recipe: Mapping[str, V], folder: Path) -> tuple[dict[str, V], tuple[Path, ...]]:
+    """Make the paths of *recipe*, which are relative to *folder*, absolute.
+
+    Also returns the paths whose existence was checked to distinguish paths from other values. Values that the schema
+    does not allow are not changed.
+    """
+    there = _There(folder.absolute())
+    whole: dict[str, Any] = with_paths(Recipe, recipe, there.moved)
+    components = whole.get("components")
+    for part in (whole, *(components.values() if isinstance(components, dict) else ())):
+        compile_ = part.get("compile") if isinstance(part, dict) else None
+        for section in (compile_, compile_.get("ep_config")) if isinstance(compile_, dict) else ():
+            if isinstance(section, dict) and isinstance(options := section.get("provider_options"), Mapping):
+                section["provider_options"] = _options(options, section, there)
+    return whole, tuple(there.looked_at)
+
+
+@dataclass(frozen=True)
+class _There:
+    """The folder that paths are relative to. ``looked_at``: paths whose existence was checked."""
+
+    folder: Path
+    looked_at: list[Path] = field(default_factory=list)
+
+    def path(self, value: str) -> str:
+        return value if value.startswith("~") else str(self.folder / value)
+
+    def has(self, value: str, *, file: bool = False) -> bool:
+        """Return whether a *file*, or anything, exists that *value* may mean."""
+        path = self.folder / value
+        before_reading(path)
+        try:
+            found = path.is_file() if file else path.exists()
+        except (OSError, ValueError):
+            return False
+        self.looked_at.append(path)
+        return found
+
+    def moved(self, value: str, may_be_id: bool) -> str:
+        return self.path(value) if not may_be_id or is_path_like(value) or self.has(value) else value
+
+
+def _options(options: Mapping[str, object], section: Mapping[str, object], there: _There) -> dict[str, object]:
+    """Make options that name files absolute. Only providers know them, but an existing file is unambiguous."""
+    keys = section.get("provider_option_file_keys")
+    named = keys if isinstance(keys, list) else ()
+    return {
+        name: there.path(value)
+        if isinstance(value, str) and (name in named or (Path(value).suffix and there.has(value, file=True)))
+        else value
+        for name, value in options.items()
+    }
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -20,8 +20,7 @@ from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, TextFile, Valu
 from winml_dag.recipe.document import Findings, Location, Position, invalid, known_instead
 from winml_dag.recipe.fields import ListOf, Section, Text
 from winml_dag.recipe.goal import Goal, Search, goal_problems
-from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.load import LoadedRecipe, resolve_path
 from winml_dag.recipe.problems import placed_problems, problem_line, problems
 from winml_dag.recipe.reading import RecipeFormat, read_recipe
 from winml_dag.recipe.schema import Component, Quant, Recipe

@@ -2,7 +2,7 @@
 
 A missing section and a null one differ only for ``export`` (default settings, or "the model is already ONNX");
 ``model_fields_set`` still distinguishes them everywhere. Names and defaults are winml-cli's unless a comment says
-otherwise. Paths are kept as written: see :mod:`winml_dag.recipe.paths`.
+otherwise. Paths are kept as written: see :mod:`winml_dag.recipe.load`.
 """
 
 from __future__ import annotations

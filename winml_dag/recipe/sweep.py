@@ -143,7 +143,12 @@ def sweep_of_files(named: Sequence[Path]) -> Sweep:
         RecipeError: a sweep is invalid, or has a goal that would not apply to all cells.
     """
     files = recipe_files(named)
-    sweeps = {file: _sweep(file) for file in files if is_sweep(file)}
+    sweeps: dict[Path, Sweep] = {}
+    if matrices := [file for file in files if is_sweep(file)]:
+        # Imported here: it needs the schema of a recipe.
+        from winml_dag.recipe.matrix import load_sweep
+
+        sweeps = {file: load_sweep(file) for file in matrices}
     if len(files) == 1 and files[0] in sweeps:
         return sweeps[files[0]]
     aimed = [sweep.path for sweep in sweeps.values() if sweep.goals]
@@ -168,15 +173,10 @@ def sweep_of_files(named: Sequence[Path]) -> Sweep:
         axes=axes,
         cells=cells,
         measure=tuple(dict.fromkeys(each for sweep in sweeps.values() for each in sweep.measure)),
-        files=tuple(dict.fromkeys(path for file in files for path in (file, *_read_for(sweeps.get(file))))),
+        files=tuple(
+            dict.fromkeys(path for file in files for path in (file, *(sweeps[file].files if file in sweeps else ())))
+        ),
     )
-
-
-def _sweep(file: Path) -> Sweep:
-    # Imported here: it needs the schema of a recipe.
-    from winml_dag.recipe.matrix import load_sweep
-
-    return load_sweep(file)
 
 
 def _of_sweep(sweep: Sweep, label: str) -> Iterator[Cell]:
@@ -191,10 +191,6 @@ def _of_file(file: Path, label: str, *, alone: bool) -> Iterator[Cell]:
     for index, item in enumerate(items):
         name = item.label(index) if alone else f"{label}/{item.label(index)}"
         yield Cell(name, {}, name, file, item=index)
-
-
-def _read_for(sweep: Sweep | None) -> tuple[Path, ...]:
-    return () if sweep is None else sweep.files
 
 
 def _name(named: Sequence[Path]) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recipe_strategies import json_values, recipes
 
 from winml_dag.errors import InputError, RecipeError
-from winml_dag.recipe.load import LoadedRecipe, load_recipe, parse_recipe
+from winml_dag.recipe.load import LoadedRecipe, is_path_like, load_recipe, parse_recipe, resolve_path
 from winml_dag.recipe.reading import ModuleItem, module_items, read_text
 from winml_dag.recipe.schema import Recipe
 
@@ -223,3 +223,19 @@ def _outcome(load: Callable[[], Recipe]) -> Recipe | RecipeError | InputError:
         return load()
     except (RecipeError, InputError) as error:
         return error
+
+
+@pytest.mark.parametrize(
+    "model", ["./bert", "../bert", "~/bert", "/models/bert", "C:/models", "a\\b", "a/b/c", "bert.onnx"]
+)
+def test_what_can_only_be_a_path(model: str) -> None:
+    assert is_path_like(model)
+
+
+@pytest.mark.parametrize("model", ["bert", "org/bert", "sentence-transformers/all-MiniLM-L6-v2", "gpt2.5"])
+def test_what_may_be_a_hub_id(model: str) -> None:
+    assert not is_path_like(model)
+
+
+def test_home_is_the_users(tmp_path: Path) -> None:
+    assert resolve_path(tmp_path, "~/x") == Path.home() / "x"

@@ -18,7 +18,7 @@ from winml_dag.ep.availability import installed, resolve_target
 from winml_dag.ep.provider import Target, complete_options
 from winml_dag.ep.registry import QNN as QNN_EP
 from winml_dag.ep.support import Case, Outcome
-from winml_dag.pipeline.autoconf import analyze_target
+from winml_dag.pipeline.sections import analyze_target
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.analyze.cases import as_quantized
 from winml_dag.stages.analyze.proposals import FUSIONS

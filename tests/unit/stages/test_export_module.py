@@ -176,9 +176,8 @@ def test_recipes_are_those_of_the_model_with_the_modules_own_tensors() -> None:
         "quant": {"mode": "static", "samples": 4, "task": "text-classification", "calibration_data": "data.npz"},
         "eval": {"samples": 3},
     }
-    found = module_recipes(settings, BERT, ExportFields(), None, "BertLayer")
-    assert found.left_out == {}
-    first, second = found.recipes
+    (first, second), left_out = module_recipes(settings, BERT, ExportFields(), None, "BertLayer")
+    assert left_out == {}
     assert first["loader"] == {
         "task": "text-classification",
         "model_type": "bert",

@@ -26,7 +26,7 @@ from winml_dag.pipeline.assess.measurement import AssessmentPlan, measuring_node
 from winml_dag.pipeline.data import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, has_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
-from winml_dag.recipe.paths import is_path_like, resolve_path
+from winml_dag.recipe.load import is_path_like, resolve_path
 from winml_dag.recipe.schema import Dataset, Eval
 from winml_dag.stages.evaluate import (
     EVALUATE,

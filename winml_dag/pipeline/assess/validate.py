@@ -28,7 +28,7 @@ from winml_dag.pipeline.assess.measurement import AssessmentPlan, measuring_node
 from winml_dag.pipeline.data import columns_of, packages_of, require_packages
 from winml_dag.pipeline.layout import RANGES, prefixed
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
-from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.load import resolve_path
 from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.schema import Quant, Validate
 from winml_dag.stages import artifact_types

@@ -6,7 +6,7 @@ import pytest
 
 from winml_dag.ep.registry import EXECUTION_PROVIDERS, Target, find_ep
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
+from winml_dag.pipeline.quantization import precision_for, with_precision, with_types
 from winml_dag.recipe.precision import PRECISIONS, precision_name
 from winml_dag.recipe.schema import Quant
 

@@ -1,15 +1,21 @@
-"""Turn the name of a precision into a quant section for one target, with every type set."""
+"""The quantization of a build: a precision or a quant section, with every type set for one target, and its configs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
+from typing import Any
 
 from winml_dag.ep.provider import Integers, Target
 from winml_dag.ep.registry import CPU
-from winml_dag.errors import UsageError
+from winml_dag.errors import RecipeError, UsageError
+from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.pipeline.variant import ResolveContext, Skip, merged
 from winml_dag.recipe.precision import Precision, parse_precision, type_bits
 from winml_dag.recipe.schema import Quant
+from winml_dag.stages import artifact_types
+from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,107 @@ class _Model:
 # Operators with integer weights and float activations run only on the CPU. ConvInteger has no kernel for int8 weights.
 _DYNAMIC_WEIGHTS = CPU.integers.weights[8]
 _MODELS = {"qwen3": _Model("int8", 16, ("GroupQueryAttention",))}
+
+
+def quant_section(context: ResolveContext) -> Quant | None:
+    recipe = context.recipe
+    return recipe.quant or (recipe.compile.quant_config if recipe.compile else None)
+
+
+def quant_for(context: ResolveContext, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
+    """Return the section with every type set, or why the build does not quantize."""
+    overrides, section = context.overrides, quant_section(context)
+    if overrides.quant is False:
+        return Skip("--no-quant was given")
+    asked_for_now = overrides.quant is True or overrides.precision is not None
+    if onnx is not None and onnx.kind in artifact_types.FINISHED_MODELS and not asked_for_now:
+        how = "compiled" if onnx.kind == artifact_types.COMPILED_MODEL else "quantized"
+        return Skip(f"{onnx.path.name} is {how} already")
+    precision = _precision(context, target)
+    if precision is not None and precision.mode is None:
+        return Skip(f"precision {precision.name} needs no quantization")
+    if precision is not None:
+        section = with_precision(section or Quant(), precision, target)
+    elif section is None and overrides.quant is not True:
+        return Skip(
+            "the recipe's quant section is null" if context.wrote("quant") else "the recipe has no quant section"
+        )
+    return with_types(merged(Quant, section, overrides.section("quant")), target)
+
+
+def _precision(context: ResolveContext, target: Target) -> Precision | None:
+    """Return the precision that was named; None if the quant section decides."""
+    name = context.overrides.precision
+    if name is None and context.wrote("precision"):
+        name = context.recipe.precision
+        if context.recipe.quant is None and context.wrote("quant") and parse_precision(name).mode is not None:
+            raise RecipeError(
+                f"precision is {name}, but quant is null, which means: do not quantize. Keep one of them."
+            )
+    if name is None and not context.has_recipe and context.overrides.quant is None:
+        name = "auto"
+    return None if name is None else precision_for(name, target)
+
+
+def refuse_other_quantize(context: ResolveContext, quant: Quant | Skip, onnx: OnnxFile | None) -> None:
+    """Raise RecipeError if ``compile.quantize``, which decides nothing, contradicts what the build does."""
+    section, overrides = context.recipe.compile, context.overrides
+    if section is None or section.quantize is None:
+        return
+    if not section.quantize and section.quant_config is not None:
+        raise RecipeError("compile.quantize is false, but there is compile.quant_config. Keep one of them.")
+    given = onnx is not None and onnx.kind in artifact_types.INTEGER_MODELS
+    otherwise = overrides.quant is not None or overrides.precision is not None
+    if section.quantize and isinstance(quant, Skip) and not (given or otherwise):
+        raise RecipeError(
+            f"compile.quantize is true, but nothing would be quantized: {quant.reason}.",
+            advice="Its place was taken by a quant section, or compile.quant_config: give one of them.",
+        )
+
+
+def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfig, ...] | Skip:
+    """Return the quantizations that *quant* requests, in order."""
+    if isinstance(quant, Skip):
+        return quant
+    if quant.mode == "static":
+        integers, fields = target.ep.integers, _quantize_fields(quant)
+        op_types = None if fields.op_types_to_quantize else operators_by_default(quant, target)
+        return (QuantizeConfig(fields, QuantizeTarget(integers.rules, integers.mixes_widths, op_types)),)
+    first = QuantizeConfig(_quantize_fields(quant))
+    if quant.mode != "rtn" or quant.rtn_float_type == "float32":
+        return (first,)
+    # A second one, so that w4a32 and w4a16 share the first. It does not use integers, so their operator list does not
+    # apply.
+    rest = quant.model_copy(update={"mode": "fp16", "op_types_to_quantize": None})
+    return (first, QuantizeConfig(_quantize_fields(rest)))
+
+
+def operators_by_default(quant: Quant, target: Target) -> tuple[str, ...] | None:
+    """Return the operators that static quantization for *target* takes by default; None: all. *quant* has its types."""
+    assert quant.activation_type is not None
+    return target.ep.integers.operators.get(type_bits(quant.activation_type))
+
+
+def _quantize_fields(quant: Quant) -> QuantizeFields:
+    """Return the fields of *quant*, whose types are set, that its mode reads."""
+    read = [field.name for field in fields_of(QuantizeFields) if _is_read(quant.mode, field.name)]
+    values: dict[str, Any] = {name: getattr(quant, name) for name in read}
+    values = {name: _distinct(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    if quant.mode == "static":
+        overrides = (
+            NodeTypes(nodes, types.weight_type, types.activation_type)
+            for nodes, types in sorted(quant.node_overrides.items())
+            if types.weight_type or types.activation_type
+        )
+        values["node_overrides"] = tuple(overrides) or None
+        # Also set with 16 bits, where it has no effect, so that editing the precision reports only that change.
+        values["equalize"] = quant.equalize is not False
+    return QuantizeFields(**values)
+
+
+def _distinct(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return *names* as a sorted set: order and repetition do not change a key, and an empty list equals none."""
+    return tuple(sorted(set(names))) if names else None
 
 
 def precision_for(name: str, target: Target) -> Precision:
@@ -184,9 +291,11 @@ def _unread_fields(quant: Quant) -> Iterator[str]:
 
 def reads(mode: str, name: str) -> bool:
     """Whether *mode* reads the field *name*; true unless it is listed as not read."""
-    if name in _OF_HALF:
-        return mode in ("fp16", "rtn")
-    return mode in _READ_BY.get(name, (mode,))
+    return _is_read(mode, name) or (mode == "rtn" and name in _OF_HALF)
+
+
+def _is_read(mode: str, name: str) -> bool:
+    return mode == "fp16" if name in _OF_HALF else mode in _READ_BY.get(name, (mode,))
 
 
 def _says_something(quant: Quant, name: str) -> bool:
