@@ -19,15 +19,12 @@ from winml_dag.onnxmodel.compare import Agreement, class_scores
 from winml_dag.onnxmodel.feeds import InputSpec, inputs_of_both, model_inputs
 from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
-from winml_dag.stages.evaluate.answers import QuestionAnswering
 from winml_dag.stages.evaluate.cases import Case, Given, Labels, Task
 from winml_dag.stages.evaluate.classes import Classification
 from winml_dag.stages.evaluate.metrics import Metric, Outcomes, difference, estimate
-from winml_dag.stages.evaluate.rows import FeatureSimilarity, chosen_numbers
-from winml_dag.stages.evaluate.tokens import TokenClassification
+from winml_dag.stages.evaluate.rows import FeatureSimilarity, QuestionAnswering, TokenClassification, chosen_numbers
 from winml_dag.stages.figures import OutputFigures
-from winml_dag.stages.pair import Pair
-from winml_dag.stages.running import Batching
+from winml_dag.stages.pair import Batching, Pair
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.read import samples_of

@@ -25,9 +25,17 @@ from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs, random_feeds
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
-from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
+from winml_dag.stages.perf.latency import (
+    EMULATED,
+    NS_PER_MS,
+    Latencies,
+    latency_json,
+    measure,
+    of_latencies,
+    of_open_sizes,
+    throughput_json,
+)
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
-from winml_dag.stages.perf.notices import EMULATED, of_latencies, of_open_sizes
 from winml_dag.stages.quality import RANDOM
 from winml_dag.stages.samples.read import read_samples
 from winml_dag.stages.samples.samples import Feed, failures_explained
