@@ -20,7 +20,7 @@ from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.feeds import INPUTS_KEY, model_inputs, random_feeds, write_io_specs
 from winml_dag.onnxmodel.files import EXTERNAL_TENSOR_MINIMUM, load_model, save_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, inspect_model
-from winml_dag.onnxmodel.protos import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of, without_data
 from winml_dag.stages.normalize import FIRST_OPSET, NormalizeConfig
 
 # Raises the opset of a model with onnx's converter, restores what it loses, and checks that outputs stay equal.
@@ -148,10 +148,7 @@ def _without_large(graph: GraphProto) -> dict[str, TensorProto]:
             continue
         whole = found[tensor.name] = TensorProto()
         whole.CopyFrom(tensor)
-        tensor.Clear()
-        tensor.name, tensor.data_type, tensor.data_location = whole.name, whole.data_type, TensorProto.EXTERNAL
-        tensor.dims.extend(whole.dims)
-        tensor.external_data.add(key="location", value="elsewhere")
+        tensor.CopyFrom(without_data(whole, "elsewhere"))
     return found
 
 
