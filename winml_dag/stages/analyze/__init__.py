@@ -144,3 +144,11 @@ def worst(verdicts: Iterable[Level]) -> Level:
     """The worst of *verdicts*. Unknown ranks above partial and unsupported."""
     order = (Level.UNSUPPORTED, Level.PARTIAL, Level.UNKNOWN, Level.SUPPORTED)
     return min(verdicts, key=order.index)
+
+
+def by_operator(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
+    """Group *judged* by operator, in the order of first use."""
+    found: dict[str, list[Judged]] = {}
+    for each in judged:
+        found.setdefault(each.operator, []).append(each)
+    return found

@@ -25,8 +25,7 @@ from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, standard_opset
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.calibrate import RANGES_FILE, CalibrateConfig
 from winml_dag.stages.float_model import float_tensors, refuse_unless_float, write_typed
-from winml_dag.stages.normalizations import is_coarse, normalizations
-from winml_dag.stages.ranges import Provenance, Ranges, model_digest
+from winml_dag.stages.ranges import Provenance, Ranges, is_coarse, model_digest, normalizations
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_of
 from winml_dag.stages.samples.samples import Fed, Samples, failures_explained, random_samples

@@ -11,11 +11,10 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from winml_dag.onnxmodel.facts import channel_axis
 from winml_dag.onnxmodel.protos import Naming, constant_tensors, read_inside
 from winml_dag.recipe.precision import SIXTEEN_BITS
-from winml_dag.stages.normalizations import is_coarse, normalizations
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 from winml_dag.stages.quantize.equalize import equalize
 from winml_dag.stages.quantize.selection import override_types, select
-from winml_dag.stages.ranges import Ranges
+from winml_dag.stages.ranges import Ranges, is_coarse, normalizations
 
 # Additions of zero are removed before Q and DQ are inserted, because QNN removes them too, and a conversion with them.
 #
