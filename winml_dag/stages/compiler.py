@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -143,7 +143,7 @@ def compile_with(
     if ep == QNN and any(node.op_type == "AveragePool" for node in graph.nodes):
         _changed(model, count_padding)
     # QNN gives its partition one output for each time that an output is listed, all with the same name.
-    changed = len(set(outputs)) < len(outputs) and _changed(model, _list_outputs_once)
+    changed = len(set(outputs)) < len(outputs) and _set_outputs(model, dict.fromkeys(outputs))
     try:
         try:
             _compile(compiler, settings, model, output, embed=embed)
@@ -166,7 +166,7 @@ def compile_with(
         raise StageError(f"{ep.name} cannot compile this model: {said}.", advice=advice) from error
     if output.is_file():
         if changed:
-            _list_outputs(output, outputs)
+            _set_outputs(output, outputs)
         restore_metadata(model, output, kept=COMPATIBILITY)
 
 
@@ -202,21 +202,17 @@ def _changed(path: Path, change: Callable[[ModelProto], bool]) -> bool:
     return True
 
 
-def _list_outputs_once(model: ModelProto) -> bool:
-    return _set_outputs(model, list(dict.fromkeys(value.name for value in model.graph.output)))
+def _set_outputs(path: Path, names: Iterable[str]) -> bool:
+    """Reduce the outputs of the model *path* to *names*, in this order."""
 
+    def change(model: ModelProto) -> bool:
+        outputs = {value.name: value for value in model.graph.output}
+        wanted = [outputs[name] for name in names]
+        del model.graph.output[:]
+        model.graph.output.extend(wanted)
+        return True
 
-def _list_outputs(path: Path, names: list[str]) -> None:
-    _changed(path, lambda model: _set_outputs(model, names))
-
-
-def _set_outputs(model: ModelProto, names: list[str]) -> bool:
-    """Reduce the outputs of *model* to *names*, in this order."""
-    outputs = {value.name: value for value in model.graph.output}
-    wanted = [outputs[name] for name in names]
-    del model.graph.output[:]
-    model.graph.output.extend(wanted)
-    return True
+    return _changed(path, change)
 
 
 def _operators(model: Path, most: int = 5) -> str:

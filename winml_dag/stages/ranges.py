@@ -169,15 +169,12 @@ def normalizations(graph: GraphProto) -> Iterator[Normalization]:
     """Yield the normalizations over the last axis with constant scales."""
     constants = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type not in _OP_TYPES or constants.get(node.input[1]) != 1 or not _over_last_axis(node):
+        over_last = all(attribute.i == -1 for attribute in node.attribute if attribute.name == "axis")
+        if node.op_type not in _OP_TYPES or constants.get(node.input[1]) != 1 or not over_last:
             continue
         bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
         if bias is None or constants.get(bias) == 1:
             yield Normalization(node, node.input[0], node.input[1], bias, node.output[0])
-
-
-def _over_last_axis(node: NodeProto) -> bool:
-    return all(attribute.i == -1 for attribute in node.attribute if attribute.name == "axis")
 
 
 def is_coarse(bounds: tuple[float, float], typical: float) -> bool:

@@ -15,7 +15,7 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.session import assigned_nodes, create_session
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.compare import Agreement, class_scores
+from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import InputSpec, inputs_of_both, model_inputs
 from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
@@ -99,12 +99,11 @@ def _output_json(figures: OutputFigures) -> JsonObject:
         "max_abs_error": None if figures.read.inf_count or figures.read.nan_count else figures.max_abs_error,
         "nan_count": figures.whole.nan_count,
         "inf_count": figures.whole.inf_count,
-        **{name: _agreement_json(found) for name, found in agreements.items()},
+        **{
+            name: found if found is None else {"agreed": found.agreed, "of": found.of}
+            for name, found in agreements.items()
+        },
     }
-
-
-def _agreement_json(found: Agreement | None) -> JsonObject | None:
-    return None if found is None else {"agreed": found.agreed, "of": found.of}
 
 
 _TASKS: dict[str, type[Any]] = {

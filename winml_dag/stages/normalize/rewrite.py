@@ -333,7 +333,7 @@ def run(config: NormalizeConfig, workspace: Workspace) -> JsonObject:
     raised = raise_opset(model) if config.raise_opset and 0 < before < FIRST_OPSET else Raised(model)
     output = workspace.outputs["model"] / NORMALIZED_FILE
     save_model(raised.model, output)
-    if ranges or _has_input_specs(raised.model):
+    if ranges or any(entry.key == INPUTS_KEY for entry in raised.model.metadata_props):
         _write_input_specs(raised.model, output, ranges)
     return {
         "dimensions_fixed": fixed,
@@ -358,10 +358,6 @@ def _drop_listed(model: ModelProto) -> int:
     del model.graph.input[:]
     model.graph.input.extend(kept)
     return dropped
-
-
-def _has_input_specs(model: ModelProto) -> bool:
-    return any(entry.key == INPUTS_KEY for entry in model.metadata_props)
 
 
 def _write_input_specs(model: ModelProto, path: Path, ranges: Mapping[str, tuple[float, float]]) -> None:

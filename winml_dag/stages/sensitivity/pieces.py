@@ -63,7 +63,10 @@ class Pieces:
         self.outputs = tuple(dict.fromkeys(value.name for value in model.graph.output if value.name in made))
         self._constants = _Constants(model.graph)
         self._pieces = _cut(model.graph, self.outputs, together)
-        self._needed = [_needed_behind(self._nodes, piece.end, self.outputs) for piece in self._pieces]
+        self._needed = [
+            {*self.outputs, *(name for node in self._nodes[piece.end :] for name in reads(node))}
+            for piece in self._pieces
+        ]
         self.count = len(self._pieces)
         self._sessions: list[ort.InferenceSession] = []
         values = sample
@@ -142,10 +145,6 @@ def reads(node: NodeProto) -> list[str]:
             inner_reads = [name for inner in graph.node for name in reads(inner)]
             names += [name for name in (*inner_reads, *(value.name for value in graph.output)) if name not in own]
     return names
-
-
-def _needed_behind(nodes: Sequence[NodeProto], end: int, outputs: Sequence[str]) -> frozenset[str]:
-    return frozenset(name for node in nodes[end:] for name in reads(node)) | frozenset(outputs)
 
 
 def run_session(session: ort.InferenceSession, values: Values) -> dict[str, Array]:
