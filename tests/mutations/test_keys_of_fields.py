@@ -117,9 +117,13 @@ def values_by_turns(declared: Any) -> Iterator[list[Any]]:
 def try_values(
     field: Field, project: Path, turns: Iterator[list[Any]], found: Found, until: set[str] | None = None
 ) -> None:
-    """Try *turns*, the values for each base that has, or can be given, the field's section, *until* this is reached."""
+    """Try *turns*, the values for each base that has, or can be given, the field's section.
+
+    To reach *until* takes the special bases, which come last: those come first then.
+    """
     *sections, name = field.path.split(".")
-    for base in list(BASES.values())[: 1 if field.path.startswith(UNREAD) else None]:
+    bases = list(BASES.values())[: 1 if field.path.startswith(UNREAD) else None]
+    for base in bases if until is None else reversed(bases):
         try:
             recipe, place = within(base, sections)
         except (IndexError, AttributeError):
@@ -216,7 +220,7 @@ def test_all_values_of_an_option_reach_what_the_table_says(project: Path, field:
 def try_options(
     field: Field, project: Path, turns: Iterator[list[Any]], found: Found, until: set[str] | None = None
 ) -> None:
-    for base, tried in zip(BASES.values(), turns, strict=False):
+    for base, tried in zip(BASES.values() if until is None else reversed(BASES.values()), turns, strict=False):
         after = ((value, unless_refused(base, project, Overrides(**{field.path: value}))) for value in tried)
         found.add(keys_of(base, project), ((value, reached) for value, reached in after if reached is not None))
         if found.reach == until:

@@ -117,7 +117,9 @@ def _prepared(
         names = [_NAME.format(number) for number in sorted(stay_float)]
         with suppress(StageError):  # nothing in it can be quantized
             model = with_qdq(ModelProto.FromString(model.SerializeToString()), target, quant, names)
-    onnx.save(model, _ASKED_FILE, save_as_external_data=True, location=f"{_ASKED_FILE}.data")
+    data = Path(f"{_ASKED_FILE}.data")
+    data.unlink(missing_ok=True)  # of an earlier question; onnx replaces no such file
+    onnx.save(model, _ASKED_FILE, save_as_external_data=True, location=data.name)
     return _ASKED_FILE
 
 
