@@ -109,7 +109,7 @@ class AnalyzeConfig:
 
 ANALYZE = Stage(
     name="analyze",
-    version=5,
+    version=6,
     work="winml_dag.stages.analyze.analysis:run",
     config="winml_dag.stages.analyze:AnalyzeConfig",
     inputs={
