@@ -13,6 +13,7 @@ from cells import CELLS, quick_cells
 from compositions import Composition, compositions
 from hostile import cases
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from judge import QNN_OPTIONS
 from runner import Corpus
 from verdicts import broken
@@ -23,6 +24,7 @@ from winml_dag.ep.registry import QNN, Target
 _ALL = cases()
 _FAMILIES = list(dict.fromkeys(case.family for case in _ALL))
 _OF_RANDOM = [cell for cell in CELLS if cell.ep == "cpu" and cell.precision != "w4a32"]
+_PARTS = 3  # a random network builds in every third precision, beginning with one of these
 _NUMBERS = count()
 
 
@@ -44,15 +46,15 @@ def test_what_others_made_builds_or_is_refused_in_a_sentence_and_is_never_wrong(
     assert not faults, "\n".join(faults)
 
 
-@given(composition=compositions())
+@given(composition=compositions(), part=st.integers(0, _PARTS - 1))
 @settings(
     max_examples=int(os.environ.get("CORPUS_EXAMPLES", "12")),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_a_random_network_builds_in_every_precision_and_is_right(corpus: Corpus, composition: Composition) -> None:
-    subject = corpus.subject(composition.case(f"composed-{next(_NUMBERS)}"), _OF_RANDOM)
+def test_a_random_network_builds_and_is_right(corpus: Corpus, composition: Composition, part: int) -> None:
+    subject = corpus.subject(composition.case(f"composed-{next(_NUMBERS)}"), _OF_RANDOM[part::_PARTS])
     found = corpus.judge([subject])
     faults = [*broken(found, quality=False), *(f"{one.name}: {one.told}" for one in found if one.verdict != "built")]
     assert not faults, "\n".join(faults)

@@ -17,7 +17,7 @@ from onnx_samples import perceptron
 from winml_dag.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.availability import installed
 from winml_dag.ep.registry import QNN, Target, is_emulated
-from winml_dag.stages.perf.notices import EMULATED
+from winml_dag.stages.perf.latency import EMULATED
 
 pytestmark = pytest.mark.slow
 

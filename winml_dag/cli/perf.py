@@ -130,7 +130,7 @@ def _request_of(options: Mapping[str, Any]) -> PerfRequest:
 def _lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
     """Format the measurements for people. *quiet* keeps only the numbers."""
     from winml_dag.stages.perf import PICTURE_FILE, REPORT_FILE
-    from winml_dag.stages.perf.notices import EMULATED
+    from winml_dag.stages.perf.latency import EMULATED
 
     found: Any = done.metrics
     if not quiet:

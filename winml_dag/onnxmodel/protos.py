@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from winml_dag.onnxmodel.facts import byte_size
+
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
@@ -48,6 +50,16 @@ def constant_tensors(graph: GraphProto) -> dict[str, TensorProto]:
         if node.op_type == "Constant":
             found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
     return found
+
+
+def without_data(tensor: TensorProto, location: str) -> TensorProto:
+    """Return *tensor* with its data at the start of the file *location*, whatever is there."""
+    lean = type(tensor)(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    lean.data_location = type(tensor).EXTERNAL
+    size = byte_size(tensor.data_type, tensor.dims)
+    for key, value in (("location", location), ("offset", "0"), ("length", str(size))):
+        lean.external_data.add(key=key, value=value)
+    return lean
 
 
 class Naming:

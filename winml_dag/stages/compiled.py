@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class CompiledModel:
     def metrics(self) -> JsonObject:
         return {
             "ep_context_partitions": self.partitions,
-            "nodes_on_cpu": counted_types(self.cpu_nodes),
+            "nodes_on_cpu": dict(sorted(Counter(node.op_type for node in self.cpu_nodes).items())),
             "cpu_nodes": [{"name": node.name, "op_type": node.op_type} for node in self.cpu_nodes],
             "edge_quantization_nodes": self.edge_quantization_nodes,
             "ep_sdk_version": self.sdk_version,
@@ -117,10 +117,6 @@ def together(models: Sequence[CompiledModel]) -> JsonObject:
         binary_size=models[0].binary_size,
     )
     return {**whole.metrics(), "models": [model.metrics() for model in models]}
-
-
-def counted_types(nodes: Iterable[CpuNode]) -> dict[str, int]:
-    return dict(sorted(Counter(node.op_type for node in nodes).items()))
 
 
 def first_names(nodes: tuple[CpuNode, ...]) -> str:

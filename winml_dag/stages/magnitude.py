@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto, helper
 
 from winml_dag.ep.session import open_session
 from winml_dag.stages.figures import OutputFigures
-from winml_dag.stages.running import run_model
+from winml_dag.stages.pair import run_model
 from winml_dag.stages.samples.samples import Feed
 
 # Operators that add up: with magnitudes as inputs, the mapped operator returns the magnitude of the summands.

@@ -1,5 +1,7 @@
 """The file that calibrate writes and quantize reads: the range of values of every activation.
 
+It says more about inputs and outputs of normalizations, and this module finds those.
+
 onnxruntime's format is not used: it differs from run to run (its tensors are in the order of a set), holds histograms
 that nothing reads, and only some of its versions have it.
 """
@@ -8,16 +10,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
 
 _FORMAT = 2
 
@@ -129,3 +135,49 @@ def model_digest(folder: Path) -> str:
     return Artifact.of(
         FileEntry(path.relative_to(folder).as_posix(), digest_file(path), path.stat().st_size) for path in files
     ).digest
+
+
+# A few values in transformers are hundreds of times larger than the others (one channel, at one token, in every layer).
+# They widen the range of a residual sum so much that its other values get only one or two steps in 8 bits. After a
+# normalization, small rows cannot be distinguished from large ones, so the noise reaches the output (Bondarenko et al.,
+# "Understanding and Overcoming the Challenges of Efficient Transformer Quantization").
+
+_OP_TYPES = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"})
+
+# Steps of a quarter of the typical value are noise 23 dB below it. Pooled embeddings of all-MiniLM-L6-v2 in w8a8, worst
+# cosine over 36 sentences with a threshold of 0.15, 0.2, 0.25, 0.35 and 0.5: 0.964, 0.962, 0.961, 0.953, 0.893; without
+# treatment 0.622. Tensors in 16 bits: 65, 63, 50, 44, 34.
+_COARSE = 0.25
+_STEPS = 255
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """A node that normalizes the rows of ``source`` (its last axis) and multiplies their channels by ``scale``.
+
+    ``bias`` is None if it has none.
+    """
+
+    node: NodeProto
+    source: str
+    scale: str
+    bias: str | None
+    output: str
+
+
+def normalizations(graph: GraphProto) -> Iterator[Normalization]:
+    """Yield the normalizations over the last axis with constant scales."""
+    constants = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    for node in graph.node:
+        over_last = all(attribute.i == -1 for attribute in node.attribute if attribute.name == "axis")
+        if node.op_type not in _OP_TYPES or constants.get(node.input[1]) != 1 or not over_last:
+            continue
+        bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
+        if bias is None or constants.get(bias) == 1:
+            yield Normalization(node, node.input[0], node.input[1], bias, node.output[0])
+
+
+def is_coarse(bounds: tuple[float, float], typical: float) -> bool:
+    """Return whether the 8-bit step over *bounds* (including zero) is large compared with a *typical* magnitude."""
+    low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
+    return (high - low) / _STEPS > _COARSE * typical

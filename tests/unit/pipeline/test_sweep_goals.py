@@ -17,7 +17,7 @@ from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Measured
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.sweep import Cell
-from winml_dag.stages.perf.notices import EMULATED
+from winml_dag.stages.perf.latency import EMULATED
 from winml_dag.store.store import Store
 
 SWEEP = """

@@ -17,9 +17,10 @@ from winml_dag.canonical import canonical_json
 from winml_dag.ep.availability import installed, resolve_target
 from winml_dag.ep.provider import Target, complete_options
 from winml_dag.ep.registry import QNN as QNN_EP
-from winml_dag.ep.support import Case, Outcome
+from winml_dag.ep.support import Case, Level, Outcome
 from winml_dag.pipeline.sections import analyze_target
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.analyze.ask import ask
 from winml_dag.stages.analyze.cases import as_quantized
 from winml_dag.stages.analyze.proposals import FUSIONS
 
@@ -439,3 +440,17 @@ def test_weights_in_a_file_of_their_own_are_not_read(tmp_path: Path) -> None:
             quant = QuantizedTo("uint16", weights, per_channel)
             assert analyze(tmp_path / "a", path, replace(config, quant=quant)).metrics["nodes"]["supported"] == 3
         assert analyze(tmp_path / "a", path, config).metrics["nodes"]["supported"] == 3
+
+
+@pytest.mark.skipif(not installed(QNN_EP), reason="onnxruntime-qnn is not installed")
+@pytest.mark.parametrize("quant", [None, QuantizedTo("uint16", "uint8", per_channel=True)])
+def test_a_provider_is_asked_again_about_what_an_optimization_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quant: QuantizedTo | None
+) -> None:
+    model = graph("g (float[4, 512] x) => (float[4, 512] y) { m = Mul(x, c) y = Relu(m) }", c=np.eye(4, 512, dtype="f"))
+    onnx.save(model, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    target = Target(QNN_EP, "npu")
+    config = AnalyzeConfig(target=analyze_target(target, complete_options(target, {}), standard_only=True), quant=quant)
+    for _ in range(2):
+        assert [verdict.level for verdict in ask(Path("model.onnx"), config, ())] == [Level.SUPPORTED] * 2

@@ -17,8 +17,8 @@ from onnx import ModelProto, TensorProto, helper
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.session import create_session
-from winml_dag.stages.averages import count_padding
 from winml_dag.stages.compile import COMPILE
+from winml_dag.stages.compiler import count_padding
 
 
 def pooling(sizes: Sequence[int], opset: int = 19, **attributes: object) -> ModelProto:

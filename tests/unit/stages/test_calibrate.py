@@ -129,6 +129,20 @@ def test_the_order_of_the_samples_does_not_matter(tmp_path, method):
     assert ranges_of(one) == ranges_of(other)
 
 
+@pytest.mark.parametrize("method", ["entropy", "percentile"])
+def test_samples_of_different_lengths_have_one_histogram(tmp_path, method):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n, 2] x) => (float[n, 2] y) { y = Relu(x) }'
+    )
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for length in (3, 5):
+        np.savez(folder / f"{length}.npz", x=np.linspace(-length, length, 2 * length, dtype=np.float32).reshape(-1, 2))
+    low, high = ranges_of(calibrate(tmp_path, model, folder, calibration_method=method))["x"]
+    assert -5 <= low < -3
+    assert 3 < high <= 5
+
+
 @pytest.mark.parametrize("mask", [-np.inf, float(np.finfo(np.float32).min)])
 @pytest.mark.parametrize("method", ["minmax", "percentile"])
 def test_a_mask_that_stands_for_infinity_is_measured_as_a_moderate_one(tmp_path, mask, method):

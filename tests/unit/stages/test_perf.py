@@ -19,12 +19,13 @@ from winml_dag.stages.perf.latency import (
     clock_resolution_ns,
     latency_json,
     measure,
+    of_latencies,
+    of_open_sizes,
     percentile,
     throughput_json,
 )
 from winml_dag.stages.perf.load import waited_ns, waited_share
 from winml_dag.stages.perf.measurement import batch_size_of, in_batches, of_size
-from winml_dag.stages.perf.notices import of_latencies, of_open_sizes
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))

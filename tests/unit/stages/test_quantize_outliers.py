@@ -29,10 +29,9 @@ from quantization_samples import (
 )
 
 from winml_dag.stages.calibrate.observe import measure
-from winml_dag.stages.normalizations import is_coarse
 from winml_dag.stages.quantize import NodeTypes
 from winml_dag.stages.quantize.equalize import equalize
-from winml_dag.stages.ranges import Ranges
+from winml_dag.stages.ranges import Ranges, is_coarse
 from winml_dag.stages.samples.samples import Samples
 
 W8A8 = {"weight_type": "uint8", "activation_type": "uint8", "per_channel": True}

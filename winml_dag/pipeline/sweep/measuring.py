@@ -20,7 +20,7 @@ from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.result import CellResult, Measured
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.stages.evaluate import METRICS
-from winml_dag.stages.perf.notices import EMULATED
+from winml_dag.stages.perf.latency import EMULATED
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:

@@ -109,7 +109,7 @@ class AnalyzeConfig:
 
 ANALYZE = Stage(
     name="analyze",
-    version=5,
+    version=6,
     work="winml_dag.stages.analyze.analysis:run",
     config="winml_dag.stages.analyze:AnalyzeConfig",
     inputs={
@@ -145,3 +145,11 @@ def worst(verdicts: Iterable[Level]) -> Level:
     """The worst of *verdicts*. Unknown ranks above partial and unsupported."""
     order = (Level.UNSUPPORTED, Level.PARTIAL, Level.UNKNOWN, Level.SUPPORTED)
     return min(verdicts, key=order.index)
+
+
+def by_operator(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
+    """Group *judged* by operator, in the order of first use."""
+    found: dict[str, list[Judged]] = {}
+    for each in judged:
+        found.setdefault(each.operator, []).append(each)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -21,10 +21,20 @@ from winml_dag.ep.support.table import Rules, Support, SupportTable, read_suppor
 from winml_dag.errors import StageError, UsageError
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.onnxmodel.graph import Graph, Model, Node, Value, attribute_of
+from winml_dag.onnxmodel.graph import Graph, Model, Node, attribute_of
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import optimize
-from winml_dag.stages.analyze import LEVELS, RESULT_FILE, RUNS, AnalyzeConfig, AnalyzeTarget, Judged, QuantizedTo, worst
+from winml_dag.stages.analyze import (
+    LEVELS,
+    RESULT_FILE,
+    RUNS,
+    AnalyzeConfig,
+    AnalyzeTarget,
+    Judged,
+    QuantizedTo,
+    by_operator,
+    worst,
+)
 from winml_dag.stages.analyze.cases import as_quantized, case_of
 from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, missing_value_info, name_of, opset
 from winml_dag.stages.analyze.patterns import PATTERNS, find_all
@@ -34,6 +44,7 @@ from winml_dag.stages.optimize import Discovered
 _MOST_NAMES = 5
 _MOST_RANK = 5  # of what most NPUs and GPUs compute
 _LARGEST_PROTOBUF = 2**31 - 1
+_LARGEST_SHAPE = 1024  # bytes
 _FLOAT16 = "float16"
 
 
@@ -83,7 +94,7 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     return {
         "nodes": {level.value: nodes[level] for level in LEVELS},
         "operators": {name: len(operators) for name, operators in classes.items()},
-        **{level.value: _by_operator(judged, level) for level in LEVELS[1:]},
+        **{level.value: _operators(judged, level) for level in LEVELS[1:]},
         "patterns": patterns,
         "proposed": dict(new),
         "discovered": sorted(after.capabilities),
@@ -236,37 +247,26 @@ def _quantized(case: Case, quant: QuantizedTo) -> Case:
 
 
 def with_inferred(path: Path, model: Model) -> Model:
-    """Return *model* with inferred types and shapes for the values that its file does not describe."""
-    values = _inferred(path, model)
-    return replace(model, graph=replace(model.graph, values=values)) if values else model
-
-
-def _inferred(path: Path, model: Model) -> tuple[Value, ...]:
-    """Return what onnx infers for the values of *model*, read from *path*; empty if the file has them all.
+    """Return *model*, read from *path*, with what onnx infers for the values that its file does not describe.
 
     External weight files are not read. Operators that onnx does not support stay open, and so does everything
     downstream.
     """
     if not missing_value_info(model.graph) or path.stat().st_size > _LARGEST_PROTOBUF:
-        return ()
+        return model
     import onnx
 
     proto = onnx.load_model(path, load_external_data=False)
-    _drop_data(proto.graph.initializer)
+    for tensor in proto.graph.initializer:
+        if len(tensor.raw_data) > _LARGEST_SHAPE:  # inference does not need it
+            tensor.ClearField("raw_data")
     try:
         found = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except (ValueError, RuntimeError, onnx.shape_inference.InferenceError):
-        return ()  # values stay unknown: the model may still be valid
+        return model  # values stay unknown: the model may still be valid
     inferred_file = Path("inferred.onnx")
     inferred_file.write_bytes(found.SerializeToString())
-    return read_model(inferred_file, values=True).graph.values
-
-
-def _drop_data(initializers: Iterable[object]) -> None:
-    """Drop the data of tensors too large to be a shape: inference does not need it, and it would only be copied."""
-    for tensor in initializers:
-        if len(tensor.raw_data) > 1024:  # type: ignore[attr-defined]
-            tensor.ClearField("raw_data")  # type: ignore[attr-defined]
+    return replace(model, graph=replace(model.graph, values=read_model(inferred_file, values=True).graph.values))
 
 
 def _metadata(name: str, model: Model, patterns: Mapping[str, int]) -> JsonObject:
@@ -315,17 +315,11 @@ def _target_result(target: AnalyzeTarget, version: str | None, judged: Sequence[
 
 def _classification(judged: Sequence[Judged]) -> dict[str, list[str]]:
     """The operators by verdict, each list in order of first use in the model."""
-    found: dict[str, list[Level]] = {}
-    for each in judged:
-        found.setdefault(each.operator, []).append(each.verdict)
-    return {level.value: [name for name, all_ in found.items() if worst(all_) is level] for level in LEVELS}
+    levels = {name: worst(each.verdict for each in nodes) for name, nodes in by_operator(judged).items()}
+    return {level.value: [name for name, found in levels.items() if found is level] for level in LEVELS}
 
 
-def _by_operator(judged: Sequence[Judged], level: Level) -> list[JsonObject]:
-    by_operator: dict[str, list[Judged]] = {}
-    for each in judged:
-        if each.verdict is level:
-            by_operator.setdefault(each.operator, []).append(each)
+def _operators(judged: Sequence[Judged], level: Level) -> list[JsonObject]:
     return [
         {
             "operator": operator,
@@ -333,7 +327,7 @@ def _by_operator(judged: Sequence[Judged], level: Level) -> list[JsonObject]:
             "reason": Counter(each.reason for each in nodes).most_common(1)[0][0],
             "nodes": [name_of(each.node) for each in nodes[:_MOST_NAMES]],
         }
-        for operator, nodes in by_operator.items()
+        for operator, nodes in by_operator(each for each in judged if each.verdict is level).items()
     ]
 
 

@@ -25,7 +25,7 @@ from winml_dag.ep.support import Level, Verdict
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, byte_size
-from winml_dag.onnxmodel.protos import read_inside, subgraphs
+from winml_dag.onnxmodel.protos import read_inside, subgraphs, without_data
 from winml_dag.stages.analyze import RUNS, AnalyzeConfig, QuantizedTo
 
 if TYPE_CHECKING:
@@ -112,12 +112,14 @@ def _prepared(
         tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
     load_external_data_for_model(model, str(path.parent))
     for tensor in weights:
-        tensor.CopyFrom(_zeros(tensor.name, tensor.data_type, tensor.dims))
+        _set_to_zeros(tensor, tensor.dims)
     if not on_cpu and quant is not None and quant.activation_type != "float16":
         names = [_NAME.format(number) for number in sorted(stay_float)]
         with suppress(StageError):  # nothing in it can be quantized
             model = with_qdq(ModelProto.FromString(model.SerializeToString()), target, quant, names)
-    onnx.save(model, _ASKED_FILE, save_as_external_data=True, location=f"{_ASKED_FILE}.data")
+    data = Path(f"{_ASKED_FILE}.data")
+    data.unlink(missing_ok=True)  # of an earlier question; onnx replaces no such file
+    onnx.save(model, _ASKED_FILE, save_as_external_data=True, location=data.name)
     return _ASKED_FILE
 
 
@@ -136,22 +138,18 @@ def _is_large(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL or tensor.ByteSize() > _LARGE_BYTES
 
 
-def _zeros(name: str, data_type: int, dims: Iterable[int]) -> TensorProto:
-    """Return a constant whose data is in a sparse file of zeros, which all share."""
-    tensor = TensorProto(name=name, data_type=data_type, dims=dims, data_location=TensorProto.EXTERNAL)
-    size = byte_size(data_type, tensor.dims)
-    for key, value in {"location": str(_ZEROS_FILE), "offset": "0", "length": str(size)}.items():
-        tensor.external_data.add(key=key, value=value)
+def _set_to_zeros(tensor: TensorProto, dims: Iterable[int]) -> None:
+    """Let *tensor* have these dimensions, and its data in a sparse file of zeros, which all share."""
+    resized = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=dims)
+    tensor.CopyFrom(without_data(resized, str(_ZEROS_FILE)))
     with _ZEROS_FILE.open("ab") as file:
-        file.truncate(max(file.tell(), size))
-    return tensor
+        file.truncate(max(file.tell(), byte_size(tensor.data_type, tensor.dims)))
 
 
 def with_qdq(model: ModelProto, target: Target, quant: QuantizedTo, stay_float: Sequence[str] = ()) -> ModelProto:
     """Return *model* as quantize would write it, but with the range -1 to 1 for every tensor; *model* is modified.
 
-    Weights that have no data (see :func:`_zeros`) have none afterwards. *stay_float*: names of nodes that stay in
-    float.
+    Weights without data (see :func:`_set_to_zeros`) stay without. *stay_float*: names of nodes that stay in float.
 
     Raises:
         StageError: nothing in it can be quantized.
@@ -204,7 +202,7 @@ def _restore_sizes(graph: GraphProto, sizes: Mapping[str, tuple[int, ...]]) -> N
     for name, tensor in tensors.items():
         size = sizes.get(name, sizes.get(name.removesuffix(_QUANTIZED)))
         if size is not None and size != tuple(tensor.dims):
-            tensor.CopyFrom(_zeros(name, tensor.data_type, size))
+            _set_to_zeros(tensor, size)
     for node in graph.node:
         tensor = tensors.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
         if tensor is None or tensor.data_location != TensorProto.EXTERNAL:

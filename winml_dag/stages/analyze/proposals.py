@@ -19,7 +19,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graph import Model, Node
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.stages.analyze import AnalyzeConfig, Judged, worst
+from winml_dag.stages.analyze import AnalyzeConfig, Judged, by_operator, worst
 from winml_dag.stages.analyze.lint import name_of, opset
 from winml_dag.stages.analyze.patterns import PATTERNS, Match
 from winml_dag.stages.optimize import Discovered, OptimizeConfig, OptimizeTarget
@@ -234,11 +234,7 @@ def _new_nodes(output: str, flow: Dataflow, known: set[tuple[str, tuple[str, ...
 
 
 def _about_operators(judged: Sequence[Judged]) -> Iterator[Information]:
-    by_operator: dict[str, list[Judged]] = {}
-    for each in judged:
-        if each.verdict is not Level.SUPPORTED:
-            by_operator.setdefault(each.operator, []).append(each)
-    for operator, nodes in by_operator.items():
+    for operator, nodes in by_operator(each for each in judged if each.verdict is not Level.SUPPORTED).items():
         yield Information(
             operator,
             worst(each.verdict for each in nodes),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
-from onnxruntime.quantization.calibrate import CalibrationMethod, HistogramCollector, TensorsData, create_calibrator
+from onnxruntime.quantization.calibrate import HistogramCollector
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import OnProgress, no_progress
@@ -26,14 +25,12 @@ from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, standard_opset
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.calibrate import RANGES_FILE, CalibrateConfig
 from winml_dag.stages.float_model import float_tensors, refuse_unless_float, write_typed
-from winml_dag.stages.normalizations import is_coarse, normalizations
-from winml_dag.stages.ranges import Provenance, Ranges, model_digest
+from winml_dag.stages.ranges import Provenance, Ranges, is_coarse, model_digest, normalizations
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_of
-from winml_dag.stages.samples.samples import Fed, Feed, Samples, failures_explained, random_samples
+from winml_dag.stages.samples.samples import Fed, Samples, failures_explained, random_samples
 
-# Runs the model on samples and finds the range of every activation: extremes with built-in reductions, histograms with
-# onnxruntime's calibrators.
+# Finds the range of every activation: extremes with reductions in the model, histograms with onnxruntime's collector.
 
 # Runs the model once over the samples with reductions of its activations as outputs, so no activation is kept.
 #
@@ -178,17 +175,9 @@ def _run(
     model: Path, reductions: list[_Reduction], samples: Samples, on_progress: Callable[[int], None]
 ) -> dict[_Reduction, _Array]:
     """Return the result of each of *reductions* over all *samples*, omitting those without elements."""
-    session = open_session(model, "the model")
-    outputs = [each.output for each in reductions]
     results: dict[_Reduction, _Array] = {}
     means: dict[_Reduction, list[float]] = {}
-    for number, feed in enumerate(samples):
-        on_progress(number)
-        with failures_explained(samples.kind, "quant.calibration_data"):
-            try:
-                arrays = session.run(outputs, dict(feed))
-            except Exception as error:  # onnxruntime's errors have no base class of their own
-                raise StageError(f"The model failed on calibration sample {number}: {explanation(error)}.") from error
+    for arrays in _outputs(model, [each.output for each in reductions], samples, on_progress):
         for each, array in zip(reductions, arrays, strict=True):
             if not array.size:
                 continue
@@ -197,14 +186,26 @@ def _run(
             else:
                 flat = array.reshape(-1)
                 results[each] = _MERGE[each.op_type](results[each], flat) if each in results else flat
-    on_progress(samples.count)
     # fsum is exact, so the result does not depend on the order.
     return results | {each: np.array([math.fsum(seen) / len(seen)], np.float32) for each, seen in means.items()}
 
 
-# A calibrator keeps all activations of the samples that it is given until all are done: 48 samples of ResNet-50 at once
-# take 5.6 GB, 8 at a time 1.2 GB and half the time. Neither ranges nor histograms depend on it.
-_CHUNK = 8
+def _outputs(
+    model: Path, names: Sequence[str], samples: Samples, on_progress: Callable[[int], None]
+) -> Iterator[list[_Array]]:
+    """Yield the values *names* of *model* for each sample. Inputs are among them too."""
+    session = open_session(model, "the model")
+    made = [name for name in names if name in {output.name for output in session.get_outputs()}]
+    for number, feed in enumerate(samples):
+        on_progress(number)
+        with failures_explained(samples.kind, "quant.calibration_data"):
+            try:
+                values = dict(zip(made, session.run(made, dict(feed)), strict=True))
+            except Exception as error:  # onnxruntime's errors have no base class of their own
+                raise StageError(f"The model failed on calibration sample {number}: {explanation(error)}.") from error
+        yield [values[name] if name in values else feed[name].astype(np.float32, copy=False) for name in names]
+    on_progress(samples.count)
+
 
 # onnxruntime's default of 128 bins leaves entropy nothing to search: its ranges are those of minmax. The search takes
 # time with the square of the bins, 100 s for MiniLM with 2048, 20 s with 512, and the ranges of 2048 were worse.
@@ -213,17 +214,9 @@ _ENTROPY_QUANTIZED_BINS = 128
 _PERCENTILE_BINS = 2048
 _PERCENTILE = 99.999
 
-_AUGMENTED_FILE = "augmented.onnx"
+_AUGMENTED_FILE = Path("augmented.onnx")
 
-METHODS: Mapping[str, CalibrationMethod] = {
-    "minmax": CalibrationMethod.MinMax,
-    "entropy": CalibrationMethod.Entropy,
-    "percentile": CalibrationMethod.Percentile,
-}
-_OPTIONS: Mapping[str, Mapping[str, float]] = {
-    "entropy": {"num_bins": _ENTROPY_BINS, "num_quantized_bins": _ENTROPY_QUANTIZED_BINS},
-    "percentile": {"num_bins": _PERCENTILE_BINS, "percentile": _PERCENTILE},
-}
+METHODS = ("minmax", "entropy", "percentile")
 
 
 def observe(model: Path, samples: Samples, method: str, progress: OnProgress = no_progress) -> Measured:
@@ -244,63 +237,6 @@ def observe(model: Path, samples: Samples, method: str, progress: OnProgress = n
     if method == "minmax":
         return measured
     _require_moderate(measured.bounds, method)
-    found = _bounds(
-        _collect(model, samples, method, lambda done: progress(samples.count + done, total, unit), measured.bounds)
-    )
-    _require_all(model, found)
-    return replace(measured, bounds=found)
-
-
-class _Reader:
-    """Provides samples through onnxruntime's interface."""
-
-    def __init__(self, feeds: Iterator[Feed]) -> None:
-        self._feeds = feeds
-
-    def get_next(self) -> Feed | None:
-        return next(self._feeds, None)
-
-
-def _collect(
-    model: Path,
-    samples: Samples,
-    method: str,
-    on_progress: Callable[[int], None],
-    extremes: Mapping[str, tuple[float, float]],
-) -> TensorsData:
-    calibrator = create_calibrator(
-        model,
-        None,  # every float tensor, so the ranges serve any choice of operators to quantize
-        augmented_model_path=_AUGMENTED_FILE,
-        calibrate_method=METHODS[method],
-        use_external_data_format=model.with_name(f"{model.name}.data").exists(),
-        extra_options=dict(_OPTIONS[method]),
-    )
-    calibrator.collector = _empty_histograms(method, extremes)
-    feeds = _counted(samples, on_progress)
-    for start in range(0, samples.count, _CHUNK):
-        try:
-            calibrator.collect_data(_Reader(itertools.islice(feeds, _CHUNK)))
-        except StageError:
-            raise
-        except Exception as error:  # onnxruntime's errors have no base class of their own
-            end = min(start + _CHUNK, samples.count)
-            raise StageError(
-                f"The model failed on calibration samples {start} to {end - 1}: {explanation(error)}."
-            ) from error
-    on_progress(samples.count)
-    return calibrator.compute_data()
-
-
-def _counted(samples: Samples, on_progress: Callable[[int], None]) -> Iterator[Feed]:
-    """Yield *samples*; requesting one means that those before it are done, which is reported to *on_progress*."""
-    for done, feed in enumerate(samples):
-        on_progress(done)
-        yield feed
-
-
-def _empty_histograms(method: str, extremes: Mapping[str, tuple[float, float]]) -> HistogramCollector:
-    """Return onnxruntime's collector with an empty histogram for each tensor, as wide as all of its values."""
     collector = HistogramCollector(
         method=method,
         symmetric=method == "percentile",
@@ -309,30 +245,42 @@ def _empty_histograms(method: str, extremes: Mapping[str, tuple[float, float]]) 
         percentile=_PERCENTILE,
         scenario="same",
     )
-    for name, (low, high) in extremes.items():
-        widest = np.float32(max(abs(low), abs(high)))
-        if method == "entropy":
-            edges = np.linspace(-widest, widest, _ENTROPY_BINS + 1).astype(np.float32)
-        else:  # of magnitudes
-            edges = np.linspace(0, widest, _PERCENTILE_BINS + 1).astype(np.float32)
-        counts = np.zeros(len(edges) - 1, np.int64)
-        entry: tuple[Any, ...] = (counts, edges, np.float32(low), np.float32(high))
-        collector.histogram_dict[name] = (*entry, widest) if method == "entropy" else entry
-    return collector
+    names = list(measured.bounds)
+    _write_augmented(model, names)
+    for arrays in _outputs(_AUGMENTED_FILE, names, samples, lambda done: progress(samples.count + done, total, unit)):
+        found = {name: array for name, array in zip(names, arrays, strict=True) if array.size}
+        for name in found.keys() - collector.histogram_dict.keys():
+            collector.histogram_dict[name] = _empty_histogram(method, *measured.bounds[name])
+        collector.collect(found)
+    ranges = {
+        name: (_number(low), _number(high)) for name, (low, high, *_) in collector.compute_collection_result().items()
+    }
+    return replace(measured, bounds={**measured.bounds, **ranges})
 
 
-def _bounds(data: TensorsData) -> dict[str, tuple[float, float]]:
-    return {name: (_number(entry.lowest), _number(entry.highest)) for name, entry in data.items()}
+def _write_augmented(model: Path, names: Sequence[str]) -> None:
+    """Write *model* with the values *names* that nodes compute as outputs, and the same external weights."""
+    proto = onnx.load(model, load_external_data=False)
+    made = {name for node in proto.graph.node for name in node.output}
+    del proto.graph.output[:]
+    for name in names:
+        if name in made:
+            proto.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    onnx.save(proto, _AUGMENTED_FILE)
+
+
+def _empty_histogram(method: str, low: float, high: float) -> tuple[Any, ...]:
+    """Return an empty histogram in onnxruntime's form, as wide as all values from *low* to *high*."""
+    widest = np.float32(max(abs(low), abs(high)))
+    bins = _ENTROPY_BINS if method == "entropy" else _PERCENTILE_BINS
+    # percentile counts magnitudes.
+    edges = np.linspace(-widest if method == "entropy" else 0, widest, bins + 1).astype(np.float32)
+    entry = (np.zeros(bins, np.int64), edges, np.float32(low), np.float32(high))
+    return (*entry, widest) if method == "entropy" else entry
 
 
 def _number(value: Any) -> float:
     return float(np.float32(np.asarray(value).reshape(())))
-
-
-def _require_all(model: Path, bounds: Mapping[str, tuple[float, float]]) -> None:
-    missing = sorted(float_tensors(onnx.load(model, load_external_data=False).graph) - bounds.keys())
-    if missing:
-        raise StageError(f"onnxruntime measured no range of {len(missing)} tensors, such as {missing[0]!r}.")
 
 
 def _require_finite(bounds: Mapping[str, tuple[float, float]]) -> None:

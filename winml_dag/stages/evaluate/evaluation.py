@@ -15,19 +15,16 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.session import assigned_nodes, create_session
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.compare import Agreement, class_scores
+from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import InputSpec, inputs_of_both, model_inputs
 from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
-from winml_dag.stages.evaluate.answers import QuestionAnswering
 from winml_dag.stages.evaluate.cases import Case, Given, Labels, Task
 from winml_dag.stages.evaluate.classes import Classification
 from winml_dag.stages.evaluate.metrics import Metric, Outcomes, difference, estimate
-from winml_dag.stages.evaluate.rows import FeatureSimilarity, chosen_numbers
-from winml_dag.stages.evaluate.tokens import TokenClassification
+from winml_dag.stages.evaluate.rows import FeatureSimilarity, QuestionAnswering, TokenClassification, chosen_numbers
 from winml_dag.stages.figures import OutputFigures
-from winml_dag.stages.pair import Pair
-from winml_dag.stages.running import Batching
+from winml_dag.stages.pair import Batching, Pair
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.read import samples_of
@@ -102,12 +99,11 @@ def _output_json(figures: OutputFigures) -> JsonObject:
         "max_abs_error": None if figures.read.inf_count or figures.read.nan_count else figures.max_abs_error,
         "nan_count": figures.whole.nan_count,
         "inf_count": figures.whole.inf_count,
-        **{name: _agreement_json(found) for name, found in agreements.items()},
+        **{
+            name: found if found is None else {"agreed": found.agreed, "of": found.of}
+            for name, found in agreements.items()
+        },
     }
-
-
-def _agreement_json(found: Agreement | None) -> JsonObject | None:
-    return None if found is None else {"agreed": found.agreed, "of": found.of}
 
 
 _TASKS: dict[str, type[Any]] = {

@@ -1,9 +1,11 @@
-"""Tasks on labelled rows of tables, and the similarity of two texts, which is one."""
+"""Tasks on labelled rows of tables: similarity of two texts, classification of words, answers to questions."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,21 @@ from numpy.typing import NDArray
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.evaluate import TASKS
-from winml_dag.stages.evaluate.cases import Case, Given
-from winml_dag.stages.evaluate.metrics import Metric, pearson, spearman
+from winml_dag.stages.evaluate.cases import Case, Given, within
+from winml_dag.stages.evaluate.metrics import (
+    Metric,
+    answer_f1,
+    entities,
+    exact_match,
+    macro_f1_of_counts,
+    mean,
+    pearson,
+    ratio,
+    share,
+    spearman,
+)
 from winml_dag.stages.samples import TABLES, kind_of
+from winml_dag.stages.samples.arrays import fit
 from winml_dag.stages.samples.samples import Array, Feed
 from winml_dag.stages.samples.tables import chosen_rows, read_tables
 
@@ -152,3 +166,212 @@ def _score(value: Any, number: int) -> float:
             f"Row {number} of the data has {str(value)[:40]!r} where a score should be, which is a number."
         )
     return score
+
+
+# Classification of words: the class with the highest score at the first token of each.
+
+# The tag that data sets give to a word without one.
+_NO_TAG = -100
+_NONE = -1
+_ENTITY_TAG = re.compile(r"O|[BIES]-.+")
+# The columns of outcomes; without entities, three for each class follow.
+_RIGHT, _WORDS, _FOUND_RIGHTLY, _FOUND, _TRUE = range(5)
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Words: the position of the first token of each, and their classes."""
+
+    positions: Sequence[int]
+    classes: Sequence[int]
+
+
+class TokenClassification(RowTask):
+    """Rows with a list of words and a list of tags.
+
+    Skips words without a tag, padding, and words beyond the length that the model takes.
+    """
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self._classes = given.classes()
+        names = [given.labels.name(number) for number in range(self._classes)]
+        self._has_entities = all(_ENTITY_TAG.fullmatch(name) for name in names)
+        self.outputs = (given.scores().name,)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        accuracy = ratio("token_accuracy", [_RIGHT], [_WORDS])
+        if not self._has_entities:
+            return accuracy, macro_f1_of_counts("token_macro_f1", _FOUND_RIGHTLY, self._classes)
+        return (
+            ratio("entity_f1", [_FOUND_RIGHTLY, _FOUND_RIGHTLY], [_FOUND, _TRUE]),
+            ratio("entity_precision", [_FOUND_RIGHTLY], [_FOUND]),
+            ratio("entity_recall", [_FOUND_RIGHTLY], [_TRUE]),
+            accuracy,
+        )
+
+    def cases(self) -> Iterator[Case[Tagged]]:
+        for number, row in self._rows():
+            words, tags = _list(row["tokens"], number), _list(row["tags"], number)
+            if len(words) != len(tags):
+                raise StageError(f"Row {number} of the data has {len(words)} words and {len(tags)} tags.")
+            encoded = self._given.processor.of_words([str(word) for word in words])
+            first: dict[int, int] = {}
+            for position, word in enumerate(encoded.word_of):
+                if word is not None and tags[word] not in (_NO_TAG, str(_NO_TAG)):
+                    first.setdefault(word, position)
+            where = f"row {number}"
+            classes = [within(self._given.labels.number(tags[word], where), self._classes, where) for word in first]
+            yield Case((fit(encoded.arrays, self._given.inputs, where),), Tagged(list(first.values()), classes))
+
+    def outcome(self, case: Case[Tagged], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
+        scores = found[0][self.outputs[0]]
+        if scores.ndim != 3 or scores.shape[::2] != (1, self._classes):
+            raise StageError(
+                f"Output {self.outputs[0]!r} has the shape {list(scores.shape)}, not scores of {self._classes} classes"
+                " for each token of a text.",
+                advice="Check the task (--task).",
+            )
+        true = np.asarray(case.truth.classes, np.int64)
+        chosen = _best_classes(scores[0, list(case.truth.positions)]) if true.size else true
+        counted = [int((true == chosen).sum()), true.size]
+        if self._has_entities:
+            expected, got = (entities([self._tag(int(one)) for one in tags]) for tags in (true, chosen))
+            return [*counted, len(expected & got), len(got), len(expected)]
+        for one in range(self._classes):
+            counted += [
+                int(((true == one) & (chosen == one)).sum()),
+                int((chosen == one).sum()),
+                int((true == one).sum()),
+            ]
+        return counted
+
+    def _tag(self, number: int) -> str:
+        return "O" if number == _NONE else self._given.labels.name(number)
+
+
+def _best_classes(scores: Array) -> NDArray[np.int64]:
+    """Return the class of each token; none for NaN scores, so they count as wrong."""
+    chosen: NDArray[np.int64] = np.where(np.isnan(scores).any(-1), _NONE, scores.argmax(-1))
+    return chosen
+
+
+def _list(value: Any, number: int) -> Sequence[Any]:
+    """Return a list; text files have words separated by blanks instead."""
+    if isinstance(value, str):
+        return value.split()
+    if not isinstance(value, list | tuple):
+        raise StageError(f"Row {number} of the data has {str(value)[:40]!r} where a list of words or tags should be.")
+    return value
+
+
+# Questions whose answer is part of a text: the span from the best first token to the best last token.
+
+# The usual limit for evaluation on SQuAD; longer spans are rarely answers.
+_LONGEST_TOKENS = 30
+# The columns of outcomes.
+_EXACT, _F1 = range(2)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to answer.
+
+    ``spans``: for each window, the characters of ``context`` by position. ``answers``: the correct ones, none for a
+    question that the text does not answer.
+    """
+
+    context: str
+    spans: Sequence[Sequence[tuple[int, int] | None]]
+    answers: Sequence[str]
+
+
+class QuestionAnswering(RowTask):
+    """Rows with a question, its context and answers.
+
+    A context that is too long for the model is split into overlapping windows.
+    """
+
+    metrics: tuple[Metric, ...] = (share("exact_match", _EXACT), mean("f1", _F1))
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self.outputs = _outputs([output.name for output in given.outputs])
+        # The model can give no answer only if the data has questions without one.
+        self._may_be_none = any(not _answers(row["answers"], number) for number, row in self._rows())
+
+    def cases(self) -> Iterator[Case[Question]]:
+        for number, row in self._rows():
+            context = str(row["context"])
+            windows = self._given.processor.of_question(str(row["question"]).strip(), context)
+            feeds = tuple(fit(window.arrays, self._given.inputs, f"row {number}") for window in windows)
+            spans = [window.spans for window in windows]
+            yield Case(feeds, Question(context, spans, _answers(row["answers"], number)))
+
+    def outcome(self, case: Case[Question], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
+        question = case.truth
+        best, answer, none = -np.inf, "", np.inf
+        for spans, outputs in zip(question.spans, found, strict=True):
+            first, last = (self._scores(outputs[name], len(spans), name) for name in self.outputs)
+            if np.isnan(first).any() or np.isnan(last).any():
+                return 0.0, 0.0  # not even that there is no answer, which may be correct
+            none = min(none, first[0] + last[0])
+            score, begin, end = _best_span(first, last, spans)
+            if score > best:
+                best, answer = score, question.context[begin:end]
+        if self._may_be_none and none > best:
+            answer = ""
+        truths = question.answers or [""]
+        return exact_match(answer, truths), answer_f1(answer, truths)
+
+    def _scores(self, output: Array, length: int, name: str) -> NDArray[np.float64]:
+        if output.shape != (1, length):
+            raise StageError(
+                f"Output {name!r} has the shape {list(output.shape)}, not a score for each of {length} positions.",
+                advice="Check the task (--task).",
+            )
+        scores: NDArray[np.float64] = output[0].astype(np.float64)
+        return scores
+
+
+def _outputs(names: Sequence[str]) -> tuple[str, str]:
+    if {"start_logits", "end_logits"} <= set(names):
+        return "start_logits", "end_logits"
+    if len(names) < 2:
+        raise StageError(
+            f"question-answering needs scores of where an answer begins and ends, and the model has the output"
+            f" {', '.join(names)} alone.",
+            advice="Check the task (--task).",
+        )
+    return names[0], names[1]
+
+
+def _best_span(
+    first: NDArray[np.float64], last: NDArray[np.float64], spans: Sequence[tuple[int, int] | None]
+) -> tuple[float, int, int]:
+    """Return the best score of a span of the context, and its characters; minus infinity if there is none."""
+    inside = np.array([span is not None for span in spans])
+    length = len(spans)
+    distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+    allowed = (distance >= 0) & (distance < _LONGEST_TOKENS) & inside[:, None] & inside[None, :]
+    scores = np.where(allowed, np.nan_to_num(first[:, None] + last[None, :], nan=-np.inf), -np.inf)
+    begin, end = np.unravel_index(int(scores.argmax()), scores.shape)
+    at_begin, at_end = spans[int(begin)], spans[int(end)]
+    if at_begin is None or at_end is None:
+        return -np.inf, 0, 0
+    return float(scores[begin, end]), at_begin[0], at_end[1]
+
+
+def _answers(value: Any, number: int) -> Sequence[str]:
+    """Parse the formats of common data sets: texts with their positions, a list of texts, or one text."""
+    if isinstance(value, Mapping):
+        value = value.get("text")
+    if isinstance(value, str):
+        return [value] if value else []
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return list(value)
+    raise StageError(
+        f"Row {number} of the data has no answers that can be read: {str(value)[:60]!r}.",
+        advice='Give a text, a list of texts, or {"text": [...]} as SQuAD has it.',
+    )

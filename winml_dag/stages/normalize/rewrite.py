@@ -20,7 +20,7 @@ from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.feeds import INPUTS_KEY, model_inputs, random_feeds, write_io_specs
 from winml_dag.onnxmodel.files import EXTERNAL_TENSOR_MINIMUM, load_model, save_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, inspect_model
-from winml_dag.onnxmodel.protos import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of, without_data
 from winml_dag.stages.normalize import FIRST_OPSET, NormalizeConfig
 
 # Raises the opset of a model with onnx's converter, restores what it loses, and checks that outputs stay equal.
@@ -148,10 +148,7 @@ def _without_large(graph: GraphProto) -> dict[str, TensorProto]:
             continue
         whole = found[tensor.name] = TensorProto()
         whole.CopyFrom(tensor)
-        tensor.Clear()
-        tensor.name, tensor.data_type, tensor.data_location = whole.name, whole.data_type, TensorProto.EXTERNAL
-        tensor.dims.extend(whole.dims)
-        tensor.external_data.add(key="location", value="elsewhere")
+        tensor.CopyFrom(without_data(whole, "elsewhere"))
     return found
 
 
@@ -336,7 +333,7 @@ def run(config: NormalizeConfig, workspace: Workspace) -> JsonObject:
     raised = raise_opset(model) if config.raise_opset and 0 < before < FIRST_OPSET else Raised(model)
     output = workspace.outputs["model"] / NORMALIZED_FILE
     save_model(raised.model, output)
-    if ranges or _has_input_specs(raised.model):
+    if ranges or any(entry.key == INPUTS_KEY for entry in raised.model.metadata_props):
         _write_input_specs(raised.model, output, ranges)
     return {
         "dimensions_fixed": fixed,
@@ -361,10 +358,6 @@ def _drop_listed(model: ModelProto) -> int:
     del model.graph.input[:]
     model.graph.input.extend(kept)
     return dropped
-
-
-def _has_input_specs(model: ModelProto) -> bool:
-    return any(entry.key == INPUTS_KEY for entry in model.metadata_props)
 
 
 def _write_input_specs(model: ModelProto, path: Path, ranges: Mapping[str, tuple[float, float]]) -> None:

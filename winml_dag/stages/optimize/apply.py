@@ -177,10 +177,6 @@ def _run_onnxruntime(source: Path, name: str) -> Applied:
     return Applied(destination if places else source, {name: places})
 
 
-def _domains(model: ModelSummary) -> set[str]:
-    return {name.rpartition("/")[0] for name in model.op_counts}
-
-
 def _check_operators(before: ModelSummary, after: ModelSummary, names: Sequence[str]) -> None:
     """Refuse non-standard operators that are neither in *before* nor made by the capabilities *names*."""
     allowed = {operator for name in names for operator in CATALOG[name].makes}
@@ -205,7 +201,7 @@ def _save(path: Path, source: Path, after: ModelSummary, destination: Path) -> i
     """Write the result; return how many of its nodes carry the module tag that *source* gives them."""
     model = load_model(path, weights=False)
     # onnxruntime lists all domains that it supports.
-    used = {"", *_domains(after)}
+    used = {"", *(name.rpartition("/")[0] for name in after.op_counts)}
     imports = sorted((entry.domain, entry.version) for entry in model.opset_import if entry.domain in used)
     del model.opset_import[:]
     for domain, version in imports:

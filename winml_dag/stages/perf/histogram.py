@@ -15,8 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.perf import PICTURE_FILE, HistogramConfig
-from winml_dag.stages.perf.latency import NS_PER_MS, PERCENTILES
-from winml_dag.stages.perf.notices import EMULATED
+from winml_dag.stages.perf.latency import EMULATED, NS_PER_MS, PERCENTILES
 from winml_dag.store.quantities import counted
 
 _BAR, _DOT = "#56b4e9", "#0072b2"

@@ -9,7 +9,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,17 @@ from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs, random_feeds
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
-from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
+from winml_dag.stages.perf.latency import (
+    EMULATED,
+    NS_PER_MS,
+    Latencies,
+    latency_json,
+    measure,
+    of_latencies,
+    of_open_sizes,
+    throughput_json,
+)
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
-from winml_dag.stages.perf.notices import EMULATED, of_latencies, of_open_sizes
 from winml_dag.stages.quality import RANDOM
 from winml_dag.stages.samples.read import read_samples
 from winml_dag.stages.samples.samples import Feed, failures_explained
@@ -35,14 +43,8 @@ from winml_dag.stages.samples.samples import Feed, failures_explained
 if TYPE_CHECKING:
     import onnxruntime
 
-    from winml_dag.onnxmodel.feeds import InputSpec
-    from winml_dag.stages.samples.samples import Feed
 
-
-# The inputs for a measurement are created before it starts, each with as many samples as a batch has.
-
-
-# More would fill memory.
+# Inputs are created before the measurement starts, each with as many samples as a batch has. More would fill memory.
 MOST_FEEDS = 32
 
 
@@ -107,19 +109,6 @@ def batch_size_of(inputs: Sequence[InputSpec], feed: Feed, given: int | None) ->
     return found.pop() if len(found) == 1 else 1
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What was measured: loads in fresh processes, then the rest in this one."""
-
-    loads: Sequence[Load]
-    baseline_loads: Sequence[Load]
-    load: Load
-    first_ms: float
-    latencies: Latencies
-    peak_bytes: int | None
-    assigned: JsonObject
-
-
 def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     """Measure ``model``, and the load time of ``baseline``; write ``perf.json``, which also lists every inference.
 
@@ -132,7 +121,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     inputs = model_inputs(model.path)
     feeds = make_feeds(inputs, config.perf, workspace)
     batch_size = batch_size_of(inputs, feeds[0], config.perf.batch_size)
-    found = _measure(model, baseline, feeds, config.perf, workspace.progress)
+    figures, latencies = _measure(model, baseline, feeds, batch_size, config.perf, workspace.progress)
     import onnxruntime  # not before the model has been loaded, which is measured
 
     is_random = not workspace.has("data")
@@ -142,7 +131,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "provider_options": dict(config.target.provider_options),
         "onnxruntime": onnxruntime.__version__,
         "host": dict(config.host),
-        **_figures(found, batch_size),
+        **figures,
         "inputs": [
             {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)} for name, array in feeds[0].items()
         ],
@@ -155,44 +144,43 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "batch_size": batch_size,
         "sizes": dict(config.perf.sizes),
         "seed": config.perf.seed,
-        "waited_share": found.latencies.waited_share,
+        "waited_share": latencies.waited_share,
         "notices": [
             # Nothing else is relevant about an emulator's latencies.
-            *([EMULATED] if is_emulated(target) else of_latencies(found.latencies)),
+            *([EMULATED] if is_emulated(target) else of_latencies(latencies)),
             *(of_open_sizes(inputs, config.perf.sizes) if is_random else ()),
         ],
     }
-    text = json.dumps({**report, "latencies_ns": found.latencies.each}, sort_keys=True, allow_nan=False)
+    text = json.dumps({**report, "latencies_ns": latencies.each}, sort_keys=True, allow_nan=False)
     (workspace.outputs["report"] / REPORT_FILE).write_text(text + "\n", encoding="utf-8", newline="\n")
     return report
 
 
 def _measure(
-    model: Model, baseline: Model | None, feeds: Sequence[Feed], fields: PerfFields, progress: OnProgress
-) -> _Found:
+    model: Model,
+    baseline: Model | None,
+    feeds: Sequence[Feed],
+    batch_size: int,
+    fields: PerfFields,
+    progress: OnProgress,
+) -> tuple[JsonObject, Latencies]:
+    """Measure loads in fresh processes, then the rest in this one; return the figures and every inference."""
     loads, baseline_loads = _load_in_turn(model, baseline, fields.loads, progress)
     session, own = load(model)
     with failures_explained("npz" if fields.seed is None else RANDOM, "perf.input_data"):
         first_ms = _first_inference(session, feeds[0])
     latencies = measure(_inference(session, feeds), fields, progress)
     peak = resident().peak
-    return _Found(loads, baseline_loads, own, first_ms, latencies, peak, _assigned(session, model.target))
-
-
-def _figures(found: _Found, batch_size: int) -> JsonObject:
-    return {
-        "load": _load_json(found.loads),
-        "baseline": _baseline_json(found.loads, found.baseline_loads) if found.baseline_loads else None,
-        "first_inference_ms": found.first_ms,
-        "latency_ms": latency_json(found.latencies),
-        "throughput": throughput_json(found.latencies, batch_size),
-        "memory_bytes": {
-            "before_load": found.load.memory_before.now,
-            "after_load": found.load.memory_after.now,
-            "peak": found.peak_bytes,
-        },
-        "assigned_nodes": found.assigned,
+    figures: JsonObject = {
+        "load": _load_json(loads),
+        "baseline": _baseline_json(loads, baseline_loads) if baseline_loads else None,
+        "first_inference_ms": first_ms,
+        "latency_ms": latency_json(latencies),
+        "throughput": throughput_json(latencies, batch_size),
+        "memory_bytes": {"before_load": own.memory_before.now, "after_load": own.memory_after.now, "peak": peak},
+        "assigned_nodes": _assigned(session, model.target),
     }
+    return figures, latencies
 
 
 def _model(workspace: Workspace, slot: str, target: Target, config: PerfConfig) -> Model:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from winml_dag.onnxmodel.protos import read_inside
-from winml_dag.stages.normalizations import Normalization, is_coarse, normalizations
-from winml_dag.stages.ranges import Ranges
+from winml_dag.stages.ranges import Normalization, Ranges, is_coarse, normalizations
 
 _Array = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Prepare a model for Q and DQ: remove additions of zero, and reduce the effect of outliers on other values."""
+"""Prepare a model for Q and DQ: avoid operators that QNN computes wrongly, and protect other values from outliers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from winml_dag.onnxmodel.facts import channel_axis
-from winml_dag.onnxmodel.protos import constant_tensors, read_inside
+from winml_dag.onnxmodel.protos import Naming, constant_tensors, read_inside
 from winml_dag.recipe.precision import SIXTEEN_BITS
-from winml_dag.stages.normalizations import is_coarse, normalizations
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 from winml_dag.stages.quantize.equalize import equalize
 from winml_dag.stages.quantize.selection import override_types, select
-from winml_dag.stages.ranges import Ranges
+from winml_dag.stages.ranges import Ranges, is_coarse, normalizations
 
 # Additions of zero are removed before Q and DQ are inserted, because QNN removes them too, and a conversion with them.
 #
@@ -195,6 +194,30 @@ def _overflows(node: NodeProto, activation_steps: int, constants: Mapping[str, T
     # If either has no range at all, its scale is 1.
     scale = np.where(step * steps > 0, step * steps, np.inf)
     return bool((np.abs(bias.reshape(-1)) > np.iinfo(np.int32).max * scale).any())
+
+
+def divide_in_place_of_reciprocals(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
+    """Replace each Reciprocal of *graphs* (one graph, with and without weights) that *fields* quantize with a Div.
+
+    QNN inserts a 1 with the type and scale of the input, clipped to the largest value of the input: outputs of a
+    one-node model are 0.1 and 0.5 times what they should be if that value is 0.1 and 0.5 (QNN SDK 2.51). As the operand
+    of a Div, the 1 has its own scale.
+    """
+    selection = select(graphs[0], fields)
+    for graph in graphs:
+        found = [
+            node
+            for node in graph.node
+            if node.op_type == "Reciprocal" and selection.takes("Reciprocal") and node.name not in selection.nodes
+        ]
+        if not found:
+            continue
+        one = Naming.of(graph).new("one")
+        graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), one))
+        for node in found:
+            division = helper.make_node("Div", [one, node.input[0]], list(node.output), node.name)
+            division.metadata_props.extend(node.metadata_props)
+            node.CopyFrom(division)
 
 
 _FOUR_BITS = ("uint4", "int4")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnxruntime.quantization import QDQQuantizer, QuantType, StaticQuantConfig, get_qdq_config
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.quant_utils import add_infer_metadata
@@ -22,7 +22,7 @@ from onnxruntime.quantization.quant_utils import add_infer_metadata
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, standard_opset
-from winml_dag.onnxmodel.protos import Naming, constant_tensors
+from winml_dag.onnxmodel.protos import constant_tensors
 from winml_dag.recipe.precision import type_bits
 from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
@@ -39,7 +39,7 @@ from winml_dag.stages.quantize.mixed import (
     weights_of,
     whole_tensors,
 )
-from winml_dag.stages.quantize.outliers import Tamed, tame_outliers
+from winml_dag.stages.quantize.outliers import Tamed, divide_in_place_of_reciprocals, tame_outliers
 from winml_dag.stages.quantize.selection import Selection, nothing_left, override_types, select
 from winml_dag.stages.ranges import Ranges
 
@@ -170,32 +170,6 @@ def _matmul_weights(graph: GraphProto) -> list[str]:
             if name in uses:
                 uses[name].add((node.op_type, position))
     return [name for name in matrices if uses[name] == {("MatMul", 1)}]
-
-
-# For QNN, divisions replace reciprocals: its quantized Reciprocal is wrong for values below 1.
-#
-# QNN inserts a 1 that has the type and scale of the input, so the 1 is clipped to the largest value of the input. For a
-# one-node model, outputs are 0.1 and 0.5 times what they should be if that value is 0.1 and 0.5 (QNN SDK 2.51). As the
-# operand of a Div, the 1 has its own scale.
-
-
-def divide_in_place_of_reciprocals(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
-    """Replace each Reciprocal of *graphs* (one graph, with and without weights) that *fields* quantize with a Div."""
-    selection = select(graphs[0], fields)
-    for graph in graphs:
-        found = [
-            node
-            for node in graph.node
-            if node.op_type == "Reciprocal" and selection.takes("Reciprocal") and node.name not in selection.nodes
-        ]
-        if not found:
-            continue
-        one = Naming.of(graph).new("one")
-        graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), one))
-        for node in found:
-            division = helper.make_node("Div", [one, node.input[0]], list(node.output), node.name)
-            division.metadata_props.extend(node.metadata_props)
-            node.CopyFrom(division)
 
 
 # The first opset of the standard with Q and DQ.

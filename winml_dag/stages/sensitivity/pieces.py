@@ -19,7 +19,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.protos import subgraphs
+from winml_dag.onnxmodel.protos import subgraphs, without_data
 from winml_dag.stages.sensitivity.replacement import Replacement
 
 Array: TypeAlias = NDArray[np.generic]
@@ -63,7 +63,10 @@ class Pieces:
         self.outputs = tuple(dict.fromkeys(value.name for value in model.graph.output if value.name in made))
         self._constants = _Constants(model.graph)
         self._pieces = _cut(model.graph, self.outputs, together)
-        self._needed = [_needed_behind(self._nodes, piece.end, self.outputs) for piece in self._pieces]
+        self._needed = [
+            {*self.outputs, *(name for node in self._nodes[piece.end :] for name in reads(node))}
+            for piece in self._pieces
+        ]
         self.count = len(self._pieces)
         self._sessions: list[ort.InferenceSession] = []
         values = sample
@@ -144,10 +147,6 @@ def reads(node: NodeProto) -> list[str]:
     return names
 
 
-def _needed_behind(nodes: Sequence[NodeProto], end: int, outputs: Sequence[str]) -> frozenset[str]:
-    return frozenset(name for node in nodes[end:] for name in reads(node)) | frozenset(outputs)
-
-
 def run_session(session: ort.InferenceSession, values: Values) -> dict[str, Array]:
     """Return all outputs of *session* for those of *values* that it takes."""
     names = [output.name for output in session.get_outputs()]
@@ -168,7 +167,8 @@ class _Constants:
             if len(tensor.raw_data) >= _SHARED_BYTES:
                 array = numpy_helper.to_array(tensor)
                 self._shared[tensor.name] = ort.OrtValue.ortvalue_from_numpy(array)
-                self._tensors[tensor.name] = _elsewhere(tensor, array.nbytes)
+                # The file is never read: the session gets the data.
+                self._tensors[tensor.name] = without_data(tensor, "weights")
             else:
                 kept = TensorProto()
                 kept.CopyFrom(tensor)
@@ -182,15 +182,6 @@ class _Constants:
         lent = [name for name in wanted if name in self._shared]
         if lent:
             options.add_external_initializers(lent, [self._shared[name] for name in lent])
-
-
-def _elsewhere(tensor: TensorProto, size: int) -> TensorProto:
-    """Return *tensor* without its data; the file that it names is never read, because the session gets the data."""
-    lean = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    lean.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", "weights"), ("offset", "0"), ("length", str(size))):
-        lean.external_data.add(key=key, value=value)
-    return lean
 
 
 def _cut(graph: GraphProto, outputs: Sequence[str], together: Iterable[Sequence[int]]) -> list[_Piece]:
