@@ -23,7 +23,7 @@ from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
 from winml_dag.stages.export.inputs import ModelInput, Shape, named_axes
 from winml_dag.stages.export.subject import call_model
-from winml_dag.stages.running import run_model
+from winml_dag.stages.pair import run_model
 
 Arrays = Mapping[str, NDArray[np.generic]]
 Sizes = Mapping[str, int]
