@@ -73,7 +73,7 @@ COMMANDS = {
     "init": ("winml_dag.cli.config", "Write a commented recipe for a model."),
     "build": ("winml_dag.cli.build", "Build a model, or bring its output folder up to date."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),
-    "why": ("winml_dag.cli.why", "Explain why a stage would run or not."),
+    "why": ("winml_dag.cli.plan", "Explain why a stage would run or not."),
     "graph": ("winml_dag.cli.graph", "Draw the graph of one or more builds."),
     "export": ("winml_dag.cli.stages", "Export a PyTorch model to ONNX."),
     "optimize": ("winml_dag.cli.stages", "Optimize an ONNX model."),
