@@ -254,7 +254,8 @@ def _failed(words: Sequence[str], code: int, sentence: str, measured: JsonObject
     """Print the JSON object of a command that failed, if one was requested, and return *code*."""
     if any(_AS_JSON.fullmatch(text) for text in (*words, *map(" ".join, pairwise(words)))):
         own = _WITHOUT_RESULT.get(" ".join(_document.command), {})
-        set_result({**own, "success": False, "errors": [sentence], **(measured or {})})
+        # A command may have said more before it failed, such as each error.
+        set_result({**own, "errors": [sentence], **(measured or {}), **_document.fields, "success": False})
         _print_document(code, sentence)
     return code
 
