@@ -315,7 +315,7 @@ class TestWhatOthersHaveLeftThere:
         with pytest.raises(StoreError, match=r"link.*It is as it was before") as raised:
             change_folder(folder, lambda new: fill(new, {**PUT_IN_PLACE, **dict.fromkeys(put, b"new")}), remove)
         assert str(folder / "data") in raised.value.message
-        assert "Put a folder there" in raised.value.advice
+        assert "Replace the link by a folder" in raised.value.advice
         assert contents(tmp_path / "elsewhere") == precious
         assert contents(folder) == before
         assert not is_changing(folder)
