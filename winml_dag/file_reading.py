@@ -144,7 +144,7 @@ def _refuse_special(path: Path | str, status: os.stat_result) -> None:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not valid in JSON")
 
 
 # Content that is read within this time after a change is not cached: a later write could get the same time. 2 s is the

@@ -189,5 +189,5 @@ def test_a_list_needs_a_folder_and_modules(modules: Modules) -> None:
 def test_a_summary_of_somebody_else_is_not_overwritten(modules: Modules) -> None:
     (modules.out / "module_summary.json").write_text("mine", encoding="utf-8")
     finished = modules.build_all()
-    assert (finished.returncode, "is in the way" in finished.stderr) == (2, True)
+    assert (finished.returncode, "exists and is not a summary" in finished.stderr) == (2, True)
     assert (modules.out / "module_summary.json").read_text(encoding="utf-8") == "mine"

@@ -99,4 +99,4 @@ def test_a_package_that_brings_no_provider_is_refused_by_its_name(site: Path) ->
     (site / "acme_provider.py").write_text("ACME = 1\n", encoding="utf-8")
     code, value, messages = run(site, *BUILD)
     assert code == 2
-    assert "acme_provider:ACME of acme_provider is no execution provider" in json.dumps(value) + messages
+    assert "acme_provider:ACME of acme_provider is not an execution provider" in json.dumps(value) + messages

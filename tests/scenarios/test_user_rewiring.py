@@ -91,7 +91,7 @@ def test_what_follows_reads_the_output_of_the_stage_between(project: UserProject
         ({"quantise": {"inputs": {"model": "surgery.model"}}}, "did you mean 'quantize'?"),
         ({"quantize": {"inputs": {"modle": "surgery.model"}}}, "quantize has no input 'modle'; did you mean 'model'?"),
         ({"quantize": {"inputs": {"model": "surgery.modle"}}}, "surgery has no output 'modle'"),
-        ({"quantize": {"inputs": {"model": "small.onnx"}}}, "'small.onnx' is no output of a stage (stage.output)"),
+        ({"quantize": {"inputs": {"model": "small.onnx"}}}, "'small.onnx' is not an output of a stage (stage.output)"),
         ({"calibrate": {"inputs": {"data": "surgery.model"}}}, "takes from the settings of the recipe alone"),
         ({"quantize": {"inputs": {"model": "surgery.model"}, "config": {}}}, "an entry of that name has only inputs"),
         ({"optimize": {"inputs": {"model": "surgery.model"}}}, "these stages wait for each other"),

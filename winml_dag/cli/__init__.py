@@ -73,7 +73,7 @@ COMMANDS = {
     "init": ("winml_dag.cli.config", "Write a commented recipe for a model."),
     "build": ("winml_dag.cli.build", "Build a model, or bring its output folder up to date."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),
-    "why": ("winml_dag.cli.why", "Explain why a stage would run or not."),
+    "why": ("winml_dag.cli.plan", "Explain why a stage would run or not."),
     "graph": ("winml_dag.cli.graph", "Draw the graph of one or more builds."),
     "export": ("winml_dag.cli.stages", "Export a PyTorch model to ONNX."),
     "optimize": ("winml_dag.cli.stages", "Optimize an ONNX model."),
@@ -254,7 +254,8 @@ def _failed(words: Sequence[str], code: int, sentence: str, measured: JsonObject
     """Print the JSON object of a command that failed, if one was requested, and return *code*."""
     if any(_AS_JSON.fullmatch(text) for text in (*words, *map(" ".join, pairwise(words)))):
         own = _WITHOUT_RESULT.get(" ".join(_document.command), {})
-        set_result({**own, "success": False, "errors": [sentence], **(measured or {})})
+        # A command may have said more before it failed, such as each error.
+        set_result({**own, "errors": [sentence], **(measured or {}), **_document.fields, "success": False})
         _print_document(code, sentence)
     return code
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,9 +10,6 @@ from winml_dag.cli import echo, set_result
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import format_option
 from winml_dag.errors import UsageError
-
-if TYPE_CHECKING:
-    from winml_dag.pipeline.clean import Cleaned
 
 
 @click.command(name="clean", cls=Command)
@@ -31,16 +27,33 @@ def command(
     stages wrote elsewhere.
     """
     from winml_dag.pipeline.clean import clean
+    from winml_dag.pipeline.layout import MANIFEST
     from winml_dag.pipeline.request import RemoteOptions
+    from winml_dag.store.quantities import counted
     from winml_dag.store.store import Store
 
     cache = RemoteOptions(folder=recipe and recipe.parent).store_folder(cache_dir)
     folder = _folder(recipe, output_dir, cache)
     done = clean(folder, Store(cache), recipe=recipe, dry_run=dry_run)
     if format_ == "json":
-        _print_json(folder, done, dry_run)
+        set_result(
+            {
+                "output_dir": str(folder),
+                "dry_run": dry_run,
+                "found": done.found,
+                "removed": [str(path) for path in done.removed],
+                "edited": [str(path) for path in done.edited],
+            }
+        )
+    elif not done.found:
+        echo(f"Nothing to remove: {folder} has no {MANIFEST}.")
     else:
-        _print_text(folder, done, dry_run)
+        for path in done.removed if dry_run else ():
+            echo(f"would remove {path}")
+        for path in done.edited:
+            echo(f"kept, because it was edited: {path}")
+        verb = "Would remove" if dry_run else "Removed"
+        echo(f"{verb} {counted(len(done.removed), 'file')} of {folder}. The results are still cached.")
     return 0
 
 
@@ -53,30 +66,3 @@ def _folder(recipe: Path | None, output_dir: Path | None, cache: Path) -> Path:
     from winml_dag.pipeline.request import Overrides, Request
 
     return output_dir_of(Request(recipe, Overrides(), output_dir), cache)
-
-
-def _print_json(folder: Path, done: Cleaned, dry_run: bool) -> None:
-    value = {
-        "output_dir": str(folder),
-        "dry_run": dry_run,
-        "found": done.found,
-        "removed": [str(path) for path in done.removed],
-        "edited": [str(path) for path in done.edited],
-    }
-    set_result(value)
-
-
-def _print_text(folder: Path, done: Cleaned, dry_run: bool) -> None:
-    from winml_dag.pipeline.layout import MANIFEST
-    from winml_dag.store.quantities import counted
-
-    if not done.found:
-        echo(f"Nothing to remove: {folder} has no {MANIFEST}.")
-        return
-    if dry_run:
-        for path in done.removed:
-            echo(f"would remove {path}")
-    for path in done.edited:
-        echo(f"kept, because it was edited: {path}")
-    verb = "Would remove" if dry_run else "Removed"
-    echo(f"{verb} {counted(len(done.removed), 'file')} of {folder}. The results are still cached.")

@@ -56,7 +56,7 @@ class _Folder(_Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
         if path.suffix in (".onnx", ".json", ".yaml") and not path.is_dir():
-            self.fail(f"{path} is the name of a file, and the results are several. Give a folder.", param, ctx)
+            self.fail(f"{path} is the name of a file. Give a folder.", param, ctx)
         return path
 
 

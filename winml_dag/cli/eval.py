@@ -192,7 +192,7 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
         except ValueError:
             found[name] = math.nan
         if not math.isfinite(found[name]):  # JSON cannot represent others
-            raise UsageError(f"--min: {text!r} is no number.", advice="Give one, such as accuracy=0.8.")
+            raise UsageError(f"--min: {text!r} is not a number.", advice="Give one, such as accuracy=0.8.")
     return found
 
 

@@ -38,7 +38,7 @@ def _sizes(context: click.Context, parameter: click.Parameter, given: tuple[str,
     """Parse repeated ``NAME=NUMBER`` options into a mapping."""
     named = pairs(context, parameter, given) or {}
     if wrong := next((value for value in named.values() if not value.isdecimal() or int(value) < 1), None):
-        raise click.BadParameter(f"{wrong!r} is no whole number above 0.", param=parameter)
+        raise click.BadParameter(f"{wrong!r} is not a whole number above 0.", param=parameter)
     return {name: int(value) for name, value in named.items()} or None
 
 

@@ -1,17 +1,21 @@
-"""``winml-dag plan``: what a build would run and why. Runs and writes nothing."""
+"""``winml-dag plan`` and ``why``: what a build would run, in a line for each stage or with the complete reasons.
+
+Both run and write nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml_dag.cli import echo, set_result
-from winml_dag.cli.buildreport import builds_json, counts, stage_line
+from winml_dag.cli.buildreport import FORESEEN, builds_json, counts, stage_line
 from winml_dag.cli.command import Command
 from winml_dag.cli.options import (
     are_cells,
@@ -21,11 +25,20 @@ from winml_dag.cli.options import (
     planned_build,
     rebuild_option,
     request_from,
+    request_options,
     several_request_options,
 )
+from winml_dag.engine.events import Reason, Status, waits
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.cells import Selection, refuse_overruled, selected
 
+if TYPE_CHECKING:
+    from winml_dag.engine.events import StageResult
+    from winml_dag.engine.graph import Graph
+    from winml_dag.pipeline.buildresult import StageView
+
+# Maximum files of one input that are listed on separate lines.
+_MOST_FILES = 20
 # Limit of a matrix in GitHub Actions and Azure Pipelines.
 _MOST_JOBS = 256
 
@@ -47,7 +60,7 @@ _MOST_JOBS = 256
 )
 @format_option
 @click.pass_context
-def command(
+def plan(
     context: click.Context,
     /,
     *,
@@ -65,8 +78,7 @@ def command(
 
     For a sweep or several recipes, show what each cell would do and the totals of their common graph.
     """
-    from winml_dag.engine.events import Status
-    from winml_dag.pipeline.build import plan
+    from winml_dag.pipeline.build import plan as planned
 
     options["recipe"] = recipes[0] if recipes else None
     if shards is not None and (shard is not None or matrix is None):
@@ -86,7 +98,7 @@ def command(
         cells, store = selected(sweep, selection), opened(cache_dir, request.remote)
         jobs = jobs or os.cpu_count() or 1
         return look_at_sweep(sweep, cells, request, store, jobs=jobs, rebuild=rebuild, as_json=format_ == "json")
-    result = plan(*planned_build(options), rebuild=rebuild, explain=True)
+    result = planned(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
         set_result(builds_json([result], result.elapsed_seconds, dry_run=True))
         return 0
@@ -119,3 +131,85 @@ def _print_matrix(
     # Not an object of ours: the CI parses it.
     echo(json.dumps(azure_matrix(matrix["include"]) if ci == "azure" else matrix, ensure_ascii=False))
     return 0
+
+
+@click.command(name="why", cls=Command)
+@click.argument("stage", required=False)
+@request_options
+@rebuild_option
+@format_option
+def why(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -> int:
+    """Explain why STAGE (a name or id) would run or not. Without STAGE, explain every stage that would run."""
+    from winml_dag.pipeline.build import plan as planned
+    from winml_dag.pipeline.buildresult import views_named
+
+    graph, store = planned_build(options)
+    result = planned(graph, store, rebuild=rebuild, explain=True)
+    chosen = _running(result.stages) if stage is None else views_named(result, stage)
+    if format_ == "json":
+        shown = replace(result, stages=tuple(chosen))
+        set_result(builds_json([shown], result.elapsed_seconds, dry_run=True))
+        return 0
+    by_id = {view.id: view for view in (*result.stages, *result.like_before)}
+    for view in chosen:
+        for line in _explanation(view, by_id, graph.graph, all_are_shown=stage is None):
+            echo(line)
+    if not chosen:
+        echo("Nothing would run: everything is cached.")
+    return 0
+
+
+def _running(views: Sequence[StageView]) -> list[StageView]:
+    return [view for view in views if view.status is Status.RAN]
+
+
+def _explanation(
+    view: StageView, by_id: Mapping[str, StageView], graph: Graph, *, all_are_shown: bool
+) -> Iterator[str]:
+    """Yield the outcome of a stage, followed by the indented reasons."""
+    yield f"{view.id}: {FORESEEN[view.status]}"
+    if view.result is None:
+        yield f"  {view.reason}"
+        return
+    reason, record = view.result.reason, view.result.record
+    if view.result.error:
+        yield f"  {view.result.error}"
+    if reason.kind == "waits":
+        further = all_are_shown and not set(reason.roots) <= set(reason.names)
+        yield f"  {waits(reason.names)}" + (f", which depends on {', '.join(reason.roots)}" if further else "")
+        if not all_are_shown:
+            yield from (f"  {root} would run: {by_id[root].reason}" for root in reason.roots)
+    yield from (f"  {line}" for line in _reason_lines(reason))
+    yield from (f"  {line}" for line in _origins(view.result, by_id, graph))
+    if reason.nearest is not None and reason.kind == "changed":
+        yield f"  more similar than the last build here is {reason.nearest}"
+    if view.cache_key:
+        yield f"  cache key {view.cache_key}"
+    if record is not None:
+        yield f"  made {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s"
+    if view.status is Status.REUSED and view.result.node.folder is not None and not all_are_shown:
+        yield "  to find undeclared files that it reads: winml-dag build --check-inputs --rebuild"
+
+
+def _reason_lines(reason: Reason) -> Iterator[str]:
+    """Yield the reason, with one line per difference."""
+    if reason.nearest is not None and reason.kind == "first build":
+        yield f"never built like this; nearest is {reason.nearest.name}:"
+        yield from (f"  {line}" for change in reason.nearest.changes for line in change.lines(_MOST_FILES))
+        return
+    if not reason.changes and reason.kind != "waits":
+        yield str(reason)
+    for change in reason.changes:
+        yield from change.lines(_MOST_FILES)
+
+
+def _origins(result: StageResult, by_id: Mapping[str, StageView], graph: Graph) -> Iterator[str]:
+    """Yield the stage that produced each changed input, and when it ran."""
+    for change in result.reason.changes:
+        maker = graph.makers.get(result.node.inputs.get(change.name, "")) if change.kind == "input" else None
+        made = None if maker is None else by_id[maker.id].result
+        if made is not None and made.record is not None:
+            yield f"{made.node.id} gave this {change.name} when it ran at {made.record.made_at}"
+
+
+COMMANDS = {"plan": plan, "why": why}

@@ -41,29 +41,20 @@ def command(*, path: Path, against: Path | None, format_: str) -> int:
     winml-dag verify out --against out.slsa.json
     """
     if against is not None:
-        return _against(path, against, format_)
-    found = verify(path)
-    is_intact = all(verification.is_intact for verification in found)
-    if format_ == "json":
-        value = {"sound": is_intact, "folders": [_json(verification) for verification in found], "errors": []}
-        set_result(value)
+        from winml_dag.report.provenance.against import check_against
+
+        checked = check_against(path, against)
+        is_intact, lines, folders = checked.is_intact, _against_lines(checked), [_against_json(checked)]
     else:
-        for line in _lines(found):
+        found = verify(path)
+        is_intact = all(verification.is_intact for verification in found)
+        lines, folders = _lines(found), [_json(verification) for verification in found]
+    if format_ == "json":
+        set_result({"sound": is_intact, "folders": folders, "errors": []})
+    else:
+        for line in lines:
             echo(line)
     return 0 if is_intact else 1
-
-
-def _against(path: Path, document: Path, format_: str) -> int:
-    from winml_dag.report.provenance.against import check_against
-
-    found = check_against(path, document)
-    if format_ == "json":
-        value = {"sound": found.is_intact, "folders": [_against_json(found)], "errors": []}
-        set_result(value)
-    else:
-        for line in _against_lines(found):
-            echo(line)
-    return 0 if found.is_intact else 1
 
 
 def _against_lines(found: Against) -> Iterator[str]:

@@ -119,7 +119,7 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> tuple[Named, ...]:
             )
     tables = content.get("ep", {})
     if not isinstance(tables, Mapping):
-        raise UsageError(f"{path}: ep is no table.", advice=_EXAMPLE)
+        raise UsageError(f"{path}: ep is not a table.", advice=_EXAMPLE)
     return tuple(_named(path, name, table) for name, table in tables.items())
 
 
@@ -129,7 +129,7 @@ _EXAMPLE = 'Write: [ep.openvino] and below it: environment = "/path/to/.venv-ope
 def _named(path: Path, name: str, table: object) -> Named:
     where = f"ep.{name}.environment in {path}"
     if not isinstance(table, Mapping):
-        raise UsageError(f"{path}: ep.{name} is no table.", advice=_EXAMPLE)
+        raise UsageError(f"{path}: ep.{name} is not a table.", advice=_EXAMPLE)
     for key in table:
         if key != "environment":
             raise UsageError(f"{path} has the key 'ep.{name}.{key}', which is not known.", advice="Known: environment.")

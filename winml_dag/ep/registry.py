@@ -53,7 +53,7 @@ def _from_packages(path: tuple[str, ...]) -> tuple[ExecutionProvider, ...]:
     for entry in entry_points(GROUP, path).values():
         ep = entry.load()
         if not isinstance(ep, ExecutionProvider):
-            raise UsageError(f"{entry.target} of {entry.distribution} is no execution provider.")
+            raise UsageError(f"{entry.target} of {entry.distribution} is not an execution provider.")
         if clash := taken.intersection(_spellings(ep)):
             raise UsageError(f"{entry.target} of {entry.distribution} has the name {min(clash)!r}, which is taken.")
         taken.update(_spellings(ep))

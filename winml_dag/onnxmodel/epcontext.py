@@ -75,7 +75,7 @@ def wrap_context(context: Context, model: Path, output: Path, *, embed: bool) ->
 
 def _value(model: Path, value: Value) -> ValueInfoProto:
     if not value.data_type or value.dims is None or not all(isinstance(dim, int) for dim in value.dims):
-        raise InputError(f"{model}: {value.name!r} is no tensor of a fixed shape, as a compiled model needs it.")
+        raise InputError(f"{model}: {value.name!r} is not a tensor of a fixed shape, as a compiled model needs it.")
     return helper.make_tensor_value_info(value.name, value.data_type, value.dims)
 
 

@@ -170,7 +170,7 @@ class _Sizes:
         name, axis, dim = left[0]
         spec = self.specs[name]
         if dim == UNKNOWN_RANK:
-            what = "is no tensor" if spec.dtype == NO_TENSOR else "has no shape, not even a number of dimensions"
+            what = "is not a tensor" if spec.dtype == NO_TENSOR else "has no shape, not even a number of dimensions"
             advice = "" if spec.dtype == NO_TENSOR else self._how_to_shape(name)
             raise UsageError(f"{fixed_for} takes fixed shapes only, and input {name!r} {what}.", advice=advice)
         names = list(dict.fromkeys(str(dim) for _, _, dim in left if dim not in (UNKNOWN_DIMENSION, UNKNOWN_RANK)))

@@ -189,7 +189,7 @@ def _save_path(build: Build, path: Path) -> SavePath:
     if isinstance(build.calibrate, Skip):
         raise UsageError(f"--save-calibration: there are no ranges to save: {build.calibrate.reason}.")
     if not is_safe_part(path.name):
-        raise UsageError(f"{path.name!r} is no name of a file on every system.", advice="Save the ranges elsewhere.")
+        raise UsageError(f"{path.name!r} is not a name of a file on every system.", advice="Save the ranges elsewhere.")
     return SavePath(path.parent.resolve(), path.name)
 
 
@@ -197,7 +197,7 @@ def _refuse_name(output: Path, suffix: str) -> None:
     if output.suffix.casefold() != suffix:
         raise UsageError(f"{output} does not end with {suffix}.", advice=f"Give -o a file such as result{suffix}.")
     if not is_safe_part(output.name):
-        raise UsageError(f"{output.name!r} is no name of a file on every system.", advice="Give -o another name.")
+        raise UsageError(f"{output.name!r} is not a name of a file on every system.", advice="Give -o another name.")
 
 
 def _refuse_model(path: Path, name: str, command: _Command, *, quantizes: bool) -> None:

@@ -109,7 +109,7 @@ def with_settings(recipe: Recipe, overrides: Overrides) -> Recipe:
 
 def _flags(given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     if unknown := next((name for name in given if name not in CATALOG), None):
-        raise RecipeError(f"optim: {unknown!r} is no optimization{known_instead(unknown, CATALOG)}")
+        raise RecipeError(f"optim: {unknown!r} is not an optimization{known_instead(unknown, CATALOG)}")
     return given
 
 

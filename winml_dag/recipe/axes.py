@@ -204,7 +204,7 @@ class Bases:
             return None
         value = document.value
         if not isinstance(value, Mapping) or "matrix" in value:
-            what = "is a sweep itself" if isinstance(value, Mapping) else "is no recipe of one build"
+            what = "is a sweep itself" if isinstance(value, Mapping) else "is not a recipe of one build"
             self._findings.add(at, f"{path} {what}; base takes recipes of one build")
             return None
         if path.parent.resolve() == self._path.parent.resolve():
@@ -295,7 +295,7 @@ class AxisReader:
         if word in _FIELDS:
             return True
         hint = did_you_mean(word, _FIELDS)
-        message = f"{axis!r} is no field of a recipe, so each value has to say what it means, as {{name: ..., ...}}"
+        message = f"{axis!r} is not a field of a recipe, so each value has to say what it means, as {{name: ..., ...}}"
         self._findings.add(at, message + hint)
         return False
 

@@ -110,7 +110,7 @@ def parse_bound(name: str, text: str) -> Bound:
     unit = found["unit"]
     if unit and unit not in measure.units:
         known = f"write {', '.join(measure.units)}, or none" if measure.units else "it has none"
-        raise problem(f"{unit!r} is no unit of this measure; {known}")
+        raise problem(f"{unit!r} is not a unit of this measure; {known}")
     try:
         value = float(found["number"]) * measure.units.get(unit, 1)
     except ValueError:
@@ -230,7 +230,7 @@ def _problems(goal: Goal, measure: Collection[str], axes: Collection[str]) -> It
             yield at, f"{name} is not measured; write `measure: [{', '.join(sorted({*measure, needs}))}]`"
     unknown = [axis for axis in goal.per or () if axis not in axes]
     for axis in unknown:
-        yield ("per",), f"{axis!r} is no axis of the matrix{known_instead(axis, axes)}"
+        yield ("per",), f"{axis!r} is not an axis of the matrix{known_instead(axis, axes)}"
     if goal.folder is not None and (what := template_problem(goal.folder, tuple(axes))):
         yield ("folder",), what
 

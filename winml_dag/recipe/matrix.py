@@ -236,7 +236,7 @@ class _Reading:
             if label in axis.values:
                 return axis.values[label]
             if not axis.takes_plain:
-                self._findings.add(here, f"{label!r} is no value of {axis.name}{known_instead(label, axis.values)}")
+                self._findings.add(here, f"{label!r} is not a value of {axis.name}{known_instead(label, axis.values)}")
                 return None
         value = self._reader.value(axis.name, written, here)
         if value is not None and value.label in axis.values:
@@ -289,7 +289,7 @@ class _Reading:
             for pattern in patterns[name] or ("",):
                 if not any(matches(label, (pattern,)) for label in labels):
                     are_right = False
-                    self._findings.add(here, f"{pattern!r} is no value of {name}{known_instead(pattern, labels)}")
+                    self._findings.add(here, f"{pattern!r} is not a value of {name}{known_instead(pattern, labels)}")
         return Choice(patterns) if are_right else None
 
     @staticmethod

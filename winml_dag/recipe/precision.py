@@ -134,7 +134,7 @@ def chained(names: Sequence[str]) -> Chain:
     if [one.mode for one in parsed] == ["rtn", "fp16"] and first.activation_bits == 32:
         return Chain(names[0], {"rtn_float_type": "float16"})
     if first.mode is None:
-        why = f"{names[0]} is no quantization that another could follow"
+        why = f"{names[0]} is not a quantization that another could follow"
     elif first.mode == "fp16":
         why = "what is in float16 has no float32 left to quantize"
     elif first.mode == "rtn" and first.activation_bits == 32:

@@ -243,7 +243,7 @@ def _filter(text: str, sweep: Sweep) -> Callable[[Cell], bool]:
     for pattern in patterns:
         if not any(matches(label, (pattern,)) for label in sweep.axes[axis]):
             hint = known_instead(pattern, sweep.axes[axis])
-            raise UsageError(f"--filter {text}: {pattern!r} is no value of {axis}{hint}")
+            raise UsageError(f"--filter {text}: {pattern!r} is not a value of {axis}{hint}")
     return lambda cell: (axis in cell.values and matches(cell.values[axis], patterns)) is not refuses
 
 
@@ -284,7 +284,7 @@ def parse_shard(text: str) -> Shard:
     """Parse a shard such as ``3/8``. Raises UsageError if it is invalid."""
     match = re.fullmatch(r"([0-9]{1,5})/([0-9]{1,5})", text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no shard.", advice="Write the third of eight as 3/8.")
+        raise UsageError(f"{text!r} is not a shard.", advice="Write the third of eight as 3/8.")
     number, count = int(match[1]), int(match[2])
     if not 1 <= number <= count <= _MOST:
         what = f"there are {count}, counted from 1" if count <= _MOST else f"{_MOST:,} is the most"

@@ -287,8 +287,8 @@ def held_to(quality: Quality, goals: Iterable[GoalResult]) -> Quality:
 
 
 def _not_measured(what: str, is_through: bool) -> str:
-    not_yet = "" if is_through else "the run did not come to it, or "
-    return f"{not_yet}{what} was not asked for (measure: [{what}])"
+    not_yet = "" if is_through else "the run ended before, or "
+    return f"{not_yet}{what} was not requested (measure: [{what}])"
 
 
 def _main_metric(report: EvalReport) -> str:

@@ -65,7 +65,7 @@ def collect(folders: Sequence[Path]) -> Report:
 def _row_of(build: FoundBuild) -> Row:
     """Return the row of a build outside a sweep."""
     row = row_of_build(build.name, build.manifest, build.folder)
-    not_measured = "nothing was measured: a sweep does that, with measure: [perf, eval]"
+    not_measured = "not measured: only sweeps measure, with measure: [perf, eval]"
     missing = {**row.missing, "latency": not_measured, "accuracy": not_measured}
     return replace(row, command=_again(build.folder), missing=missing)
 
@@ -132,11 +132,11 @@ def _report(found: Sequence[Found], sweeps: Sequence[SweepResult], rows: tuple[R
     one = sweeps[0] if len(sweeps) == 1 else None
     names = dict.fromkeys(sweep.name for sweep in sweeps) or dict.fromkeys(each.folder.resolve().name for each in found)
     if one is not None and one.interrupted:
-        notices = ["The run did not come to its end, or goes on still; another one goes on where it ended.", *notices]
+        notices = ["The run was interrupted, or is still running. To continue, build again.", *notices]
     if any(row.latency is not None and row.latency.emulated for row in rows):
         notices = [
             *notices,
-            "Latencies of an emulated NPU say nothing of the device; none of them makes a build better.",
+            "Latencies of an emulated NPU say nothing about the device, so they are not compared.",
         ]
     return Report(
         name=", ".join(names),
@@ -159,7 +159,7 @@ def _unnamed(builds: Sequence[FoundBuild]) -> Iterator[str]:
     for build in builds[:_MOST_NAMED]:
         yield f"{build.folder} has a build that is not a cell of the sweep; it was skipped."
     if len(builds) > _MOST_NAMED:
-        yield f"{len(builds) - _MOST_NAMED} more folders have builds that are no cells of the sweep."
+        yield f"{len(builds) - _MOST_NAMED} more folders have builds that are not cells of the sweep."
 
 
 def _nothing(folders: Sequence[Path], notices: Sequence[str]) -> str:
@@ -258,7 +258,7 @@ def _label(cell: CellResult, axis: str) -> str:
 def _why(cell: CellResult, built: Row | None, folder: Path) -> str:
     """Return why *cell* has no result; for an existing cell, what is wrong with its folder."""
     if cell.is_there:
-        return "" if built is not None else f"{folder} has no manifest any more; build the cell again"
+        return "" if built is not None else f"{folder} has no manifest; build the cell again"
     if cell.failure is not None:
         at = f"failed in {cell.failure.stage}" if cell.failure.stage else str(cell.status)
         return f"{at}: {cell.failure.error}"

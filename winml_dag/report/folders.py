@@ -60,7 +60,7 @@ def find(folder: Path) -> Found:
         InputError: when the folder does not exist.
     """
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
+        what = "is not a folder" if folder.exists() else "does not exist"
         raise InputError(f"{folder} {what}.", advice="Give the output folder of a build or of a sweep.")
     sweeps, builds, notices = [], [], []
     for where, names in _walk(folder):

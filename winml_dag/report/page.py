@@ -155,7 +155,7 @@ def _choice(row: Row, figure: str) -> str:
 
 def _count(rows: Sequence[Row]) -> str:
     there = sum(row.status in _THERE for row in rows)
-    return f"{there} of {len(rows)} builds are there." if rows else "There are no builds here."
+    return f"{there} of {len(rows)} builds exist." if rows else "There are no builds."
 
 
 def _group(labels: Iterable[str]) -> str:

@@ -266,7 +266,7 @@ def _headline(report: Report) -> Iterator[tuple[str, Style]]:
     if any(row.latency is not None and row.latency.emulated for row in report.rows):
         yield "? of an emulated device", Style.PLAIN
     if dominated := sum(row.dominated_by is not None for row in report.rows):
-        what = "is at least as good in all that is known, and better in something"
+        what = "is at least as good in every known figure, and better in one"
         yield (
             f"~ {counted(dominated, 'build')} Pareto-dominated: another of the same model and target {what}.",
             Style.DOMINATED,

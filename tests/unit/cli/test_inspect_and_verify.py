@@ -138,7 +138,8 @@ def test_what_is_no_model_is_refused_in_a_sentence(out: Path, says: Says) -> Non
 def test_a_missing_binary_is_told_and_the_rest_too(tmp_path: Path, says: Says) -> None:
     nodes = [
         helper.make_node("EPContext", ["x"], ["z"], domain="com.microsoft", embed_mode=0, ep_cache_context="a.bin"),
-        helper.make_node("Relu", ["z"], ["y"], name="last"),
+        helper.make_node("EPContext", ["z"], ["w"], domain="com.microsoft", embed_mode=0, ep_cache_context="b.bin"),
+        helper.make_node("Relu", ["w"], ["y"], name="last"),
     ]
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
@@ -148,14 +149,16 @@ def test_a_missing_binary_is_told_and_the_rest_too(tmp_path: Path, says: Says) -
     assert "a.bin, missing" in text
     assert "left to the CPU: last (Relu)" in text
     found = value(says("inspect", str(model), "--format", "json", code=3))
-    (binary,) = found["files"]
+    binary, _ = found["files"]
     assert (binary["name"], binary["holds"], binary["present"], binary["size_bytes"]) == (
         "a.bin",
         "binary",
         False,
         None,
     )
-    assert "a.bin, which m.onnx needs, does not exist" in found["errors"][0]
+    for name, text in zip(("a.bin", "b.bin"), found["errors"], strict=True):
+        assert f"{name}, which m.onnx needs, does not exist" in text
+    assert all(text in found["error"] for text in found["errors"])
     assert found["cpu_nodes"] == [{"name": "last", "op_type": "Relu"}]
 
 

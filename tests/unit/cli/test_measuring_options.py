@@ -16,9 +16,9 @@ from winml_dag.cli import run
         (["perf", "--duration", "inf"], "duration: must be a finite number"),
         (["perf", "--iterations", "99999999999"], "iterations: must be less than or equal to"),
         (["perf", "--batch-size", "99999999999"], "batch_size: must be less than or equal to"),
-        (["eval", "--min", "accuracy=nan"], "--min: 'nan' is no number"),
-        (["eval", "--min", "accuracy=inf"], "--min: 'inf' is no number"),
-        (["eval", "--min", "accuracy=most"], "--min: 'most' is no number"),
+        (["eval", "--min", "accuracy=nan"], "--min: 'nan' is not a number"),
+        (["eval", "--min", "accuracy=inf"], "--min: 'inf' is not a number"),
+        (["eval", "--min", "accuracy=most"], "--min: 'most' is not a number"),
     ],
 )
 def test_numbers_that_are_none_or_too_large_are_refused(

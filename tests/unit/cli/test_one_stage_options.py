@@ -151,7 +151,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a float model, a compiled one, a quantized one, and a file that is no model."""
+    """The current folder, with a float model, a compiled one, a quantized one, and a file that is not a model."""
     monkeypatch.chdir(tmp_path)
     _save("m.onnx", helper.make_node("Add", ["x", "w"], ["y"]))
     _save("c.onnx", helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=1, source="QNN"))
@@ -202,7 +202,7 @@ def _save(path: str, node: onnx.NodeProto) -> None:
         ("optimize -m m.onnx -o theirs.onnx", 2, "theirs.onnx is in the way"),
         ("optimize -m m.onnx -o m.onnx --overwrite", 2, "m.onnx is the model that is read"),
         ("optimize -m m.onnx -c bad.yaml", 2, "optimm"),
-        ("optimize -m m.onnx --enable gelu_fusio", 2, "'gelu_fusio' is no optimization; did you mean 'gelu_fusion'?"),
+        ("optimize -m m.onnx --enable gelu_fusio", 2, "is not an optimization; did you mean 'gelu_fusion'?"),
         ("optimize -m m.onnx --enable gelu_fusion --disable gelu-fusion", 2, "gelu_fusion is enabled and disabled."),
         ("optimize -m c.onnx", 2, "c.onnx is a compiled model: its EPContext nodes hold the binary of"
                                   " QNNExecutionProvider, which cannot be optimized. Use the ONNX model"

@@ -177,7 +177,7 @@ def test_weights_that_are_integers_already_are_refused_but_for_float16(refused: 
         (("-m", "m.onnx", "-o", "m.onnx"), 2, "m.onnx is the model that is read"),
         (("-m", "m.onnx", "-o", "./m.onnx", "--overwrite"), 2, "m.onnx is the model that is read"),
         (("-m", "m.onnx", "-o", "m.txt"), 2, "m.txt does not end with .onnx"),
-        (("-m", "m.onnx", "-o", "a:b.onnx"), 2, "'a:b.onnx' is no name of a file on every system"),
+        (("-m", "m.onnx", "-o", "a:b.onnx"), 2, "'a:b.onnx' is not a name of a file on every system"),
         (("-m", "m.onnx", "--calibration-data", "no.npz"), 3, "no.npz does not exist"),
         (("-m", "m.onnx", "-p", "int4", "--save-calibration", "r.json"), 2, "rtn needs no activation ranges"),
         (("-m", "m.onnx", "--sample", "3"), 2, "(Did you mean one of: '--samples', '--set'?)"),

@@ -164,7 +164,7 @@ def test_what_is_not_believed_is_said_aloud(folder: Path, server: FaultyServer, 
     [
         (["--remote", "ftp://cache"], {}, "No remote is reached by 'ftp://'. Say http://"),
         (["--remote", "https://cache"], {"WINML_DAG_REMOTE_KEYS": ""}, "There is no key to check the records of"),
-        (["--remote", "https://cache"], {"WINML_DAG_REMOTE_KEYS": "team"}, "WINML_DAG_REMOTE_KEYS, key 1 is no key"),
+        (["--remote", "https://cache"], {"WINML_DAG_REMOTE_KEYS": "team"}, "WINML_DAG_REMOTE_KEYS, key 1 is not a key"),
         (["--remote-mode", "read"], {}, "--remote-mode read was given, and there is no remote."),
         (["--remote-mode", "reed"], {}, "'reed' is not one of 'read', 'read-write', 'off'"),
     ],

@@ -121,8 +121,8 @@ def test_an_edit_of_the_file_is_seen_at_once(config: Path, real: Path) -> None:
     [
         ("[ep.openvino", r"config\.toml cannot be read: Expected"),
         ("[tools]\n", r"config\.toml has the key 'tools', which is not known"),
-        ("ep = 1\n", r"ep is no table"),
-        ("[ep]\nopenvino = '/x'\n", r"ep\.openvino is no table"),
+        ("ep = 1\n", r"ep is not a table"),
+        ("[ep]\nopenvino = '/x'\n", r"ep\.openvino is not a table"),
         ("[ep.openvino]\npython = '/x'\n", r"has the key 'ep\.openvino\.python'"),
         ("[ep.openvino]\n", r"ep\.openvino needs environment"),
         ("[ep.openvino]\nenvironment = 7\n", r"ep\.openvino needs environment"),

@@ -132,5 +132,5 @@ def test_a_folder_that_is_not_there_and_a_missing_pyarrow_are_said(
     monkeypatch.undo()
     damaged = write(tmp_path, "Relu_QNNExecutionProvider_NPU_ai.onnx_opset6.parquet", ({"X_dim": 1}, [True, True]))
     damaged.write_bytes(b"no parquet")
-    with pytest.raises(StageError, match=r"Relu_.*\.parquet is no table"):
+    with pytest.raises(StageError, match=r"Relu_.*\.parquet is not a table"):
         WinmlCliRules([damaged]).verdict(Case("Relu", "", 17, (), ()))

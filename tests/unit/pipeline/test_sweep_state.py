@@ -137,7 +137,7 @@ def edited(path: tuple[str | int, ...], value: object) -> bytes:
         pytest.param(b"", "not JSON", id="empty"),
         pytest.param(b"\xff\xfe", "not JSON", id="no text"),
         pytest.param(b"[" * 100_000, "not JSON", id="deep"),
-        pytest.param(b'{"a": NaN}', "NaN is no number", id="NaN"),
+        pytest.param(b'{"a": NaN}', "NaN is not valid in JSON", id="NaN"),
         pytest.param(b"[]", "it should be a dictionary", id="a list"),
         pytest.param(b"{}", "name is missing", id="another object"),
         pytest.param(edited(("format",), FORMAT + 1), f"its format is {FORMAT + 1}", id="newer"),

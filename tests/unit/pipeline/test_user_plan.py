@@ -179,7 +179,7 @@ stages:
         ({"command": None, "run": "tools.none:f"}, "there is no module tools.none"),
         ({"command": None, "run": "tools.tidy:f"}, "tidy.py has no function 'f'"),
         ({"command": None, "uses": "nothing"}, "there is no plug-in 'nothing'"),
-        ({"env": {"A=B": "1"}}, "is no name of a variable"),
+        ({"env": {"A=B": "1"}}, "is not a name of a variable"),
         ({"inputs": {"text": "quantize.model"}}, "quantize.model is not built here: the recipe names no model"),
     ],
 )

@@ -63,8 +63,8 @@ def test_bounds_are_read_in_the_unit_of_their_measure(measure: str, text: str, v
         ({"cosine": ">=1.5"}, "subject_to.cosine: no model keeps '>=1.5': it is 1 at best"),
         ({"cosine": ">=-1"}, "subject_to.cosine: every model keeps '>=-1': it is -1 at worst"),
         ({"max_abs_error": "<=-1"}, "subject_to.max_abs_error: no model keeps '<=-1': it is 0 at best"),
-        ({"latency": "<=5m"}, "subject_to.latency: 'm' is no unit of this measure; write us, µs, ms, s, or none"),
-        ({"cosine": ">=0.9 MB"}, "subject_to.cosine: 'MB' is no unit of this measure; it has none"),
+        ({"latency": "<=5m"}, "subject_to.latency: 'm' is not a unit of this measure; write us, µs, ms, s, or none"),
+        ({"cosine": ">=0.9 MB"}, "subject_to.cosine: 'MB' is not a unit of this measure; it has none"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(map(str, next(iter(value.items())))),
 )
@@ -150,7 +150,10 @@ def test_what_cannot_be_measured_is_refused_with_the_key_that_is_missing(tmp_pat
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("goal: {minimize: size, per: [arhc]}", "11: goal.per: 'arhc' is no axis of the matrix; did you mean 'arch'?"),
+        (
+            "goal: {minimize: size, per: [arhc]}",
+            "11: goal.per: 'arhc' is not an axis of the matrix; did you mean 'arch'?",
+        ),
         (
             'goal: {minimize: size, folder: "x/{whre}"}',
             "11: goal.folder: there is no axis 'whre'; did you mean 'where'?",

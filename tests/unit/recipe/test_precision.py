@@ -94,7 +94,7 @@ def test_every_other_chain_is_refused_in_words(names: list[str]) -> None:
         (["fp16", "int4"], "what is in float16 has no float32 left to quantize"),
         (["int4", "int8"], "after int4 only fp16 can follow, once"),
         (["int4", "fp16", "fp16"], "after int4 only fp16 can follow, once"),
-        (["fp32", "int8"], "fp32 is no quantization"),
+        (["fp32", "int8"], "fp32 is not a quantization"),
     ],
 )
 def test_the_refusal_says_what_does_not_go_together(names: list[str], why: str) -> None:

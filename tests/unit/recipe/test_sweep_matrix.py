@@ -286,7 +286,7 @@ WRONG = {
     "an axis without values": ("matrix: {model: []}", "matrix.model: has no values"),
     "an axis that is null": ("matrix: {model: }", "matrix.model: has no values"),
     "an axis that is no list": ("matrix: {model: a.onnx}", "matrix.model: expected a list of values"),
-    "an axis that is no field": ("matrix: {precison: [w8a8]}", "did you mean 'precision'?"),
+    "an axis that is not a field": ("matrix: {precison: [w8a8]}", "did you mean 'precision'?"),
     "an axis with a name that means something": ("matrix: {base: [a]}", "matrix.base: an axis cannot have this name"),
     "a value without a name": ("matrix: {model: [{loader: {}}]}", "matrix.model[0]: keys and values need a name"),
     "a list as a value": ("matrix: {optim: [[a]]}", "matrix.optim[0]: a list needs a name"),
@@ -294,13 +294,13 @@ WRONG = {
         "matrix: {model: [a/x.onnx, b/x.onnx]}",
         "matrix.model[1]: there is a value 'x' already; give each a name",
     ),
-    "a name that is no folder": ("matrix: {x: [{name: a/b}]}", "matrix.x[0].name: a name is that of a folder"),
+    "a name that is not a folder": ("matrix: {x: [{name: a/b}]}", "matrix.x[0].name: a name is that of a folder"),
     "the name of a device": ("matrix: {x: [{name: NUL}]}", "matrix.x[0].name: a name is that of a folder"),
-    "a name that is no text": ("matrix: {x: [{name: [a]}]}", "matrix.x[0].name: expected text"),
+    "a name that is not text": ("matrix: {x: [{name: [a]}]}", "matrix.x[0].name: expected text"),
     "an output folder of a cell": ("matrix: {x: [{name: a, output_dir: b}]}", "output_dir: is of the whole sweep"),
     "an excluded label that is none": (
         "matrix: {precision: [w8a8], exclude: [{precision: w8}]}",
-        "matrix.exclude[0].precision: 'w8' is no value of precision; did you mean 'w8a8'?",
+        "matrix.exclude[0].precision: 'w8' is not a value of precision; did you mean 'w8a8'?",
     ),
     "an excluded axis that is none": (
         "matrix: {precision: [w8a8], exclude: [{precisoin: w8a8}]}",
@@ -321,7 +321,7 @@ WRONG = {
     ),
     "an include of a label that is none": (
         "matrix: {x: [{name: near}], include: [{x: neer}]}",
-        "matrix.include[0].x: 'neer' is no value of x; did you mean 'near'?",
+        "matrix.include[0].x: 'neer' is not a value of x; did you mean 'near'?",
     ),
     "an override of no cell": (
         "matrix: {x: [{name: a}, {name: b}], y: [{name: c}, {name: d}], exclude: [{x: a, y: c}]}\n"
@@ -356,7 +356,7 @@ WRONG = {
     "the name of the sweep's own file": ("matrix: {x: [{name: sweep.json}]}", "is the name of a file of the sweep"),
     "a base that is not there": ("base: nowhere.yaml\nmatrix: {x: [{name: a}]}", "base: There is no recipe"),
     "a base of another name in the catalog": ("base: 'catalog:berd'\nmatrix: {x: [{name: a}]}", "in the catalog"),
-    "a base that is no text": ("base: [3]\nmatrix: {x: [{name: a}]}", "base[0]: expected the path of a recipe"),
+    "a base that is not text": ("base: [3]\nmatrix: {x: [{name: a}]}", "base[0]: expected the path of a recipe"),
     "a base with half a name": ('base: "a\\0b"\nmatrix: {x: [{name: a}]}', "base: expected the path of a recipe"),
     "a base with a name that is too long": (f"base: {'a' * 300}.yaml\nmatrix: {{x: [{{name: a}}]}}", "base: "),
     "a sweep as its own base": ("base: sweep.yaml\nmatrix: {x: [{name: a}]}", "based on each other"),

@@ -73,8 +73,8 @@ def test_filters_narrow_and_a_refusal_is_the_rest(axis: str, labels: st.DataObje
     ("text", "message"),
     [
         ("modle=bert", "there is no axis 'modle'; did you mean 'model'?"),
-        ("model=bret", "'bret' is no value of model; did you mean 'bert'?"),
-        ("model=", "'' is no value of model"),
+        ("model=bret", "'bret' is not a value of model; did you mean 'bert'?"),
+        ("model=", "'' is not a value of model"),
         ("brt/w8a8/10", "there is no cell 'brt/w8a8/10'; did you mean 'bert/w8a8/10'?"),
         ("bert", "there is no cell 'bert'"),
     ],

@@ -147,8 +147,8 @@ def test_without_goals_the_fastest_and_the_smallest_that_meet_their_bounds_are_t
 
 
 def test_there_is_always_an_answer() -> None:
-    assert answers(report_of()) == ("There are no builds here.",)
-    assert answers(samples.bare_report()) == ("1 of 1 builds are there.",)
+    assert answers(report_of()) == ("There are no builds.",)
+    assert answers(samples.bare_report()) == ("1 of 1 builds exist.",)
 
 
 def test_what_became_worse_is_told_before_what_is_best() -> None:

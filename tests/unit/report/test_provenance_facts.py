@@ -23,7 +23,7 @@ from winml_dag.report.provenance.facts import (
     without_places,
 )
 
-_TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates too: a path may contain bytes that are no text
+_TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates too: a path may contain bytes that are not text
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),

@@ -121,8 +121,8 @@ def test_of_a_run_that_is_not_through_nothing_is_said_that_it_may_still_do(tmp_p
         collect([put_sweep(tmp_path / str(at), sweep(cells, interrupted=at == 1), builds)]).rows[0].missing["latency"]
         for at in range(2)
     )
-    assert through == "perf was not asked for (measure: [perf])"
-    assert ended == f"the run did not come to it, or {through}"
+    assert through == "perf was not requested (measure: [perf])"
+    assert ended == f"the run ended before, or {through}"
 
 
 def test_a_cell_without_a_build_has_the_target_of_its_neighbours(folder: Path) -> None:
@@ -156,7 +156,7 @@ def test_the_copy_of_a_winner_is_no_further_build(folder: Path) -> None:
     report = collect([folder])
     assert [row.name for row in report.rows if row.winner_of] == ["bert/w8a8/npu"]
     assert len(report.rows) == 6
-    assert report.notices[0] == "The run did not come to its end, or goes on still; another one goes on where it ended."
+    assert report.notices[0] == "The run was interrupted, or is still running. To continue, build again."
 
 
 def test_a_cell_that_misses_a_bound_does_not_dominate_one_that_keeps_it(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_cell_whose_folder_is_gone_says_so(folder: Path) -> None:
     (folder / "bert/fp32/cpu/build_manifest.json").unlink()
     row = _row(collect([folder]), "bert/fp32/cpu")
     assert row.size is None
-    assert "has no manifest any more; build the cell again" in row.missing["size"]
+    assert "has no manifest; build the cell again" in row.missing["size"]
 
 
 def test_a_result_of_an_earlier_build_is_not_told_of_a_cell_that_failed(folder: Path) -> None:

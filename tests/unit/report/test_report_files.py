@@ -100,7 +100,7 @@ def test_a_table_says_why_builds_are_not_there_and_what_is_missing(report: Repor
         " npu failed in quantize: It did not fit.",
         "! bert/w4a16/npu failed in quantize: It did not fit. Try another. The whole log: failures/x.log",
         "refused: int8 needs data",
-        "- latency of 1 build: perf was not asked for (measure: [perf])",
+        "- latency of 1 build: perf was not requested (measure: [perf])",
         "4 builds: 2 built, 1 failed, 1 refused.",
     ):
         assert expected in words

@@ -358,7 +358,7 @@ def test_a_choice_of_the_samples_is_the_same_every_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "fields", "message"),
     [
-        ([{"x": [0, 0], "label": "dog"}], {}, "'dog' of row 0 is no number, and the model has no names"),
+        ([{"x": [0, 0], "label": "dog"}], {}, "'dog' of row 0 is not a number, and the model has no names"),
         ([{"x": [0, 0], "label": 7}], {}, "row 0 is class 7, and the model has 3 classes"),
         ([{"x": [0, 0], "label": -1}], {}, "row 0 is class -1, and the model has 3 classes"),
         ([{"x": [0, 0], "label": "dog"}], {"label_mapping": {"cat": 0}}, "'dog' of row 0 is not in label_mapping"),

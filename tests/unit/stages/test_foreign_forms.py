@@ -480,7 +480,7 @@ def test_a_constant_without_numbers_is_named(tmp_path: Path) -> None:
     ]
     constants = {"w": weights(WIDTH, COLUMNS), "c": np.ones((1, 1), bool), "n": np.full((1, COLUMNS), np.nan, "f")}
     model = network(nodes, [ROWS, WIDTH], {"y": [ROWS, COLUMNS]}, **constants)
-    with pytest.raises(StageError, match=r"'n' has values that are no number"):
+    with pytest.raises(StageError, match=r"'n' has values that are not a number"):
         static(tmp_path, model, "w8a8")
 
 

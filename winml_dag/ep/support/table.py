@@ -215,7 +215,7 @@ def read_table(path: Path) -> SupportTable:
     except FileNotFoundError:
         raise InputError(f"The table of support {path} does not exist.", advice="Check the path.") from None
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path} is no table of support, or is damaged: {error}.", advice=_MADE_AGAIN) from error
+        raise InputError(f"{path} is not a table of support, or is damaged: {error}.", advice=_MADE_AGAIN) from error
 
 
 class Rules(Protocol):

@@ -89,7 +89,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, object]]:
     try:
         rows = parquet.read_table(path).to_pylist()
     except (OSError, ArrowInvalid) as error:
-        raise StageError(f"{path.name} is no table of winml-cli that can be read: {error}.") from error
+        raise StageError(f"{path.name} is not a table of winml-cli that can be read: {error}.") from error
     for row in rows:
         if row.get(_RESULT) is not None:
             yield {name: value if name in _NO_CONDITIONS else _decoded(value) for name, value in row.items()}

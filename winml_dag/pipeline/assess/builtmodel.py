@@ -116,7 +116,7 @@ def find_built_model(path: Path, component: str | None = None) -> BuiltModel:
         UsageError: for a recipe, and for the output of a build without a model.
     """
     if path.is_file() and path.suffix.casefold() in _RECIPE_SUFFIXES:
-        raise UsageError(f"{path} is no model.", advice=f"If it is a recipe, give it with -c {path}.")
+        raise UsageError(f"{path} is not a model.", advice=f"If it is a recipe, give it with -c {path}.")
     file = model_file(path, advice=_GIVE, submodel=True) if component is None else component_file(path, component)
     manifest = read_manifest(file.parent)
     if manifest is not None and file.name not in {entry.name for entry in manifest.files}:

@@ -211,7 +211,7 @@ def _label_mapping(dataset: Dataset, base: Path) -> Mapping[str, int] | None:
         raise InputError(f"eval.dataset.label_mapping_file: {path} cannot be read: {error}.") from error
     if not isinstance(value, dict) or not all(type(number) is int for number in value.values()):
         raise InputError(
-            f"eval.dataset.label_mapping_file: {path} is no object of labels and the numbers of their classes.",
+            f"eval.dataset.label_mapping_file: {path} is not an object of labels and the numbers of their classes.",
             advice='Write it as {"negative": 0, "positive": 1}.',
         )
     return value

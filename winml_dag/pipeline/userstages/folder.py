@@ -157,7 +157,7 @@ class UserFolder:
 
     def _in_the_way(self, stage: str, name: str) -> UsageError:
         return UsageError(
-            f"{self.folder / name} exists, {stage} writes a file there, and no {MANIFEST} says that a build "
+            f"{self.folder / name} is in the way: {stage} writes a file there, and no {MANIFEST} says that a build "
             "wrote this one, so it is not overwritten.",
             advice="Move it, or give the output another path in the recipe.",
         )

@@ -349,7 +349,7 @@ class Links:
             return self._builtin_output(location, text, self._builtin[match[1]], match[2])
         known = [*self._outputs.paths, *self._builtin]
         near = did_you_mean(match[1], known) if match else ""
-        self._findings.add(location, f"{text!r} is no output of a stage (stage.output){near}")
+        self._findings.add(location, f"{text!r} is not an output of a stage (stage.output){near}")
         return None
 
 

@@ -135,7 +135,7 @@ class _Planner:
             self._findings.add((*at, ways[1]), f"there is {ways[0]} as well; keep one of the two", about_key=True)
         for variable in entry.env:
             if not variable or "=" in variable:
-                self._findings.add((*at, "env", variable), "is no name of a variable", about_key=True)
+                self._findings.add((*at, "env", variable), "is not a name of a variable", about_key=True)
 
     def _draft(self, name: str, entry: StageEntry) -> _Draft | None:
         if entry.command is not None:

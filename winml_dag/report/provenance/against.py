@@ -141,7 +141,7 @@ def _payload_of(value: JsonObject) -> str | None:
     try:
         return base64.b64decode(str(envelope.get("payload")), validate=True).decode("utf-8")
     except ValueError as error:
-        raise InputError(f"Its payload is no text: {error}.") from None
+        raise InputError(f"Its payload is not text: {error}.") from None
 
 
 def _folder(placed: str) -> str:

@@ -72,7 +72,9 @@ class Labels:
 
     def _unknown(self, text: str, where: str, place: str, known: Sequence[str]) -> StageError:
         if not known:
-            return StageError(f"The label {text!r} of {where} is no number, and the model has no names.", advice=_MAP)
+            return StageError(
+                f"The label {text!r} of {where} is not a number, and the model has no names.", advice=_MAP
+            )
         names = ", ".join(known[:_MOST_NAMES]) + (", ..." if len(known) > _MOST_NAMES else "")
         return StageError(f"The label {text!r} of {where} is not in {place}, which has: {names}.", advice=_MAP)
 

@@ -200,7 +200,7 @@ class Discovered:
         """Read the file at *path*. Raises StageError if it is malformed."""
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict) or not all(value is True for value in found.values()):
-            raise StageError(f"{path.name} is no object of capabilities that are true.")
+            raise StageError(f"{path.name} is not an object of capabilities that are true.")
         return cls(frozenset(found) - {_STANDARD}, _STANDARD in found)
 
     def write(self, path: Path) -> None:

@@ -246,7 +246,7 @@ def _no_numbers(*graphs: GraphProto) -> StageError | None:
         inside = tensor.data_type == TensorProto.FLOAT and tensor.data_location != TensorProto.EXTERNAL
         if inside and np.isnan(numpy_helper.to_array(tensor)).any():
             return StageError(
-                f"The constant {tensor.name!r} has values that are no number (NaN), which no integers stand for.",
+                f"The constant {tensor.name!r} has values that are not a number (NaN), which no integers stand for.",
                 advice="Leave the nodes that read it in float: quant.nodes_to_exclude.",
             )
     return None

@@ -194,7 +194,7 @@ def _open_bucket(parts: SplitResult, namespace: str) -> Remote:
         raise UsageError(f"{parts.scheme}://{parts.path} names no bucket", advice=advice)
     prefix = _below(parts.path, namespace).strip("/")
     if not is_path(prefix):
-        raise UsageError(f"{prefix!r} is no path in a bucket", advice=f"{PATH_ADVICE}.")
+        raise UsageError(f"{prefix!r} is not a path in a bucket", advice=f"{PATH_ADVICE}.")
     return open_bucket(parts.scheme.lower(), parts.netloc, prefix)
 
 
@@ -288,7 +288,7 @@ def _parse_keys(texts: Sequence[tuple[str, str]], source: str) -> tuple[SigningK
     for where, text in texts:
         name, colon, coded = text.strip().partition(":")
         if not colon:
-            raise UsageError(f"{where} is no key: it has no colon.", advice=form)
+            raise UsageError(f"{where} is not a key: it has no colon.", advice=form)
         _checked_name(name, where)
         try:
             secret = base64.b64decode(coded.strip(), validate=True)

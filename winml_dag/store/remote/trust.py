@@ -283,7 +283,7 @@ def _check(record: Record, key: str) -> None:
         _refuse(f"it has more than {_MOST_FILES} files, or more than {_MOST_FILE_BYTES >> 40} TiB")
     for slot in record.outputs:
         if not is_safe_part(slot):
-            _refuse(f"{slot[:64]!r} is no name of an output")
+            _refuse(f"{slot[:64]!r} is not a name of an output")
     for file in files:
         if not DIGEST.fullmatch(file.digest):
             _refuse(f"the digest of {file.name[:64]!r} is not a sha256, and another would prove nothing")

@@ -68,13 +68,13 @@ def test_a_new_key_is_one_and_no_two_are_alike() -> None:
     ("text", "why"),
     [
         (CODED, "has no colon"),
-        (f"a:{CODED},{CODED}", "key 2 is no key"),
+        (f"a:{CODED},{CODED}", "key 2 is not a key"),
         (f"a:{CODED},a:{OTHER_CODED}", "two keys that are called 'a'"),
         (f"two words:{CODED}", "a name that cannot be one"),
         (f":{CODED}", "a name that cannot be one"),
         ("a:" + base64.b64encode(b"x" * 31).decode(), "has 31 bytes, and fewer than 32"),
         ("a:hunter2-and-more-than-thirty-two-characters", "is not base64"),
-        (f"a:{CODED},", "key 2 is no key"),
+        (f"a:{CODED},", "key 2 is not a key"),
     ],
     ids=["no name", "no second name", "twice", "blank in name", "empty name", "short", "no base64", "comma at the end"],
 )

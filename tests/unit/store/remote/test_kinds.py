@@ -197,7 +197,7 @@ def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
             "file:///srv/cache",
             marks=pytest.mark.skipif(sys.platform == "win32", reason="a folder of the machine srv"),
         ),
-        ("s3://bucket/../other", "no path in a bucket"),
+        ("s3://bucket/../other", "not a path in a bucket"),
     ],
 )
 def test_a_url_that_nothing_can_be_reached_by_is_refused_with_advice(url: str, says: str) -> None:

@@ -190,7 +190,7 @@ MALICE: dict[str, tuple[Callable[[dict[str, JsonValue]], object], str]] = {
     "a device": (with_outputs(file("NUL")), "not a safe file name"),
     "names that Windows takes for one": (with_outputs(file("a.onnx"), file("A.ONNX")), "one name twice"),
     "a long name": (with_outputs(file("a" * 256)), "longer than"),
-    "a slot that is a path": (with_outputs(file(), slot="../x"), "no name of an output"),
+    "a slot that is a path": (with_outputs(file(), slot="../x"), "not a name of an output"),
     "a weak digest": (with_outputs(file(digest="xxh3-128:" + "0" * 32)), "is not a sha256"),
     "a digest that is a path": (with_outputs(file(digest="sha256:../../../../etc/passwd")), "malformed"),
     "a negative size": (with_outputs(file(size=-1)), "malformed"),
