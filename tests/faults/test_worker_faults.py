@@ -50,7 +50,7 @@ def test_a_flood_in_the_log_is_cut_to_its_two_ends(cache: Path) -> None:
     log = Store(cache).blobs.path(result.record.log.digest).read_bytes()
     assert len(log) < 9 << 20
     assert log.startswith(b"to stdout\n" * 10_000)
-    assert b"bytes are left out here" in log
+    assert b"bytes are omitted here" in log
     assert log.endswith(b"last words in C's buffer\n")
 
 

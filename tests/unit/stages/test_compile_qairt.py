@@ -152,7 +152,18 @@ def test_what_cannot_be_done_is_refused_before_anything_runs(models, sdk, tmp_pa
     given = [argument.format(sdk=sdk) for argument in arguments]
     model = shutil.copy(models.w8a16, tmp_path / "m.onnx")
     code = run(
-        ["compile", "-m", model, "--ep", "qnn", "--compiler", "qairt", "--cache-dir", str(tmp_path / "cache"), *given]
+        [
+            "compile",
+            "-m",
+            str(model),
+            "--ep",
+            "qnn",
+            "--compiler",
+            "qairt",
+            "--cache-dir",
+            str(tmp_path / "cache"),
+            *given,
+        ]
     )
     assert code in (2, 3)
     assert words in capsys.readouterr().err
