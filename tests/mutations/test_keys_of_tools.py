@@ -57,7 +57,7 @@ SHAPES_NOTHING = {
     ("export", "numpy"),  # compares the outputs of the exported model with PyTorch's
     ("export", "onnxruntime"),  # runs the exported model for that
     # A digest is the same in every version.
-    *((stage, "xxhash") for stage in ("calibrate", "validate", "sensitivity")),
+    *((stage, "xxhash") for stage in ("export", "calibrate", "validate", "sensitivity")),
     # Reads winml-cli's tables, whose values are the same in every version.
     ("analyze", "pyarrow"),
     # Locates the user's configuration file.
