@@ -24,7 +24,7 @@ from pathlib import Path
 from bytes_bench import MIB, hashing, storing
 from chains import edit_input, make_project, outputs_of
 from miss_bench import RECIPES, run_build, run_script, script_steps
-from page import kept_section
+from page import kept_section, with_section
 from tables import table
 
 HEADING = "## At a glance\n"
@@ -180,6 +180,7 @@ def miss(folder: Path, rounds: int) -> list[Row]:
 
 
 def measure(folder: Path) -> list[Row]:
+    folder.mkdir(exist_ok=True)
     return [
         *commands(folder / "commands", 15),
         *stages(folder, 3),
@@ -205,8 +206,10 @@ def ratios(page: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--write", action="store_true", help="Into docs/benchmarks.md.")
     asked = parser.parse_args()
-    before = ratios(PAGE.read_text(encoding="utf-8"))
+    page = PAGE.read_text(encoding="utf-8")
+    before = ratios(page)
     with tempfile.TemporaryDirectory(prefix="winml-dag-bench-", dir=asked.folder) as name:
         rows = measure(Path(name))
     worse = 0
@@ -216,6 +219,8 @@ def main() -> None:
         worse += bool(mark)
         known = f"{old:6.2f}" if old else "     -"
         print(f"{row.what:50} {row.ours:8.3f} s {row.ratio:7.2f} x {row.beside:30} docs: {known}{mark}")
+    if asked.write:
+        PAGE.write_text(with_section(page, HEADING, section(rows)), encoding="utf-8")
     print(f"{worse} of {len(rows)} are more than {_WORSE - 1:.0%} above docs/benchmarks.md.")
 
 
