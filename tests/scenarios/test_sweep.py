@@ -390,9 +390,7 @@ def test_recipes_in_a_folder_are_a_sweep(sweeps: Sweeps) -> None:
     ("arguments", "code", "said"),
     [
         pytest.param(("-c", "sweep.yaml"), 2, "need a folder", id="no folder"),
-        pytest.param(
-            ("-c", "sweep.yaml", "-o", "out", "--filter", "precision=w9"), 2, "not a value", id="no such value"
-        ),
+        pytest.param(("-c", "sweep.yaml", "-o", "out", "--filter", "precision=w9"), 2, "not a value", id="no value"),
         pytest.param(("-c", "sweep.yaml", "-o", "new", "--retry-failed"), 2, "No sweep was run", id="nothing to retry"),
         pytest.param(
             ("-c", "base.yaml", "-m", "one.onnx", "-o", "new", "--filter", "x"), 2, "is not one", id="no sweep"

@@ -223,7 +223,7 @@ def run(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     global _document
     _document = _Document()
-    words = system.argv[1:] if arguments is None else arguments
+    words = [*map(str, system.argv[1:] if arguments is None else arguments)]
     try:
         _hear_signals()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import subprocess
@@ -274,7 +275,7 @@ def test_damage_of_a_manifest_is_never_more_than_a_sentence(out: Path, data: st.
     manifest = json.loads(whole)
     for _ in range(data.draw(st.integers(1, 3))):
         inside, key = data.draw(st.sampled_from([*_places(manifest)]))
-        inside[key] = data.draw(_ANYTHING)
+        inside[key] = copy.deepcopy(data.draw(_ANYTHING))  # another may be put into it
     path.write_text(json.dumps(manifest))
     try:
         for look in (lambda: verify(out), lambda: provenance_of(out / "model.onnx"), lambda: find_built_model(out)):
