@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from winml_dag.engine.inputs import place_source
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.store import Store
@@ -30,6 +31,8 @@ RECIPES = {
         "precision": "w8a8",
         "ep": "qnn",
         "validate": {"enabled": False},
+        # The script would run every round of the search for capabilities, of which the build reuses all but the first.
+        "auto": False,
     },
 }
 RECIPES["small"] = RECIPES["full"] | {
@@ -58,8 +61,14 @@ os._exit(0)
 def script_steps(project: Path, recipe: Path) -> list[list[Any]]:
     """Return the script's calls: function, config class, config, folder by input slot, folder by output slot."""
     store = Store(project / "plan-cache")
-    graph = plan_request(Request(recipe, Overrides(), project / "unused"), store, download=False).graph
+    planned = plan_request(Request(recipe, Overrides(), project / "unused"), store, download=False)
+    graph = planned.graph
     folders: dict[str, str] = {}
+    for number, source in enumerate(graph.sources.values()):
+        folder = project / f"source{number}"
+        folder.mkdir()
+        place_source(source, planned.sources[source.name], folder)
+        folders[source.name] = str(folder)
     steps = []
     for node in graph.nodes:
         for slot in node.stage.outputs:
