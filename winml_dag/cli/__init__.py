@@ -263,15 +263,10 @@ def _failed(words: Sequence[str], code: int, sentence: str, measured: JsonObject
 def _print_document(code: int, error: str | None = None) -> None:
     import json  # lazy: the list of commands does not need it
 
-    fields = _document.fields
-    own: Any = fields.get("warnings", ())
-    head = {
-        "command": " ".join(_document.command),
-        "exit_code": code,
-        "error": error,
-        "warnings": [*dict.fromkeys((*own, *_document.warnings))],
-    }
-    echo(json.dumps({**head, **fields, "warnings": head["warnings"]}))
+    head = {"command": " ".join(_document.command), "exit_code": code, "error": error, "warnings": []}
+    value: dict[str, Any] = {**head, **_document.fields}
+    value["warnings"] = [*dict.fromkeys((*value["warnings"], *_document.warnings))]
+    echo(json.dumps(value))
 
 
 def _hear_signals() -> None:

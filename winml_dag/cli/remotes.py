@@ -16,7 +16,7 @@ from winml_dag.cli import echo
 from winml_dag.pipeline.request import RemoteOptions
 
 if TYPE_CHECKING:
-    from winml_dag.store.quantities import Traffic
+    from winml_dag.store.cache_folder import Traffic
     from winml_dag.store.store import Store
 
 # A shorter transfer prints nothing; a longer one prints as often as a stage reports its progress.

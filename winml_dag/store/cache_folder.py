@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
     from winml_dag.store.digest import DigestFunction
-    from winml_dag.store.quantities import Traffic
 
 
 CACHE_DIR_VARIABLE = "WINML_DAG_CACHE_DIR"
@@ -103,6 +103,39 @@ def log_build(
 def log_size(cache: str | os.PathLike[str], size: int) -> None:
     """Log the current size of the cache's records and blobs, in bytes."""
     _append(cache, f"size {time.time():.0f} {size}")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one run, or the sum of many, transferred. Printed at the end of a build and by ``cache info``.
+
+    Attributes:
+        requests: attempts of any kind, retries included.
+        records_found, records_missed: answers to requests for records.
+        records_put: uploaded records.
+        blobs_fetched: blobs that arrived complete and intact.
+        bytes_fetched: received bytes of blobs, discarded ones included.
+        blobs_put: uploaded blobs.
+        bytes_put: sent bytes of blobs, repeated ones included.
+        refused: records and blobs that failed verification.
+        left_alone: how often a remote was given up for the rest of a run.
+        record_bytes: bytes of records, received and sent.
+    """
+
+    requests: int = 0
+    records_found: int = 0
+    records_missed: int = 0
+    records_put: int = 0
+    blobs_fetched: int = 0
+    bytes_fetched: int = 0
+    blobs_put: int = 0
+    bytes_put: int = 0
+    refused: int = 0
+    left_alone: int = 0
+    record_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
 def log_traffic(cache: str | os.PathLike[str], traffic: Traffic) -> None:

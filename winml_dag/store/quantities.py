@@ -1,12 +1,8 @@
-"""Sizes, durations and counts in the form that people use, ``10GiB`` and ``30d``: strict parsing, and formatting.
-
-Also here: the counts of what went between this machine and its remotes.
-"""
+"""Sizes, durations and counts in the form that people use, ``10GiB`` and ``30d``: strict parsing, and formatting."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from winml_dag.errors import UsageError
 
@@ -78,36 +74,3 @@ def duration_text(seconds: float) -> str:
 def counted(count: int, noun: str) -> str:
     """``1 record``, ``2 records``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What one run, or the sum of many, transferred. Printed at the end of a build and by ``cache info``.
-
-    Attributes:
-        requests: attempts of any kind, retries included.
-        records_found, records_missed: answers to requests for records.
-        records_put: uploaded records.
-        blobs_fetched: blobs that arrived complete and intact.
-        bytes_fetched: received bytes of blobs, discarded ones included.
-        blobs_put: uploaded blobs.
-        bytes_put: sent bytes of blobs, repeated ones included.
-        refused: records and blobs that failed verification.
-        left_alone: how often a remote was given up for the rest of a run.
-        record_bytes: bytes of records, received and sent.
-    """
-
-    requests: int = 0
-    records_found: int = 0
-    records_missed: int = 0
-    records_put: int = 0
-    blobs_fetched: int = 0
-    bytes_fetched: int = 0
-    blobs_put: int = 0
-    bytes_put: int = 0
-    refused: int = 0
-    left_alone: int = 0
-    record_bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))

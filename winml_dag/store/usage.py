@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_bytes
-from winml_dag.store.cache_folder import FILE
+from winml_dag.store.cache_folder import FILE, Traffic
 from winml_dag.store.files import in_words, write_whole
 from winml_dag.store.locks import Locks
-from winml_dag.store.quantities import Traffic, parse_size
+from winml_dag.store.quantities import parse_size
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.store import usage as module
-from winml_dag.store.cache_folder import FILE, log_build, log_size, log_traffic
-from winml_dag.store.quantities import Traffic
+from winml_dag.store.cache_folder import FILE, Traffic, log_build, log_size, log_traffic
 from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
 

@@ -18,7 +18,7 @@ from winml_dag.cli.options import format_option
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject, JsonValue
     from winml_dag.store.artifact import FileEntry
-    from winml_dag.store.quantities import Traffic
+    from winml_dag.store.cache_folder import Traffic
     from winml_dag.store.upkeep import Entry
     from winml_dag.store.usage import Statistics
 
@@ -109,7 +109,8 @@ def _saved(statistics: Statistics) -> list[str]:
 
 
 def _moved(traffic: Traffic) -> list[str]:
-    from winml_dag.store.quantities import Traffic, counted, size_text
+    from winml_dag.store.cache_folder import Traffic
+    from winml_dag.store.quantities import counted, size_text
 
     if traffic == Traffic():
         return []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
     from winml_dag.pipeline.remotecheck import Finding
     from winml_dag.pipeline.request import RemoteOptions, Request
-    from winml_dag.store.quantities import Traffic
+    from winml_dag.store.cache_folder import Traffic
     from winml_dag.store.records import Record
     from winml_dag.store.remote.settings import RemoteSettings, TierSettings
     from winml_dag.store.store import Store

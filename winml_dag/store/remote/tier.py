@@ -19,8 +19,9 @@ from pathlib import Path
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
+from winml_dag.store.cache_folder import Traffic
 from winml_dag.store.locks import Locks
-from winml_dag.store.quantities import Traffic, counted
+from winml_dag.store.quantities import counted
 from winml_dag.store.records import Record
 from winml_dag.store.remote.download import Downloader
 from winml_dag.store.remote.protocol import PART_SECONDS, Remote, TrafficCounter

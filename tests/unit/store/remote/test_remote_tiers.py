@@ -9,7 +9,7 @@ import pytest
 from remote_samples import KEYS, TRUST, Machine, ScriptedRemote, digest_of, entry, record_of
 from servers.memory import MemoryRemote
 
-from winml_dag.store.quantities import Traffic
+from winml_dag.store.cache_folder import Traffic
 from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.settings import Mode, SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
