@@ -176,8 +176,11 @@ def with_qdq(model: ModelProto, target: Target, quant: QuantizedTo, stay_float: 
     before = ModelProto.FromString(model.SerializeToString())
     _shrink_weights(model.graph)
     bounds = dict.fromkeys(float_tensors(before.graph), (-1.0, 1.0))
+    sizes = {tensor.name: tuple(tensor.dims) for tensor in before.graph.initializer}
     made = quantize_model(model, before, Ranges("assumed", bounds, Provenance("", "", 0, "")), config).model
-    _restore_sizes(made.graph, {tensor.name: tuple(tensor.dims) for tensor in before.graph.initializer})
+    # Quantizing renames some tensors of `before`, and gives only those of the result their names back.
+    renamed = {tensor.name: tuple(tensor.dims) for tensor in before.graph.initializer}
+    _restore_sizes(made.graph, {**sizes, **renamed})
     return made
 
 
