@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import report_samples as samples
+from browser_pages import Open, Pages
 from chromium import chromium
 
 from winml_dag.report.page import html_of
@@ -30,18 +29,6 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-
-Open = Callable[..., "Page"]
-
-
-@dataclass(frozen=True)
-class Pages:
-    """The files to open, by name; ``small`` is a report with everything it may contain."""
-
-    folder: Path
-
-    def address(self, name: str) -> str:
-        return (self.folder / f"{name}.html").as_uri()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import report_samples as samples
-from conftest import Open, Pages
+from browser_pages import Open, Pages
 
 from winml_dag.cli import run
 from winml_dag.report.page import html_of

@@ -12,9 +12,9 @@ import onnx
 import onnxruntime
 import pytest
 from analysis_samples import LEFT, TAKEN, cases_of, table
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron
+from scenario import Project
 
 from winml_dag.cli import run
 from winml_dag.configuration import SUPPORT_VARIABLE

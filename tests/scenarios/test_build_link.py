@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
+from scenario import Project
 
 from winml_dag import build_onnx_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project
 
 from winml_dag.onnxmodel.inspect import inspect_model
 

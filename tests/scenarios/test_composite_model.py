@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Project, Result
 from oneprocess import OneProcess
+from scenario import Project, Result
 
 from winml_dag.report.provenance.document import documents_of
 

@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import TensorProto, helper
 from onnx_samples import perceptron
+from scenario import Project
 
 from winml_dag import WinMLCompileConfig, compile_onnx
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import TensorProto, helper
 from onnx_samples import perceptron
+from scenario import Project
 
 pytestmark = pytest.mark.slow
 

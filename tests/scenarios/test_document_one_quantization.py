@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project
 
 import winml_dag
 from winml_dag import WinMLCompileConfig, WinMLQuantizationConfig, build_onnx_model, compile_onnx

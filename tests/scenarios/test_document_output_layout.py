@@ -19,10 +19,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx_samples import perceptron
+from scenario import Project
 from support_samples import with_gelu, write_table
 
 import winml_dag

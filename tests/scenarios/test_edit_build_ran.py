@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Project
+from scenario import Project
 
 pytestmark = pytest.mark.slow
 

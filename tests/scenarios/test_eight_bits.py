@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
+from scenario import Project
 
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.samples.read import read_samples

@@ -14,10 +14,10 @@ import onnx
 import onnxruntime
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import numpy_helper
 from onnx_samples import perceptron
+from scenario import Project
 
 pytestmark = pytest.mark.slow
 

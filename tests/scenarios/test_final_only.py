@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project
 from servers.faulty import FaultyServer
 
 RECIPE = {

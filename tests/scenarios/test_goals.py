@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
+from scenario import Project
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Project
+from scenario import Project
 
 from winml_dag.cli import run
 

@@ -7,10 +7,10 @@ import shutil
 
 import onnx
 import pytest
-from conftest import Project
 from metadata_samples import describe, said
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import numpy_helper
+from scenario import Project
 
 
 def item(place: int, **sections: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import onnxruntime
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project
 
 pytestmark = pytest.mark.slow
 

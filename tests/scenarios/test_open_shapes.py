@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import foreign
+from scenario import Project
 
 from winml_dag.onnxmodel.inspect import inspect_model
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Project, Result
 from onnx_samples import perceptron
+from scenario import Project, Result
 
 from winml_dag.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.onnxmodel.inspect import inspect_model

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
+from scenario import Project
 
 from winml_dag.store.digest import digest_file
 

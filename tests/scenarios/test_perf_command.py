@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron
+from scenario import Project
 
 from winml_dag.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.availability import installed

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 from onnx_samples import perceptron, samples
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from scenario import Project
 
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import inspect_model

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Project
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from google.protobuf.json_format import Parse
@@ -27,6 +26,7 @@ from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project
 
 from winml_dag.cli import run
 from winml_dag.errors import InputError, StoreError

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import Project
+from scenario import Project
 
 pytestmark = pytest.mark.slow
 

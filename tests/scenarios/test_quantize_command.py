@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 from onnx_samples import perceptron, samples
+from scenario import Project
 
 pytestmark = pytest.mark.slow
 

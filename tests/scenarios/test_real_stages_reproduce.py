@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Project
+from scenario import Project
 
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.store.store import Store

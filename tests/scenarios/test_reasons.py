@@ -7,7 +7,7 @@ import os
 import re
 
 import pytest
-from conftest import Project
+from scenario import Project
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project
 from servers.faulty import FaultyServer
 
 from winml_dag import optimize_onnx

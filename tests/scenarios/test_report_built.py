@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project
 
 SWEEP: dict[str, Any] = {
     "ep": "cpu",

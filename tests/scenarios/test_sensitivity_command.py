@@ -8,10 +8,10 @@ from pathlib import Path
 import onnx
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
 from onnx import numpy_helper
 from onnx_samples import perceptron, samples
+from scenario import Project
 
 pytestmark = pytest.mark.slow
 

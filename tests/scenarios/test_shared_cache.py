@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Project, Result
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project, Result
 
 STAGES = ["optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize"]
 

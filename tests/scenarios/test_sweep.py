@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
+from scenario import Project
 
 BASE: dict[str, Any] = {"quant": {"calibration_data": "data.npz"}}
 SWEEP: dict[str, Any] = {

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Project
 from oneprocess import OneProcess
+from scenario import Project
 
 from winml_dag.cli import run
 from winml_dag.recipe.load import shipped_path

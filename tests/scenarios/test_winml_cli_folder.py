@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Project
 from oneprocess import OneProcess
 from onnx_samples import perceptron
+from scenario import Project
 
 import winml_dag
 from winml_dag.errors import UsageError
