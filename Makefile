@@ -24,7 +24,7 @@ APT_GET := DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o Acquire::Ret
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-skipped test-fast faults browser servers lint types layers docs docs-run docs-site docs-screenshots check cache-fixtures bench bench-quick bench-sweep bench-ci bench-scale corpus clean
+.PHONY: quickstart ep-openvino op-support test test-skipped test-fast faults browser servers lint types layers docs docs-run docs-site docs-screenshots check cache-fixtures bench bench-quick bench-precisions bench-sweep bench-ci bench-scale corpus clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -116,8 +116,13 @@ bench-quick: $(VENV)/with-tests
 
 # A quarter of an hour on a quiet machine; the other tools live in an environment of their own.
 bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
-	$(PIP) --no-deps rapidocr
 	$(BIN)/python tests/benchmarks/bench.py --tools-folder $(BENCH_BIN)
+
+# Cost and quality of every precision, and of compiling for QNN: a quarter of an hour on a quiet machine.
+bench-precisions: $(VENV)/with-tests
+	$(PIP) --no-deps rapidocr
+	$(BIN)/python tests/benchmarks/precisions_bench.py
+	$(BIN)/python tests/benchmarks/compile_bench.py
 
 # A sweep as one graph, against its cells one by one and against caching whole builds: ten minutes on a quiet machine.
 bench-sweep: $(VENV)/with-tests

@@ -22,24 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import ci_bench
+import compile_bench
+import precisions_bench
 import quick_bench
 import sweep_bench
-from page import kept_section, with_section
-from tables import (
-    bytes_table,
-    compile_table,
-    five_table,
-    levels_table,
-    machine_table,
-    memory_table,
-    miss_table,
-    peers_table,
-    precisions_table,
-    shared_table,
-)
+from page import PAGE, kept_section, with_section
+from tables import bytes_table, machine_table, memory_table, miss_table, peers_table
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
 # With a thousand chains a single build with these takes five minutes to half an hour.
 _FAST = "winml-dag,make,ninja,doit"
 _SLOW = "winml-dag,snakemake"
@@ -69,15 +59,13 @@ def measure(folder: Path, tools_folder: str, *, quick: bool) -> dict[str, Any]:
         "peers": peers(folder, tools_folder, 50 if quick else 1000, _FAST, runs),
         "slow_peers": peers(folder, tools_folder, 10 if quick else 100, _SLOW, 3),
         "slowest_peers": peers(folder, tools_folder, 10, _SLOWEST, 3),
-        "large": peers(folder, tools_folder, 100 if quick else 10000, "winml-dag", 5),
+        "large": peers(folder, tools_folder, 100 if quick else 10000, "winml-dag", 3),
         "bytes": run_program("bytes_bench.py", "--size-mib", "64" if quick else "2048", "--folder", str(folder)),
         "miss": run_program(
             "miss_bench.py", "--folder", str(folder), "--runs", "1" if quick else "3", "--size",
             "small" if quick else "full",
         ),
         "memory": run_program("memory_bench.py", "--folder", str(folder), *(["--quick"] if quick else [])),
-        "precisions": run_program("precisions_bench.py", "--folder", str(folder), *(["--quick"] if quick else [])),
-        "compile": run_program("compile_bench.py", "--folder", str(folder), *(["--quick"] if quick else [])),
     }  # fmt: skip
 
 
@@ -115,22 +103,8 @@ def page(found: dict[str, Any], where: dict[str, str]) -> str:
         bytes=bytes_table(found["bytes"]),
         miss=miss_table(found["miss"]),
         memory=memory_table(found["memory"]),
-        precisions="\n\n".join(
-            f"{_MODELS[name]}\n\n{precisions_table(one['precisions'])}" for name, one in found["precisions"].items()
-        ),
-        five=five_table(found["precisions"]),
-        compiled=compile_table(found["compile"]["models"]),
-        levels=levels_table(found["compile"]["models"]),
-        shared=shared_table(found["compile"]["shared"]) if "shared" in found["compile"] else "",
         machine=machine_table(where),
     )
-
-
-_MODELS = {
-    "resnet50": "ResNet-50 with random weights, 224 x 224, calibrated and compared on random images:",
-    "minilm": "all-MiniLM-L6-v2 with its real weights, 512 tokens, calibrated on the 32 sentences of the quickstart:",
-    "ocr": "The text detector of PP-OCRv6 (from the package rapidocr), 320 x 320, on pictures of words:",
-}
 
 
 _PAGE = """# Benchmarks
@@ -141,8 +115,8 @@ otherwise. Compare ratios, which were measured within the same minutes, rather t
 {quick}## Chains of small stages
 
 Every chain has four stages, and every stage copies 4 KiB and appends a line: `sh -c "(cat in; echo stage1) > out"`.
-"full" is a build from scratch with two jobs, "null" a build with nothing to do, "edit" a build after one input changed,
-so that four stages run. 1000 chains, 4000 stages:
+"full" is a build from scratch with two jobs, "again" the next one right after it, "null" a later build with nothing to
+do, "edit" a build after one input changed, so that four stages run. 1000 chains, 4000 stages:
 
 {peers}
 
@@ -181,37 +155,6 @@ memory of the stage's process, including imports and pages of mapped files, whic
 
 {memory}
 
-## Precisions
-
-Cost and quality of each precision. Seconds are those of calibrate, quantize and compile; ranges are computed once for
-all precisions of a model. Cosine and SQNR are to the float model, on held-out samples, on the CPU or on QNN's emulated
-NPU. "pooled" is the cosine of mean-pooled embeddings of twelve other sentences. "partitions" are EPContext nodes,
-"nodes left" those that stay in float.
-
-{precisions}
-
-Five precisions (fp16, w16a16, w16a8, w8a16, w8a8) on the CPU as one graph, compared with one build each with its own
-cache:
-
-{five}
-
-## Compiling for QNN
-
-w8a16 for the NPU of a Snapdragon X Elite. "load raw" is a session of the quantized model, which QNN compiles while it
-loads; both loads are medians of fresh processes, alternating. Times are of this machine, not of an NPU; the ratio is
-what compiling ahead of time saves here. The cosine is to the float model, on QNN's emulated NPU. "different outputs"
-counts distinct outputs of that many processes, each in another folder and with another hash seed: 1 means all equal.
-
-{compiled}
-
-Optimization levels (`compile.htp_optimization_level`), medians of three, alternating:
-
-{levels}
-
-all-MiniLM-L6-v2 for 64 and for 128 tokens:
-
-{shared}
-
 ## Where it was measured
 
 {machine}
@@ -223,9 +166,9 @@ make bench
 ```
 
 It installs the other tools into their own environment (`.venv-bench`), takes about a quarter of an hour, and writes
-this page, except for the sections that `make bench-sweep`, `make bench-ci` and `make corpus` write. The programs are in
-`tests/benchmarks/` and `tests/corpus/`. `make bench-quick` measures the first table alone, in two minutes, and marks
-each ratio that is more than 15 % above the one on this page.
+this page, except for the sections that `make bench-precisions`, `make bench-sweep`, `make bench-ci` and `make corpus`
+write. The programs are in `tests/benchmarks/` and `tests/corpus/`. `make bench-quick` measures the first table alone,
+in two minutes, and marks each ratio that is more than 15 % above the one on this page.
 """
 
 
@@ -247,7 +190,7 @@ def main() -> None:
     else:
         # Keep the sections that other benchmarks have written.
         before = PAGE.read_text(encoding="utf-8")
-        for heading in (sweep_bench.HEADING, ci_bench.HEADING):
+        for heading in (precisions_bench.HEADING, compile_bench.HEADING, sweep_bench.HEADING, ci_bench.HEADING):
             text = with_section(text, heading, kept_section(before, heading))
         PAGE.write_text(text, encoding="utf-8")
         print(f"Wrote {PAGE}.")

@@ -34,12 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from page import with_section
+from page import publish
 from sweep_bench import processor_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests"))
-PAGE = ROOT / "docs" / "benchmarks.md"
 HEADING = "## A fresh machine of CI\n"
 _RECIPE = ROOT / "recipes" / "sweeps" / "small.yaml"
 _PROGRAM = str(Path(sys.executable).parent / "winml-dag")
@@ -207,9 +206,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     text = section(found, asked.recipe.resolve(), asked.choices)
-    print(text)
-    if asked.write:
-        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), HEADING, text), encoding="utf-8")
+    publish(HEADING, text, writes=asked.write)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Costs and results of compiling for QNN: partitions, CPU nodes, time, size, loading, quality, reproducible bytes.
 
-``python compile_bench.py --folder DIR [--models minilm,resnet50] [--quick]`` prints one JSON object. Every model is
-built in w8a16. Its quantized model is then compiled again in fresh processes, each in a separate folder and with
-another hash seed, at each optimization level, and for two text lengths into one binary. Load times are measured in
-fresh processes, alternating between the quantized model (which QNN compiles while loading) and the compiled one.
+``python compile_bench.py [--models minilm,resnet50] [--quick]`` writes its section of ``docs/benchmarks.md``;
+``--quick`` measures less and prints it. Every model is built in w8a16. Its quantized model is then compiled again in
+fresh processes, each in a separate folder and with another hash seed, at each optimization level, and for two text
+lengths into one binary. Load times are measured in fresh processes, alternating between the quantized model (which QNN
+compiles while loading) and the compiled one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from page import publish
 from precisions_bench import build, recipes
+from tables import compile_table, levels_table, shared_table
 
+HEADING = "## Compiling for QNN\n"
 _LEVELS = (0, 1, 2, 3)
 _LENGTHS = (64, 128)
 
@@ -153,26 +158,43 @@ def shared(recipe: dict[str, Any], folder: Path, *, runs: int) -> dict[str, Any]
     }
 
 
+_SECTION = """## Compiling for QNN
+
+w8a16 for the NPU of a Snapdragon X Elite. "load raw" is a session of the quantized model, which QNN compiles while it
+loads; both loads are medians of fresh processes, alternating. Times are of this machine, not of an NPU; the ratio is
+what compiling ahead of time saves here. The cosine is to the float model, on QNN's emulated NPU. "different outputs"
+counts distinct outputs of that many processes, each in another folder and with another hash seed: 1 means all equal.
+
+{compiled}
+
+Optimization levels (`compile.htp_optimization_level`), medians of three, alternating:
+
+{levels}
+
+all-MiniLM-L6-v2 for 64 and for 128 tokens:
+
+{shared}
+
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--models", default="minilm,resnet50")
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
-    folder = (asked.folder / "compile").resolve()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     runs = 2 if asked.quick else 10
-    known = recipes(folder, asked.models.split(","))
-    result: dict[str, Any] = {"models": {}}
-    for name, recipe in known.items():
-        result["models"][name] = one = one_model(name, recipe, folder, runs=runs)
-        print(name, json.dumps(one), file=sys.stderr, flush=True)
-    if "minilm" in known:
-        result["shared"] = shared(known["minilm"], folder, runs=min(runs, 3))
-        print(json.dumps(result["shared"]), file=sys.stderr, flush=True)
-    shutil.rmtree(folder)
-    print(json.dumps(result))
+    models, both = {}, ""
+    with tempfile.TemporaryDirectory(prefix="winml-dag-bench-") as name_of_folder:
+        folder = Path(name_of_folder).resolve()
+        known = recipes(folder, asked.models.split(","))
+        for name, recipe in known.items():
+            models[name] = one = one_model(name, recipe, folder, runs=runs)
+            print(name, json.dumps(one), file=sys.stderr, flush=True)
+        if "minilm" in known:
+            both = shared_table(shared(known["minilm"], folder, runs=min(runs, 3)))
+    section = _SECTION.format(compiled=compile_table(models), levels=levels_table(models), shared=both)
+    publish(HEADING, section, writes=not asked.quick)
 
 
 if __name__ == "__main__":

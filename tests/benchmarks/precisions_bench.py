@@ -1,8 +1,9 @@
 """Costs and results of each precision of a model: time, size, quality, partitions; and five precisions in one graph.
 
-``python precisions_bench.py --folder DIR [--models minilm,resnet50,ocr] [--quick]`` prints one JSON object. Every model
-is built on the CPU and for QNN in every precision, all with one cache, so that a row's seconds are those of its own
-stages. Then five precisions are built once as one graph and once separately, each with its own cache.
+``python precisions_bench.py [--models minilm,resnet50,ocr] [--quick]`` writes its section of ``docs/benchmarks.md``;
+``--quick`` measures less and prints it. Every model is built on the CPU and for QNN in every precision, all with one
+cache, so that a row's seconds are those of its own stages. Then five precisions are built once as one graph and once
+separately, each with its own cache.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from page import publish
+from tables import five_table, precisions_table
+
+HEADING = "## Precisions\n"
 SENTENCES = Path(__file__).resolve().parents[2] / "recipes" / "quickstart" / "sentences.txt"
 PRECISIONS = {
     "cpu": ("fp32", "fp16", "w16a16", "w8a16", "w16a8", "w8a8", "dynamic", "w4a32", "w4a16"),
@@ -179,27 +185,49 @@ def five(recipe: Path, folder: Path) -> dict[str, float]:
     }
 
 
+_MODELS = {
+    "resnet50": "ResNet-50 with random weights, 224 x 224, calibrated and compared on random images:",
+    "minilm": "all-MiniLM-L6-v2 with its real weights, 512 tokens, calibrated on the 32 sentences of the quickstart:",
+    "ocr": "The text detector of PP-OCRv6 (from the package rapidocr), 320 x 320, on pictures of words:",
+}
+
+
+_SECTION = """## Precisions
+
+Cost and quality of each precision. Seconds are those of calibrate, quantize and compile; ranges are computed once for
+all precisions of a model. Cosine and SQNR are to the float model, on held-out samples, on the CPU or on QNN's emulated
+NPU. "pooled" is the cosine of mean-pooled embeddings of twelve other sentences. "partitions" are EPContext nodes,
+"nodes left" those that stay in float.
+
+{precisions}
+
+Five precisions (fp16, w16a16, w16a8, w8a16, w8a8) on the CPU as one graph, compared with one build each with its own
+cache:
+
+{five}
+
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--models", default="resnet50,minilm,ocr")
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
-    folder = asked.folder / "precisions"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     precisions = {"cpu": ("fp32", "w8a16"), "qnn": ("w8a16",)} if asked.quick else PRECISIONS
     result = {}
-    for name, content in recipes(folder, asked.models.split(",")).items():
-        recipe = folder / f"{name}.json"
-        recipe.write_text(json.dumps(content))
-        result[name] = {
-            "precisions": every_precision(name, recipe, folder, precisions),
-            "five": five(recipe, folder),
-        }
-        print(name, result[name]["five"], file=sys.stderr, flush=True)
-    shutil.rmtree(folder)
-    print(json.dumps(result))
+    with tempfile.TemporaryDirectory(prefix="winml-dag-bench-") as name_of_folder:
+        folder = Path(name_of_folder)
+        for name, content in recipes(folder, asked.models.split(",")).items():
+            recipe = folder / f"{name}.json"
+            recipe.write_text(json.dumps(content))
+            result[name] = {
+                "precisions": every_precision(name, recipe, folder, precisions),
+                "five": five(recipe, folder),
+            }
+            print(name, result[name]["five"], file=sys.stderr, flush=True)
+    tables = "\n\n".join(f"{_MODELS[name]}\n\n{precisions_table(one['precisions'])}" for name, one in result.items())
+    publish(HEADING, _SECTION.format(precisions=tables, five=five_table(result)), writes=not asked.quick)
 
 
 if __name__ == "__main__":

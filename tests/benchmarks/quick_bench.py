@@ -24,11 +24,10 @@ from pathlib import Path
 from bytes_bench import MIB, hashing, storing
 from chains import edit_input, make_project, outputs_of
 from miss_bench import RECIPES, run_build, run_script, script_steps
-from page import kept_section, with_section
+from page import PAGE, kept_section, publish
 from tables import table
 
 HEADING = "## At a glance\n"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 _PROGRAM = str(Path(sys.executable).parent / "winml-dag")
 _PYTHON = [sys.executable, "-c", "pass"]
 _WORSE = 1.15
@@ -208,8 +207,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--write", action="store_true", help="Into docs/benchmarks.md.")
     asked = parser.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
-    before = ratios(page)
+    before = ratios(PAGE.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="winml-dag-bench-", dir=asked.folder) as name:
         rows = measure(Path(name))
     worse = 0
@@ -220,7 +218,7 @@ def main() -> None:
         known = f"{old:6.2f}" if old else "     -"
         print(f"{row.what:50} {row.ours:8.3f} s {row.ratio:7.2f} x {row.beside:30} docs: {known}{mark}")
     if asked.write:
-        PAGE.write_text(with_section(page, HEADING, section(rows)), encoding="utf-8")
+        publish(HEADING, section(rows), writes=True)
     print(f"{worse} of {len(rows)} are more than {_WORSE - 1:.0%} above docs/benchmarks.md.")
 
 

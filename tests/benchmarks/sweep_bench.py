@@ -32,10 +32,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from page import with_section
+from page import publish
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "benchmarks.md"
 HEADING = "## One graph for a sweep\n"
 _RECIPE = ROOT / "recipes" / "sweeps" / "small.yaml"
 _EDITED = "w8a8"
@@ -233,9 +232,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     text = section(found, asked.recipe.resolve(), asked.filters)
-    print(text)
-    if asked.write:
-        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), HEADING, text), encoding="utf-8")
+    publish(HEADING, text, writes=asked.write)
 
 
 if __name__ == "__main__":

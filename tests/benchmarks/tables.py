@@ -16,12 +16,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def peers_table(found: Mapping[str, Any]) -> str:
     """Format *found* by tool. Ratios are relative to winml-dag: 2 means twice as long as winml-dag."""
-    head = ["tool", "full", "null (min-max)", "edit (min-max)", "full, ratio", "null, ratio", "edit, ratio"]
+    head = ["tool", "full", "again", "null (min-max)", "edit (min-max)", "full, ratio", "null, ratio", "edit, ratio"]
     ours = found[_OURS]
     rows = [
         (
             tool,
             one["full"],
+            one["again"],
             _spread(one["null"]),
             _spread(one["edit"]),
             _ratio(one["full"], ours["full"]),

@@ -37,7 +37,6 @@ from verdicts import Judged, broken, differences, judged
 _TOGETHER = 12
 _MEASURE_SECONDS = 600.0
 _HERE = Path(__file__).resolve().parent
-_PAGE = _HERE.parent.parent / "docs" / "benchmarks.md"
 
 
 class Measurer:
@@ -251,10 +250,9 @@ def main() -> int:
             faults.append("onnx's own cases of operators come out of optimize differently")
     print("\n".join(faults))
     if arguments.write:
-        from page import with_section
+        from page import publish
 
-        text = section(found, wrong_cases)
-        _PAGE.write_text(with_section(_PAGE.read_text(encoding="utf-8"), HEADING, text), encoding="utf-8")
+        publish(HEADING, section(found, wrong_cases), writes=True)
     return 1 if faults else 0
 
 
