@@ -1,8 +1,8 @@
 """Check the documentation against the code: ``make docs``. With ``--write``, bring its generated parts up to date.
 
 Checks generated blocks, relative links and anchors, the commands and recipes shown, the recipe fields and project files
-named, the words of ``words.txt`` in pages and in messages of the code, and that the messages under troubleshooting
-exist in the code. Nothing is run, so examples of output may be out of date.
+named, that pages, messages, docstrings and comments have no word of ``words.txt``, and that the messages under
+troubleshooting exist in the code. Nothing is run, so examples of output may be out of date.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 import tempfile
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -48,6 +49,8 @@ _HEADING = re.compile(r"^#{1,6} +(?P<text>.+?) *$", re.MULTILINE)
 _INLINE_CODE = re.compile(r"`([^`\n]+)`")
 _DOTTED = re.compile(r"([a-z]\w*(?:\.\w+)+)(?::.*)?")
 _PATH = re.compile(r"[a-z]\w*(?:/[\w.-]+)*/[\w-]+\.py|(?:tests|winml_dag|docs|recipes)/[\w./-]*")
+# Arguments, attributes and other code in a text of the code, and what an f-string fills in.
+_NAME = re.compile(r"\*\w+\*|``[^`]+``|\{[^{}]*\}|^ +\w+(, \w+)*:", re.MULTILINE)
 # Blocks whose text comes from this folder. That of others is reworded in the code, and here follows it.
 _OWN_BLOCKS = {"recipe", "keys of a sweep", "goal", "search"}
 _MESSAGE_ROW = re.compile(r"^\| (?P<messages>`.+?`)[^`|]* \|", re.MULTILINE)
@@ -87,14 +90,15 @@ def findings(page: Path) -> Iterator[str]:
             yield f"`{code}`: there is no such file"
 
 
-def _unwanted_words(text: str) -> Iterator[str]:
+def _unwanted_words(text: str, first_line: int = 1) -> Iterator[str]:
     """The words in *text*, outside of code, that ``words.txt`` replaces."""
     text = _BLOCK.sub(lambda block: block[0] if block["name"] in _OWN_BLOCKS else _blank(block), text)
     for code in (_FENCE, _INDENTED_FENCE, _INLINE_CODE, _TARGET):
         text = code.sub(_blank, text)
     for word, instead in _words():
         for found in word.finditer(text):
-            yield f"line {text.count(chr(10), 0, found.start()) + 1}: {' '.join(found[0].split())!r}: write {instead}"
+            line = first_line + text.count("\n", 0, found.start())
+            yield f"line {line}: {' '.join(found[0].split())!r}: write {instead}"
 
 
 def _blank(found: re.Match[str]) -> str:
@@ -133,6 +137,14 @@ def _strings_of_the_code() -> set[str]:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.add(node.value)
     return found
+
+
+def _texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each comment, and of each string of several words, in the code *path*, without names."""
+    with path.open("rb") as code:
+        for token in tokenize.tokenize(code.readline):
+            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.count(" ") > 1):
+                yield token.start[0], _NAME.sub("_", token.string)
 
 
 def regenerated(text: str) -> str:
@@ -261,10 +273,10 @@ def main(write: bool) -> int:
         for finding in findings(page):
             print(f"{page.relative_to(ROOT)}: {finding}")
             count += 1
-    for message in _strings_of_the_code():
-        for word, instead in _words() if message.count(" ") > 1 else ():
-            if found := word.search(message):
-                print(f"the message {message!r}: {found[0]!r}: write {instead}")
+    for path in sorted((ROOT / "winml_dag").rglob("*.py")):
+        for line, text in _texts_of(path):
+            for finding in _unwanted_words(text, line):
+                print(f"{path.relative_to(ROOT)}: {finding}")
                 count += 1
     for path, text in schemas(ROOT / "recipes"):
         if write:

@@ -30,7 +30,9 @@ FENCE = re.compile(
 )
 NOT_RUN = "# Not run: "
 # What sets up the environment that the commands run in; .ci/run runs the README's.
-_SETUP = re.compile(r"make |(\S*python\S* -m )?pip install |\. \.venv/bin/activate")
+_SETUP = re.compile(
+    r"make |(\S*python\S* -m )?pip install |\. \.venv/bin/activate|cp -r docs/examples|cd try|python models\.py"
+)
 # Lines that only a slow machine prints, and marks that depend on latencies.
 _SLOW = re.compile(r"\S+ +running\b|building [1-9]\d* of \d+ cells")
 _LATENCY_MARKS = re.compile(r"^[*~] +")
@@ -46,7 +48,8 @@ _MASKS = [
         (r"(?<=:)[A-Za-z0-9+/]{43}=", "KEY"),
         (r"[\d.,]+ (B|[KMG]i?B|bytes)\b", "SIZE"),
         (r"[~<]?\b[\d.]+( ?(min|ms|µs|s|h))\b\??|\b\d+:\d\d\b", "TIME"),
-        (r"\b[\d.]+k?/s\b", "RATE"),
+        (r"\b[\d.]+(k?| inferences)/s\b", "RATE"),
+        (r"latency, ms .*|\b[\d.]+ times as long", "NUMBERS"),
         (r"-?\b\d+(\.\d+)+(e-?\d+)?|\b\d+(\.\d+)?%", "NUMBER"),
     )
 ]

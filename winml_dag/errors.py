@@ -30,13 +30,13 @@ class WinmlDagError(Exception):
 
 
 class StageError(WinmlDagError):
-    """A stage could not do what was asked: raised inside a stage, reported with its log."""
+    """A stage failed: raised inside of it, reported with its log."""
 
     exit_code = 1
 
 
 class MeasuredError(StageError):
-    """A stage failed over what it measured. ``metrics``: all that it had measured by then."""
+    """A stage failed because of a measured value. ``metrics``: all that it had measured by then."""
 
     def __init__(self, message: str, *, advice: str = "", metrics: JsonObject) -> None:
         super().__init__(message, advice=advice)
@@ -61,7 +61,7 @@ class UsageError(WinmlDagError, ValueError):
 
 
 class RecipeError(UsageError):
-    """A recipe that says something impossible. ``problems`` has one line for each finding, all collected at once."""
+    """An invalid recipe. ``problems`` has one line for each finding, all collected at once."""
 
     def __init__(self, message: str, *, problems: tuple[str, ...] = (), advice: str = "") -> None:
         super().__init__(message, advice=advice)
@@ -72,13 +72,13 @@ class RecipeError(UsageError):
 
 
 class InputError(WinmlDagError):
-    """A model, data file or folder that is missing, unreadable or not what it claims to be."""
+    """A model, data file or folder that is missing, unreadable or of another kind than its name says."""
 
     exit_code = 3
 
 
 class Interrupted(WinmlDagError):
-    """The user stopped the run (Ctrl-C); children have been ended and nothing half done was published."""
+    """The user stopped the run (Ctrl-C). Child processes have ended, and no partial results remain."""
 
     exit_code = 130
 

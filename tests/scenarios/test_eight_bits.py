@@ -32,7 +32,7 @@ UNSEEN = (
     "Please remember to water the plants while I am away.",
 )
 # Pairs and scores were written for these tests, and are under the project's licence.
-PAIRS = Path(__file__).with_name("sentence_pairs.csv")
+PAIRS = Path(__file__).parents[2] / "docs/examples/pairs.csv"
 PRECISIONS = ("w8a16", "w8a8")
 # As long as the sentences: padding takes time.
 LENGTH = 32

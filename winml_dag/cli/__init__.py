@@ -30,19 +30,29 @@ if TYPE_CHECKING:
 # All control characters except tabs and line ends, and the characters that change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 
-_NOTE = re.compile(r"(?:note|warning): (.*)", re.DOTALL)
-
 
 def plain(text: str) -> str:
     """Replace characters in *text* that a terminal would interpret with ``\\u001b`` and the like."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+class Note(str):
+    """The line ``note: TEXT`` or ``warning: TEXT``, which is also among the warnings of the JSON object."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str, kind: str = "note") -> Note:
+        line = super().__new__(cls, f"{kind}: {text}")
+        line.text = text
+        return line
+
+
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print *text* to stdout or stderr, with control characters escaped. Notes are also warnings of the JSON object."""
+    """Print *text* to stdout or stderr, with control characters escaped."""
     click.echo(plain(str(text)), err=err, nl=nl)
-    if note := _NOTE.match(str(text)):
-        _document.warnings.append(note[1])
+    if isinstance(text, Note):
+        _document.warnings.append(text.text)
 
 
 def few(names: Sequence[str], most: int) -> str:

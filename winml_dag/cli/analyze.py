@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import FILE, TEXT, Command, file_option, output_file
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
 from winml_dag.cli.onestage import How, how_options
@@ -235,7 +235,7 @@ def analysis_lines(
     """Format the findings for people. *quiet* keeps only the verdicts."""
     when = f"analyzed in {done.elapsed_seconds:.1f} s" if done.is_live else f"cached, analyzed {done.made_at}"
     yield f"{plan.built.model.path}: {when}"
-    yield from (f"note: {notice}" for notice in plan.notices)
+    yield from map(Note, plan.notices)
     if not plan.request.lint_only:
         if len(found) > 1:
             yield from _overview(found)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import MEMORY, TEXT, Command, with_options
 from winml_dag.cli.options import (
     Output,
@@ -91,7 +91,7 @@ def with_cluster(
 
     def say(sentence: str) -> None:
         if not quiet:
-            echo(f"note: {sentence}", err=True)
+            echo(Note(sentence), err=True)
 
     with open_cluster(meant, cache_dir, remote, say) as cluster:
         yield replace(how, cluster=cluster)
@@ -205,7 +205,7 @@ def command(
     from winml_dag.engine.events import Status
 
     if check_inputs and not any(view.status in (Status.RAN, Status.FAILED) for view in result.stages):
-        echo("note: no stage ran, so no inputs were checked. Use --rebuild to check all.", err=True)
+        echo(Note("no stage ran, so no inputs were checked. Use --rebuild to check all."), err=True)
     return StageError.exit_code if result.failed else 0
 
 
@@ -298,4 +298,4 @@ def _say_what_is_not_watched() -> None:
     from winml_dag.engine.sandbox import watches_absolute_paths
 
     if not watches_absolute_paths():
-        echo("note: absolute paths are not restricted: that needs Linux with Landlock.", err=True)
+        echo(Note("absolute paths are not restricted: that needs Linux with Landlock."), err=True)

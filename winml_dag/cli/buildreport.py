@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, few
+from winml_dag.cli import Note, echo, few
 from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.cli.stage_lines import broken_lines, stage_lines
 from winml_dag.engine.events import StageResult, Status
@@ -110,12 +110,12 @@ def print_result(
     """Print the end of a build: notices, failures with the end of their log, *lines* on what ran, a summary."""
     ran = any(view.status is Status.RAN for view in result.stages)
     if restored := result.published.restored:
-        output.say(f"note: restored changed or deleted files: {few(restored, _MOST_NAMES)}")
+        output.say(Note(f"restored changed or deleted files: {few(restored, _MOST_NAMES)}"))
     if copied := result.published.not_linked:
         where = result.build.output_dir
-        output.say(f"note: copied, because the cache cannot be linked to {where}: {few(copied, _MOST_NAMES)}")
+        output.say(Note(f"copied, because the cache cannot be linked to {where}: {few(copied, _MOST_NAMES)}"))
     if result.cache_note:
-        output.say(f"note: {result.cache_note}")
+        output.say(Note(result.cache_note))
     for view in result.stages:
         if view.result is not None and view.status is Status.FAILED:
             for line in failure_lines(view.result, whole=output.verbose):
@@ -126,7 +126,7 @@ def print_result(
     for line in () if output.quiet else traffic_lines(result.traffic):
         output.say(line)
     for notice in () if output.quiet else result.build.notices if ran else result.build.on_options:
-        output.say(f"note: {notice}")
+        output.say(Note(notice))
     output.say(summary(result))
 
 

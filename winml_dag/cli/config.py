@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import TEXT, Command, file_option, output_file
 from winml_dag.cli.options import request_from, shared_options, target_options, task_option
 from winml_dag.cli.settings import LOADER
@@ -110,7 +110,7 @@ def _write(
     decided = frozen_recipe(request, folder, module=module)
     text = _json(decided) if as_json else _yaml(decided)
     for notice in decided.notices:
-        echo(f"note: {notice}", err=True)
+        echo(Note(notice), err=True)
     if output is None:
         echo(text, nl=False)
     else:

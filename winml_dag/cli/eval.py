@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import FILE, TEXT, Command, folder_option
 from winml_dag.cli.measuring import (
     assessed,
@@ -244,8 +244,7 @@ def _lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quie
     yield from _outputs_table(found["outputs"]) if "outputs" in found else _metrics_table(found["metrics"])
     if quiet:
         return
-    for notice in notices_of(plan, done):
-        yield f"note: {notice}"
+    yield from map(Note, notices_of(plan, done))
     if folder is not None:
         yield f"report: {folder / REPORT_FILE}"
 
@@ -274,7 +273,7 @@ def _metrics_table(metrics: Mapping[str, Any]) -> Iterator[str]:
     if all(found["reference"] is None for found in metrics.values()):
         rows = [row[:2] for row in rows]
     yield from _aligned(rows)
-    yield "  [low, high]: where it lies with 95 % confidence, as far as the choice of these samples goes"
+    yield "  [low, high]: 95 % confidence interval"
 
 
 def _estimate(found: Any, sign: str = "") -> str:

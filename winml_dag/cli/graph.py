@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo
+from winml_dag.cli import Note, echo
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import are_a_sweep, cell_options, request_from, several_request_options
 from winml_dag.engine.events import Status
@@ -57,7 +57,7 @@ def command(
     builds, notices = _planned_builds(recipes, Selection(filters, shard), request, store)
     if html is None:
         for notice in notices:
-            echo(f"note: {notice}", err=True)
+            echo(Note(notice), err=True)
         echo(_text(builds, format_))
     else:
         _write(html, builds, notices, title=_title(recipes, request))

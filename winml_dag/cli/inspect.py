@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo, few, set_result
+from winml_dag.cli import Note, echo, few, set_result
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import format_option
 from winml_dag.errors import InputError, UsageError
@@ -160,7 +160,7 @@ def _lines(inspected: Inspected, top: int) -> Iterator[str]:
     yield from _labelled("metadata", _metadata(summary.metadata))
     if inspected.provenance is not None:
         yield from _labelled("made by", _provenance(inspected.provenance))
-    yield from (f"warning: {warning}" for warning in inspected.warnings)
+    yield from (Note(warning, "warning") for warning in inspected.warnings)
     if inspected.neighbours:
         yield f"all models of {model.path.parent}:"
         width = max(len(other.name) for other in inspected.neighbours)
@@ -294,7 +294,7 @@ def _provenance(provenance: Provenance) -> Iterator[str]:
     yield ", ".join(ran)
     if (quality := Quality.from_json(provenance.quality)) is not None:
         yield f"quality against the float model: {quality.sentence()}"
-    yield from (f"note: {notice}" for notice in provenance.notices)
+    yield from map(Note, provenance.notices)
 
 
 def _id(stage: Stage) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml_dag.cli import echo
+from winml_dag.cli import Note, echo
 from winml_dag.cli.command import FILE, TEXT
 from winml_dag.cli.settings import ep_option
 from winml_dag.errors import StageError, UsageError
@@ -175,7 +175,7 @@ def measured(
             observer=observer,
         )
     if done.note:
-        echo(f"note: {done.note}", err=True)
+        echo(Note(done.note), err=True)
     if done.failed is not None:
         # The first line is the error, which is printed when it is raised.
         for line in list(failure_lines(done.failed, whole=how.verbose))[1:]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import FILE, TEXT, Command, folder_option
 from winml_dag.cli.measuring import (
     assessed,
@@ -141,12 +141,11 @@ def _lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: boo
     yield _labelled("memory", _memory(found["memory_bytes"]))
     if quiet:
         # Without this note, the numbers above would be mistaken for the device's.
-        yield from (f"note: {notice}" for notice in found["notices"] if notice == EMULATED)
+        yield from (Note(notice) for notice in found["notices"] if notice == EMULATED)
         return
     yield _labelled("inputs", _inputs(found))
     yield _labelled("host", _host(found))
-    for notice in found["notices"]:
-        yield f"note: {notice}"
+    yield from map(Note, found["notices"])
     if folder is not None:
         picture = "none, since matplotlib is not installed (pip install winml_dag[plot])"
         yield f"report: {folder / REPORT_FILE}, picture: {folder / PICTURE_FILE if plan.draws else picture}"

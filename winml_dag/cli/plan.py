@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.buildreport import FORESEEN, builds_json, counts, stage_line
 from winml_dag.cli.command import Command
 from winml_dag.cli.options import (
@@ -106,10 +106,10 @@ def plan(
     for view in result.stages:
         echo(stage_line(view, width))
     for notice in result.build.notices:
-        echo(f"note: {notice}", err=True)
+        echo(Note(notice), err=True)
     names = {name for view in result.stages if view.result is not None for name in view.result.assumes}
     if assumed := [view.id for view in result.stages if view.id in names]:
-        echo(f"note: What follows {', '.join(assumed)} assumes that it finds the same as last time.", err=True)
+        echo(Note(f"What follows {', '.join(assumed)} assumes that it finds the same as last time."), err=True)
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
     unknown = len(to_run) - len(known)
@@ -127,8 +127,8 @@ def _print_matrix(
 
     matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
     if (jobs := len(matrix["include"])) > _MOST_JOBS:
-        echo(f"note: These are {jobs} jobs, more than the {_MOST_JOBS} of a matrix. Use --shards for fewer.", err=True)
-    # Not an object of ours: the CI parses it.
+        echo(Note(f"These are {jobs} jobs, more than the {_MOST_JOBS} of a matrix. Use --shards for fewer."), err=True)
+    # Without the usual keys: the CI parses it.
     echo(json.dumps(azure_matrix(matrix["include"]) if ci == "azure" else matrix, ensure_ascii=False))
     return 0
 

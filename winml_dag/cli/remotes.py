@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo
+from winml_dag.cli import Note, echo
 from winml_dag.pipeline.request import RemoteOptions
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _shows_progress() -> bool:
 
 def say(sentence: str) -> None:
     """Print a note about a remote on stderr, also with --quiet."""
-    echo(f"note: {sentence}", err=True)
+    echo(Note(sentence), err=True)
 
 
 def traffic_of(store: Store) -> Traffic | None:
@@ -72,8 +72,8 @@ def _text(traffic: Traffic) -> str:
     parts = [
         moved(traffic.records_found, traffic.blobs_fetched, traffic.bytes_fetched, "fetched"),
         moved(traffic.records_put, traffic.blobs_put, traffic.bytes_put, "put"),
-        f"{traffic.refused} refused" if traffic.refused else "",
-        f"{traffic.left_alone} left alone" if traffic.left_alone else "",
+        f"{traffic.refused} rejected" if traffic.refused else "",
+        f"{traffic.left_alone} ignored" if traffic.left_alone else "",
     ]
     missed = f"none of {counted(traffic.records_missed, 'record')} was there" if traffic.records_missed else ""
     return "; ".join(filter(None, parts)) or missed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, plain, set_result
+from winml_dag.cli import Note, echo, plain, set_result
 from winml_dag.cli.command import FILE, TEXT, Command
 from winml_dag.cli.options import format_option
 from winml_dag.errors import StageError, UsageError
@@ -141,7 +141,7 @@ def _written(
     except StoreError as error:
         if any(options[name] is not None for name in ("html", "json_", "csv")):
             raise
-        echo(f"note: not all files were written: {error.message}", err=True)
+        echo(Note(f"not all files were written: {error.message}"), err=True)
         return {}
     return files
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from winml_dag.cli import Note
 from winml_dag.ep.registry import CPU
 from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.pipeline.layout import is_builtin
@@ -27,15 +28,14 @@ _MOST_TYPES = 5
 def stage_lines(result: BuildResult) -> Iterator[str]:
     """Yield what the stages did to a model; with several components, for each, prefixed with its name."""
     for name, part in (result.components or {"": result}).items():
-        prefix = f"{name}: " if name else ""
-        lines = (
+        lines = chain(
             normalized_lines(part),
             analyzed_lines(part),
             quantized_lines(part),
             compiled_lines(part),
             validated_lines(part),
         )
-        yield from (f"{prefix}{line}" for line in chain.from_iterable(lines))
+        yield from (f"{name}: {line}" for line in lines) if name else lines
 
 
 def normalized_lines(result: BuildResult) -> Iterator[str]:
@@ -56,7 +56,7 @@ def _normalization(metrics: Mapping[str, Any]) -> Iterator[str]:
     if parts:
         yield f"normalized: {', '.join(parts)}"
     if metrics["opset_kept_because"] is not None:
-        yield f"warning: the model stays in opset {before}: {metrics['opset_kept_because']}"
+        yield Note(f"the model stays in opset {before}: {metrics['opset_kept_because']}", "warning")
 
 
 def _unchecked(metrics: Mapping[str, Any]) -> str:
@@ -97,7 +97,7 @@ def quantized_lines(result: BuildResult) -> Iterator[str]:
     if done.quality is not None:
         yield f"quality: {done.quality.sentence()}"
     if done.poor:
-        yield f"warning: {done.warnings[-1]}"
+        yield Note(done.warnings[-1], "warning")
 
 
 def _quantization(step: QuantizeStep, calibration: CalibrationStep | None) -> str:
@@ -191,7 +191,7 @@ def validated_lines(result: BuildResult) -> Iterator[str]:
             yield f"{where}: {quality.sentence()}"
     warnings = metrics.get("warnings")
     for warning in warnings if isinstance(warnings, list | tuple) else ():
-        yield f"warning: {warning}"
+        yield Note(str(warning), "warning")
 
 
 def broken_lines(metrics: JsonObject) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from winml_dag.cli import echo, few, set_result
+from winml_dag.cli import Note, echo, few, set_result
 from winml_dag.cli.build import CLUSTER_OPTIONS
 from winml_dag.cli.options import given_words
 from winml_dag.file_reading import reads_logged
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Maximum names listed on one line.
 _MOST_NAMES = 4
-# Records that are enough to tell how long a measurement usually takes, and what a small model takes.
+# Enough records for the usual time of a measurement. The time if there is none is that of a small model.
 _MOST_RECORDS = 20
 _NEVER_MEASURED_SECONDS = 10.0
 _MOST_NODES = 8
@@ -139,7 +139,7 @@ def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bo
     if not quiet:
         yield from _left_out(left_out)
         yield from _measured(done.cells)
-        yield from ((f"note: {text}", False) for text in done.notes)
+        yield from ((Note(text), False) for text in done.notes)
         yield from _gone([str(folder / name) for name in done.gone])
     for goal in done.result.goals:
         yield from _goal(goal)
@@ -147,9 +147,9 @@ def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bo
 
 def _gone(folders: Sequence[str]) -> Iterator[_Line]:
     if len(folders) == 1:
-        yield f"note: {folders[0]} belongs to a cell that no longer exists.", False
+        yield Note(f"{folders[0]} belongs to a cell that no longer exists."), False
     elif folders:
-        yield f"note: {few(folders, _MOST_NAMES)} belong to cells that no longer exist.", False
+        yield Note(f"{few(folders, _MOST_NAMES)} belong to cells that no longer exist."), False
 
 
 def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
@@ -190,7 +190,7 @@ def _measured(cells: Sequence[CellResult]) -> Iterator[_Line]:
             if measured is not None and measured.error:
                 by_reason.setdefault((what, measured.error), []).append(cell)
     for (what, why), same in by_reason.items():
-        yield f"note: no {what} of {_names(same)}: {why}", False
+        yield Note(f"no {what} of {_names(same)}: {why}"), False
 
 
 def _goal(goal: GoalResult) -> Iterator[_Line]:
@@ -249,7 +249,7 @@ def goal_lines(goal: GoalResult) -> Iterator[str]:
     which = f"smallest {goal.minimize}" if goal.minimize != "size" else "smallest"
     whose = f"{f' of {of}' if of else ''} ({which})"
     if goal.pending:
-        yield f"note: no winner{whose} yet: {goal.why}."
+        yield Note(f"no winner{whose} yet: {goal.why}.")
     elif goal.winner is None:
         yield f"error: no winner{whose}: {goal.why}."
     elif goal.folder is None:

@@ -38,7 +38,7 @@ _SECONDS_BETWEEN_FORECASTS = 1.0
 _SHARE_OF_FORECASTS = 0.02
 _GIB = 1 << 30
 _BAR_WIDTH = 40
-# The stages that ran tell the time left when the rest is at most this many times as many.
+# The time left is estimated from the stages that ran when the rest is at most this many times as many.
 _LEAST_SHARE = 5
 # Rows that fit on a small terminal. Only the last failures are shown; the end of the run lists all of them.
 _MOST_RUNNING = 12

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import Command
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
 
     found = detect_devices()
     if found.problem:
-        echo(f"warning: {found.problem}", err=True)
+        echo(Note(found.problem, "warning"), err=True)
     parts = (["ep"] if list_ep else []) + (["device"] if list_device else [])
     if format_ == "json":
         set_result(_json(found, parts))
@@ -178,8 +178,7 @@ def _json(found: DetectedDevices, parts: list[str]) -> JsonObject:
         lists["execution_providers"] = [_provider_json(provider) for provider in found.providers]
     if not parts or "device" in parts:
         lists["devices"] = [_device_json(device, drivers) for device, drivers in found.drivers().items()]
-    warnings = [found.problem] if found.problem else []
-    return {**({} if parts else _machine_json()), **lists, "warnings": warnings}
+    return {**({} if parts else _machine_json()), **lists}
 
 
 def _machine_json() -> JsonObject:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import FILE, TEXT, Command, folder_option
 from winml_dag.cli.measuring import assessed, built_model_options, loaded_recipe, refuse_both, run_target_options
 from winml_dag.cli.onestage import How, how_options
@@ -100,7 +100,7 @@ def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[
     report: Any = done.report
     if not quiet:
         for warning in report["warnings"]:
-            yield f"warning: {warning}"
+            yield Note(warning, "warning")
         yield from outputs_table(report.get("outputs", {}))
         if bounds := [f"{name} {bound:g}" for name, bound in plan.bounds.to_json().items() if bound is not None]:
             yield f"bounds kept: {', '.join(bounds)} ({plan.precision})"

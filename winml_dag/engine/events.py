@@ -36,7 +36,7 @@ class Status(StrEnum):
 class StageResult:
     """One stage of a run or of a plan.
 
-    ``cache_key`` is None while an input is not known yet. ``record`` is set if the stage ran or was reused.
+    ``cache_key`` is None while an input is unknown. ``record`` is set if the stage ran or was reused.
     ``elapsed_seconds`` is the time spent in this run (0 for a reuse); in a plan it is the estimate, or None without
     one.
 

@@ -195,8 +195,8 @@ class Merged:
         sources: content by name in ``graph``.
         ids: for each part, the id in ``graph`` by the id in the part. A node has the label of the first part that
             contains it.
-        order: by id, the position of each node if each part comes before what only later parts have. A run in this
-            order finishes one part after the other.
+        order: by id, the position of each node if each graph comes before what only later graphs have. A run in this
+            order finishes one graph after the other.
     """
 
     graph: Graph

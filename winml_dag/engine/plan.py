@@ -283,7 +283,7 @@ class _Explanations:
 
 
 def _as_far_as_known(node: Node, last: Record, inputs: Inputs) -> KeyInputs:
-    """The key inputs of *node*, with those of *last* in place of inputs that are still unknown."""
+    """The key inputs of *node*, with those of *last* for inputs that are still unknown."""
     digests = {slot: artifact.digest for slot, artifact in inputs.artifacts.items()}
     as_before = {slot: digest for slot, digest in last.key_inputs.inputs.items() if slot in node.inputs}
     return key_inputs_of(node, {**as_before, **digests})

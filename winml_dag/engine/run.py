@@ -93,7 +93,7 @@ class Runner:
     def stop(self) -> None:
         """End everything that runs or waits, start nothing more, and return when nothing uses the scratch folder.
 
-        The thread pool cannot tell: if an interrupt hits it while it starts a thread, it loses track of that thread.
+        The thread pool cannot know: if an interrupt hits it while it starts a thread, it loses track of that thread.
         """
         self._stopped.set()
         self._executor.stop()

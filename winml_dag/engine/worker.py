@@ -104,7 +104,7 @@ class Result:
 
 
 def load(reference: str) -> Any:
-    """The object that ``package.module:name`` stands for."""
+    """The object that ``package.module:name`` names."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -220,7 +220,7 @@ def is_at_hand(ep: ExecutionProvider) -> bool:
 
 
 def can_be_asked(target: Target) -> bool:
-    """Return whether sessions of *target* can be made, as far as files tell. Raises as :func:`installed` does."""
+    """Return whether sessions of *target* can be made, judging by files alone. Raises as :func:`installed` does."""
     return is_at_hand(target.ep) and not _lacking(target.ep, target.device)
 
 

@@ -145,9 +145,9 @@ class Integers:
 
 # The meaning of the precision ``auto`` on a device, and the reason.
 AUTO_PRECISIONS: Mapping[str, tuple[str, str]] = {
-    "npu": ("w8a16", "an NPU needs integers, and 16-bit activations keep the quality without a knob"),
-    "gpu": ("fp32", "the float model is the one that cannot be wrong"),
-    "cpu": ("fp32", "the float model is the one that cannot be wrong"),
+    "npu": ("w8a16", "an NPU needs integers, and 16-bit activations keep the quality"),
+    "gpu": ("fp32", "the float model loses nothing"),
+    "cpu": ("fp32", "the float model loses nothing"),
 }
 
 
@@ -201,7 +201,7 @@ class ExecutionProvider:
     runs_as: str = ""
     plugin: str = ""
 
-    def lacks(self, device: str) -> int:  # noqa: ARG002 - others tell by it
+    def lacks(self, device: str) -> int:  # noqa: ARG002 - others read it
         """Return how many of its requirements for *device* are missing on this machine."""
         return sum(not library.is_there() for library in self.needs)
 

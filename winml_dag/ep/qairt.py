@@ -32,7 +32,7 @@ _IN_NAME = re.compile(r"\d+(\.\d+)+")
 
 @dataclass(frozen=True)
 class QairtSdk:
-    """The parts of an SDK that compiling needs.
+    """What compiling needs of an SDK.
 
     Attributes:
         root: its folder.

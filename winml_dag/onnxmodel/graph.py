@@ -30,7 +30,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """The used parts of an attribute.
+    """What is used of an attribute.
 
     ``content`` is None if there is no text, or one too long to be a name. ``number``, ``integers``, ``numbers`` and
     ``texts``: its float, or its list of integers, of floats, of short texts; a list with more members than any operator

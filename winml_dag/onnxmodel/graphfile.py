@@ -172,7 +172,7 @@ def _found(file: File, start: int, end: int, readers: Mapping[int, _Reader]) -> 
 
 
 _TEXT: _Reader = (BYTES, File.text)
-# A varint has its value in place of the start.
+# A varint has its value where others have their start.
 _INTEGER: _Reader = (VARINT, lambda _, value, _end: _signed(value))
 
 

@@ -123,7 +123,7 @@ def _bad_scales(nodes: Sequence[Node], stored: _Stored) -> Iterator[str]:
 
 
 def _lost_conversions(nodes: Sequence[Node], stored: _Stored) -> Iterator[str]:
-    """Tell of additions of zero in a QDQ model whose result has its own scale.
+    """Yield the additions of zero in a QDQ model whose result has its own scale.
 
     QNN 2.51 drops an Add whose second operand is zero and uses the integers before it as those after it. If these have
     another scale or zero point, the result is wrong: with the scale of a Relu after it, the cosine is 0.72.

@@ -84,7 +84,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     path = None if environment is None else environment.site_packages
     present = installed_distributions(path)
     counts = package_of(target.ep, environment)
-    # Some distributions have the same module in different builds; only the distribution name tells them apart.
+    # Some distributions have the same module in different builds; only the distribution name distinguishes them.
     packages = {target.ep.plugin} | {  # the plug-in's own code matters, too
         package.distribution
         for package in target.ep.packages

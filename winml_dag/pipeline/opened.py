@@ -41,7 +41,7 @@ def open_store(
 
     Raises:
         UsageError: for an invalid configuration, and for a remote that needs an extra which is not installed.
-        StoreError: for a folder that is no store.
+        StoreError: for a folder that is not a store.
     """
     from winml_dag.store.store import Store
 

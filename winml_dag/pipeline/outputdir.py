@@ -45,6 +45,8 @@ def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path
         return cache_dir / OUTPUTS / _cache_name(request, loaded)
     if loaded is not None and loaded.recipe.model_fields_set <= {"stages"} and request.overrides == Overrides():
         raise RecipeError(f"{loaded.path} names neither a model nor a stage, so there is nothing to build.")
+    if loaded is None and request.overrides.model is None and request.overrides.onnx is None:
+        raise UsageError("No model is named.", advice="Give a recipe (-c), a model (-m) or an .onnx file (--onnx).")
     raise UsageError(
         "There is no output folder.", advice="Give -o/--output-dir, --use-cache, or output_dir in the recipe."
     )

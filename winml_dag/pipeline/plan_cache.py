@@ -76,8 +76,8 @@ def save_plan(
 ) -> CurrentPlan | None:
     """Save *planned* as the plan of the request *words*; returns the saved state, or None when it cannot be validated.
 
-    *environment*: its fingerprint when planning began, at *began_ns*: a later one would validate keys that were made in
-    another environment. *looks*: the signatures of everything read.
+    *environment*: its fingerprint when planning began, at *began_ns*: a later one would validate keys of another
+    environment. *looks*: the signatures of everything read.
     """
     looked_at = [path.absolute() for path in (*([recipe] if recipe else ()), *planned.looked_at)]
     if not all(file_reading.has_settled(path, began_ns) for path in looked_at):

@@ -31,7 +31,7 @@ _MOST_SECONDS_APART = 300
 
 _ADVICE = {
     "unreachable": "Look at the address, and whether the server runs and a proxy or firewall is between.",
-    "slow": "A remote that does not answer within two seconds is left alone: a nearer tier would help.",
+    "slow": "A remote that does not answer within two seconds is ignored: a nearer tier would help.",
     "failing": "The log of the server says more.",
     "forbidden": "Look at the credentials, at what they may do there, and at the clock of this machine.",
     "full": "Make room there; until then nothing is put.",
@@ -72,7 +72,7 @@ def check_tier(tier: TierSettings, settings: RemoteSettings, remote: Remote, scr
         yield from _clock_apart(tier.url)
         what = "read"
         remote.has(f"sha256:{_NOTHING}")
-        yield Finding(what, True, "records and blobs may be asked for")
+        yield Finding(what, True, "records and blobs can be read")
         what = "write"
         if tier.mode is Mode.READ_WRITE:
             yield from _writing(remote, scratch)
@@ -86,16 +86,16 @@ def _keys(tier: TierSettings, settings: RemoteSettings) -> Finding:
     except UsageError as error:
         return Finding("keys", False, error.message.rstrip("."), error.advice)
     known = [key.id for key in settings.keys if tier.trusted is None or key.id in tier.trusted]
-    believed = f"believes what {', '.join(known)} signed" if known else "believes what nobody signed"
+    trusted = f"trusts {', '.join(known)}" if known else "accepts unsigned records"
     if tier.mode is not Mode.READ_WRITE or not settings.keys:
-        return Finding("keys", True, believed)
+        return Finding("keys", True, trusted)
     signer = settings.keys[0].id
     if signer in known:
-        return Finding("keys", True, f"{believed}, signs with {signer}")
+        return Finding("keys", True, f"{trusted}, signs with {signer}")
     return Finding(
         "keys",
         False,
-        f"{believed}, but this machine signs with {signer}, which is not believed here",
+        f"{trusted}, but this machine signs with {signer}, which is not trusted here",
         "Put a key that is trusted here first, or use --remote-mode read.",
     )
 
@@ -118,15 +118,15 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
     finally:
         probe.unlink()
     if came != content or before is None:
-        text = "What was put there does not come back as it was"
-        yield Finding("write", False, text, "Something there changes what is put.")
+        text = "Uploaded content comes back changed"
+        yield Finding("write", False, text, "Something there changes uploads.")
         return
-    yield Finding("write", True, f"may be written; the probe cas/{digest[:12]}... is left there")
+    yield Finding("write", True, f"works; the probe cas/{digest[:12]}... is left there")
     if not was_put and before == after:
-        yield Finding("first wins", True, "what is there stays")
+        yield Finding("first wins", True, "existing records are not replaced")
     else:
         advice = "The last writer decides what all others get: let only one machine write there."
-        yield Finding("first wins", False, "A second record took the place of the first", advice)
+        yield Finding("first wins", False, "A second record replaced the first", advice)
 
 
 def _clock_apart(url: str) -> Iterator[Finding]:

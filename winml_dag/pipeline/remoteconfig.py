@@ -82,9 +82,9 @@ class RemoteTable(Section):
     url: Annotated[str, AfterValidator(_check_url)] = Field(
         description="Where it is: `http(s)://`, `s3://`, `az://`, `gs://` or `file://`."
     )
-    mode: Literal["read", "read-write", "off"] = Field("read", description="What may be done with it.")
+    mode: Literal["read", "read-write", "off"] = Field("read", description="Whether it is written too, or unused.")
     namespace: Annotated[str, AfterValidator(_check_namespace)] = Field(
-        "", description="What is shared under one trust, such as `main`."
+        "", description="The level of trust, such as `main`: a folder of the remote, and part of every signature."
     )
     trusted: ListOf[Text] | None = Field(
         None, description="Names of the keys that its records may be signed with; null: any that you have."
@@ -95,7 +95,7 @@ class Signing(Section):
     """The table ``[signing]`` of the user's file."""
 
     keys_file: Text | None = Field(None, description="The file with your keys, one a line; the first signs.")
-    accept_unsigned: bool = Field(False, description="Believe what nobody has signed.")
+    accept_unsigned: bool = Field(False, description="Accept unsigned records.")
 
 
 class ProjectFile(Section):

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-By = Literal["onnxruntime", "onnxscript", "nobody"]
+By = Literal["onnxruntime", "onnxscript", "nothing"]
 
 ORT: Final = "onnxruntime"
 # onnxscript's rewriter; if it has no suitable rule, the rule is built-in.
 REWRITER: Final = "onnxscript"
-NOBODY: Final = "nobody"
+NOTHING: Final = "nothing"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Capability:
     def by(self) -> By:
         """What implements it."""
         if self.left:
-            return NOBODY
+            return NOTHING
         return REWRITER if self.rewrite or self.same_as else ORT
 
     @property
@@ -113,28 +113,28 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "Off, only the capabilities that are switched on by name are done, and constant_folding.",
             default=True,
         ),
-        "constant_folding": _portable("Compute what depends on constants only.", "ConstantFolding"),
+        "constant_folding": _portable("Compute everything that depends on constants only.", "ConstantFolding"),
         "cgc_constant_folding": _alias("constant_folding"),
-        "slice_elimination": _portable("Remove a Slice that takes everything.", "EliminateSlice"),
-        "expand_elimination": _portable("Remove an Expand to the shape that there is.", "ExpandElimination"),
+        "slice_elimination": _portable("Remove a Slice that keeps everything.", "EliminateSlice"),
+        "expand_elimination": _portable("Remove an Expand to the same shape.", "ExpandElimination"),
         "unsqueeze_elimination": _portable(
-            "Take an Unsqueeze into the constant before it. From opset 13 on constant_folding does it.",
+            "Fold an Unsqueeze into the constant before it. From opset 13 on, constant_folding does it.",
             "UnsqueezeElimination",
         ),
-        "not_where_fusion": _portable("Swap the branches of a Where instead of a Not before it.", "NotWhereFusion"),
-        "pad_fusion": _portable("Take a Pad of zeros into the Conv or pooling after it.", "Pad_Fusion"),
-        "conv_add_fusion": _portable("Take an Add of a constant into the Conv before it, as bias.", "ConvAddFusion"),
-        "conv_mul_fusion": _portable("Take a Mul by a constant into the Conv before it.", "ConvMulFusion"),
-        "conv_bn_fusion": _portable("Take a BatchNormalization into the Conv before it.", "ConvBNFusion"),
+        "not_where_fusion": _portable("Remove a Not before a Where by swapping its branches.", "NotWhereFusion"),
+        "pad_fusion": _portable("Fold a Pad of zeros into the Conv or pooling after it.", "Pad_Fusion"),
+        "conv_add_fusion": _portable("Fold an Add of a constant into the Conv before it, as bias.", "ConvAddFusion"),
+        "conv_mul_fusion": _portable("Fold a Mul by a constant into the Conv before it.", "ConvMulFusion"),
+        "conv_bn_fusion": _portable("Fold a BatchNormalization into the Conv before it.", "ConvBNFusion"),
         "matmul_bn_fusion": _portable(
-            "Take a BatchNormalization into the MatMul before it.", "MatMul_BatchNormalization_Fusion"
+            "Fold a BatchNormalization into the MatMul before it.", "MatMul_BatchNormalization_Fusion"
         ),
-        "gemm_sum_fusion": _portable("Take a Sum into the Gemm before it.", "GemmSumFusion"),
-        "gemm_transpose_fusion": _portable("Take a Transpose into the Gemm beside it.", "GemmTransposeFusion"),
+        "gemm_sum_fusion": _portable("Fold a Sum into the Gemm before it.", "GemmSumFusion"),
+        "gemm_transpose_fusion": _portable("Fold a Transpose into the Gemm next to it.", "GemmTransposeFusion"),
         "transpose_optimizer": _portable(
             "Move Transpose nodes through the graph until they cancel out.", "TransposeOptimizer"
         ),
-        "deduplicate_opset_imports": _portable("State every opset once. Always done."),
+        "deduplicate_opset_imports": _portable("List every opset once. Always done."),
         "clamp_constant_values": Capability(
             "Replace the constants that stand for infinity, such as -3.4e38 in attention masks, by -50 or 50.",
             rewrite="attention:clamp_constants",
@@ -150,47 +150,47 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             rewrite="operators:asymmetric_resize",
         ),
         "approximate_cubic_resize_with_linear": Capability(
-            "Make a cubic Resize linear. The values change: the picture becomes softer.",
+            "Make a cubic Resize linear. The values change: images become softer.",
             rewrite="operators:linear_resize",
         ),
         "prelu_to_relu": Capability(
-            "Spell a PRelu with constant slope out: Relu(x) - slope * Relu(-x).", rewrite="operators:prelu_to_relu"
+            "Replace a PRelu with a constant slope by Relu(x) - slope * Relu(-x).", rewrite="operators:prelu_to_relu"
         ),
         "gathernd_to_reshape": Capability(
-            "Make a GatherND that takes everything in order a Reshape.", rewrite="operators:gather_nd_to_reshape"
+            "Replace a GatherND that takes everything in order by a Reshape.", rewrite="operators:gather_nd_to_reshape"
         ),
         "dft_to_matmul": Capability(
             "Compute a DFT of fixed length by products with constant matrices.", rewrite="linear:dft_to_matmul"
         ),
         "static_split_to_slice": Capability(
-            "Make a Split with known sizes one Slice for each part.",
+            "Replace a Split with known sizes by one Slice per output.",
             rewrite="operators:split_to_slices",
             excludes=("gather_slice_to_split_fusion",),
         ),
         "concat_slice_elimination": Capability(
-            "Take a part of a Concat itself, where a Slice takes it out again.",
+            "Remove a Slice that takes one input out of a Concat again.",
             rewrite="operators:remove_slices_of_concat",
         ),
         "exp_positive_scale_folding": Capability(
-            "Take a positive constant factor after Exp into the constant that is added before it.",
+            "Fold a positive constant factor after Exp into the constant that is added before it.",
             rewrite="operators:fold_scale_into_exp",
         ),
         "attention_expandedattention": Capability(
-            "Spell the standard's Attention (opset 23) out with MatMul and Softmax, the scale on both factors.",
+            "Replace the standard's Attention (opset 23) by MatMul and Softmax, with the scale on both factors.",
             rewrite="attention:expand_attention",
         ),
         "conv_channel_affine_folding": Capability(
-            "Take what is multiplied or added by channel, or as one number, into the Conv before it.",
+            "Fold a Mul or Add per channel, or of one number, into the Conv before it.",
             rewrite="linear:fold_affine_into_conv",
         ),
         "conv_add_batch_normalization_folding": Capability(
-            "Take a BatchNormalization behind a Conv and an Add into the Conv, its scale onto the other summand.",
+            "Fold a BatchNormalization after a Conv and an Add into the Conv, and scale the other operand.",
             rewrite="linear:fold_batch_norm_of_sum_into_conv",
             waits=("ConvAddFusion",),
         ),
         "add_conv_batch_normalization_folding": _alias("conv_add_batch_normalization_folding"),
         "layer_norm_fusion": Capability(
-            "Fuse a layer normalization that is spelled out into LayerNormalization.",
+            "Fuse a decomposed layer normalization into LayerNormalization.",
             rewrite="normalization:fuse_layer_norm",
             portable=("LayerNormFusionL1",),
         ),
@@ -202,13 +202,13 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "layernormpow_singlelayernorm": _alias("layernormalization_singlelayernorm"),
         "layernormmul_singlelayernorm": _alias("layernormalization_singlelayernorm"),
         "fuse_rmsnorm": Capability(
-            "Fuse a root mean square normalization that is spelled out: below opset 23 into LpNormalization, which has "
+            "Fuse a decomposed root mean square normalization: below opset 23 into LpNormalization, which has "
             "no epsilon, else into RMSNormalization.",
             rewrite="normalization:fuse_rms_norm",
             excludes=("simplified_layer_norm_fusion",),
         ),
         "gelu_fusion": Capability(
-            "Fuse a GELU that is spelled out, exact or with tanh, into Gelu; below opset 20 into the com.microsoft "
+            "Fuse a decomposed GELU, exact or with tanh, into Gelu; below opset 20 into the com.microsoft "
             "operators, where the target allows those.",
             rewrite="normalization:fuse_gelu",
             makes=("com.microsoft/Gelu", "com.microsoft/FastGelu"),
@@ -264,9 +264,9 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             waits=_GEMM,
         ),
         "gather_slice_to_split_fusion": _extended(
-            "Make several Gather or Slice that share an axis one Split.", "GatherSliceToSplitFusion", "Split"
+            "Replace several Gather or Slice that share an axis by one Split.", "GatherSliceToSplitFusion", "Split"
         ),
-        "gather_to_slice_fusion": _extended("Make a Gather of a Range a Slice.", "GatherToSliceFusion", "Slice"),
+        "gather_to_slice_fusion": _extended("Replace a Gather of a Range by a Slice.", "GatherToSliceFusion", "Slice"),
         "skip_layer_norm_fusion": _extended(
             "Fuse a residual Add and the layer normalization after it into com.microsoft SkipLayerNormalization.",
             "SkipLayerNormFusion",
@@ -282,7 +282,7 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             waits=_GEMM,
         ),
         "simplified_layer_norm_fusion": _extended(
-            "Fuse a root mean square normalization that is spelled out into SimplifiedLayerNormalization.",
+            "Fuse a decomposed root mean square normalization into SimplifiedLayerNormalization.",
             "SimplifiedLayerNormFusion",
             "SimplifiedLayerNormalization",
         ),
@@ -315,13 +315,13 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "com.microsoft/FusedConv",
         ),
         "matmul_transpose_fusion": _extended(
-            "Take a Transpose into the MatMul after it: com.microsoft FusedMatMul.",
+            "Fold a Transpose into the MatMul after it: com.microsoft FusedMatMul.",
             "MatmulTransposeFusion",
             "com.microsoft/FusedMatMul",
             into=("com.microsoft/FusedMatMul", "Transpose"),
         ),
         "matmul_scale_fusion": _extended(
-            "Take a constant factor into the MatMul beside it: com.microsoft FusedMatMul.",
+            "Fold a constant factor into the MatMul next to it: com.microsoft FusedMatMul.",
             "MatMulScaleFusion",
             "com.microsoft/FusedMatMul",
             into=("com.microsoft/FusedMatMul", "Mul", "Div"),
@@ -348,27 +348,27 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "nchwc_transformer": _left(
             "Put channels into blocks.", "onnxruntime does it when it loads a model, for the processor that it runs on"
         ),
-        "bias_dropout_fusion": _left("Fuse Add and Dropout.", "a model that is run has no Dropout"),
+        "bias_dropout_fusion": _left("Fuse Add and Dropout.", "models for inference have no Dropout"),
         "dynamic_quantize_matmul_fusion": _left(
-            "Fuse dynamic quantization and MatMulInteger.", "what is optimized here is a float model, without any"
+            "Fuse dynamic quantization and MatMulInteger.", "only float models are optimized, which have none"
         ),
         "double_qdq_pairs_remover": _left(
             "Remove a pair of QuantizeLinear and DequantizeLinear after another.",
-            "what is optimized here is a float model, without any",
+            "only float models are optimized, which have none",
         ),
         "normalize_int32_dq": _left(
             "Omit the zero point of an int32 DequantizeLinear.",
-            "what is optimized here is a float model, without any",
+            "only float models are optimized, which have none",
         ),
         "trim_split_grouped_conv": _left(
-            "Trim and split a grouped Conv that is quantized.", "what is optimized here is a float model, without any"
+            "Trim and split a grouped Conv that is quantized.", "only float models are optimized, which have none"
         ),
         "untie_constant_batched_matmul": _left(
             "Make the constant of a batched MatMul look like a value.",
             "a way around one driver of OpenVINO for GPUs, which constant folding would undo",
         ),
         "gridsample_to_gather": _left(
-            "Spell a GridSample out with GatherND.", "GridSample stays: onnxruntime runs it as it is"
+            "Replace a GridSample by GatherND.", "GridSample stays: onnxruntime runs it as it is"
         ),
     }
 )

@@ -177,7 +177,7 @@ def _is_below(folder: Path, top: str) -> bool:
     return place == top or place.startswith(top + os.sep)
 
 
-# The parts of a row that may be None, each with a reason.
+# The fields of a row that may be None, each with a reason.
 _PARTS = ("size", "latency", "quality", "accuracy", "placement", "nodes_quantized")
 # Axes whose labels are more useful than their resolved values.
 _MODEL, _PRECISION, _AUTO = "model", "precision", "auto"
@@ -302,7 +302,7 @@ _SEPARATORS = re.compile(r"[/\\]+")
 
 
 def _with_short_names(rows: Sequence[Row]) -> list[Row]:
-    """Return *rows* with each path shortened to the fewest last parts that are unique, without ``.onnx``."""
+    """Return *rows* with each path shortened to the fewest last components that are unique, without ``.onnx``."""
     ends = {row.model: _ends(row.model) for row in rows}
     uses = Counter(end for each in ends.values() for end in each)
     short = {model: next((end for end in each if uses[end] == 1), model) for model, each in ends.items()}

@@ -1,6 +1,6 @@
 """The report page: sentences that say what to ship, and the report as JSON, which scripts render.
 
-Sweeps of 500 builds have thousands of stages, so the JSON is compact: parts that are None or empty are omitted, texts
+Sweeps of 500 builds have thousands of stages, so the JSON is compact: fields that are None or empty are omitted, texts
 of stages are stored once, in ``texts``, and stages are rows of numbers.
 """
 

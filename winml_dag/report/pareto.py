@@ -34,7 +34,7 @@ def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def dominated(points: Sequence[Point]) -> dict[str, str]:
-    """Return, by name of each dominated point, the nearest point on the front that dominates it.
+    """Return, by name of each Pareto-dominated point, the nearest point on the front that dominates it.
 
     Distances are relative to the range of each value. A tie is resolved by name.
     """

@@ -98,8 +98,8 @@ class Placement:
 class Row:
     """One build: its model, target, outcome and measurements.
 
-    A part that is None was not measured; ``missing`` gives the reason, by name of the part. ``unmeasured`` are the
-    parts whose measurement was requested and failed.
+    A field that is None was not measured; ``missing`` gives the reason, by name of the field. ``unmeasured`` are the
+    fields whose measurement was requested and failed.
 
     Attributes:
         name: unique in the report.

@@ -165,8 +165,8 @@ class Measured:
     def require_numbers(self, words: str) -> None:
         """Raise StageError for NaN and infinities from either model; *words* describe the inputs.
 
-        Infinities in the reference alone are allowed: integers cannot hold them, so a quantized model has a number in
-        place of a mask. At least one value must remain to compare.
+        Infinities in the reference alone are allowed: integers cannot hold them, so a quantized model has a number
+        instead of a mask. At least one value must remain to compare.
         """
         for output in self.outputs:
             whole, (count,) = output.whole, output.whole.shape

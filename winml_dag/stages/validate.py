@@ -1,4 +1,4 @@
-"""validate: load the result as its user will, run it, and hold it against the float reference.
+"""validate: load the result as its user will, run it, and compare it with the float reference.
 
 The same inputs go into both. Loading alone proves little: a compiled model can load, run and give noise.
 """
@@ -303,4 +303,4 @@ def _advice(reference: Path, *, scale: bool) -> str:
             "A range that is too narrow does that (give typical calibration data), or an operator that the provider"
             " computes otherwise: leave that in float (quant.nodes_to_exclude), or take another --ep."
         )
-    return "Try typical calibration data, optim.clamp_constant_values or a higher precision; the field moves the bound."
+    return "Try typical calibration data, optim.clamp_constant_values or a higher precision, or change the bound."

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """A store in *folder*, created if necessary; its content is never trusted, whoever wrote it.
+    """A store in *folder*, created if necessary; its content is never trusted.
 
     Args:
         remotes_of: creates its remotes; without it there are none.

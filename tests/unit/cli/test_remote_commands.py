@@ -142,7 +142,7 @@ def test_a_remote_that_is_dead_costs_a_build_nothing_but_a_sentence(
     url = server.url if trouble == "it never answers" else CLOSED
     said = says(*build("a", "--remote", url, "--remote-mode", "read-write"))
     assert said.count(f"note: The remote {url}") == 1
-    assert "left alone for the rest of this run" in said
+    assert "ignored for the rest of this run" in said
     assert "2 ran" in said
     assert tells("cache", "info", "--cache-dir", "a")["remote"]["left_alone"] == 1
 
@@ -155,7 +155,7 @@ def test_what_is_not_believed_is_said_aloud(folder: Path, server: FaultyServer, 
             server.content[path] = server.content[path][:-3] + b" }\n"
     make_stages_new(folder)
     said = says(*build("b", "--remote", server.url))
-    assert "refused" in said
+    assert "rejected" in said
     assert "2 ran" in said
 
 
@@ -272,7 +272,7 @@ class TestPushAndPull:
         url = CLOSED
         pulled = tells("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
         assert (pulled["records"], pulled["to_run"]) == (0, 2)
-        assert "left alone" in says("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
+        assert "ignored" in says("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
 
     @pytest.mark.parametrize("fault", [Fault.FORBIDDEN, Fault.FULL])
     def test_what_could_not_be_put_ends_with_1(
@@ -324,12 +324,12 @@ class TestCheck:
         said = says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write")
         assert f"{server.url} (read-write)" in said
         for line in (
-            "ok     keys: believes what team signed, signs with team",
+            "ok     keys: trusts team, signs with team",
             "ok     reach: answers in ",
             "ok     clock: ",
             "ok     read: ",
-            "ok     write: may be written; the probe cas/",
-            "ok     first wins: what is there stays",
+            "ok     write: works; the probe cas/",
+            "ok     first wins: existing records are not replaced",
         ):
             assert line in said
         # Again, now that a probe exists.
@@ -347,7 +347,7 @@ class TestCheck:
             (Fault.FULL, "PUT", "", "write", "Make room there"),
             (Fault.ERROR, "", "ac", "reach", "answered 500"),
             (Fault.FORBIDDEN, "", "cas", "read", "answered 403 Forbidden. Look at the credentials"),
-            (Fault.WRONG_BYTES, "GET", "cas", "write", "does not come back as it was"),
+            (Fault.WRONG_BYTES, "GET", "cas", "write", "comes back changed"),
         ],
     )
     def test_what_is_wrong_says_what_to_do(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from winml_dag.errors import UsageError
 from winml_dag.pipeline.outputdir import output_dir_of
 from winml_dag.pipeline.request import Overrides, Request
 
@@ -35,6 +36,11 @@ def test_a_model_of_the_hub_has_one_folder_wherever_its_recipe_lies(tmp_path: Pa
         recipe.write_text('{"model": "microsoft/resnet-18"}', encoding="utf-8")
         found.add(output_dir_of(Request(recipe, Overrides(), use_cache=True), tmp_path))
     assert len(found) == 1
+
+
+def test_without_recipe_and_model_the_missing_model_is_named_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No model is named. Give a recipe"):
+        output_dir_of(Request(None, Overrides()), tmp_path)
 
 
 @pytest.mark.parametrize("overrides", [Overrides(onnx=Path("m.onnx")), Overrides(model="model")])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import Group, echo, set_result
+from winml_dag.cli import Group, Note, echo, set_result
 from winml_dag.cli.command import RECIPE, Command, file_option
 from winml_dag.cli.options import cache_option, format_option, remote_option, remote_options
 from winml_dag.cli.remotes import opened, traffic_json, traffic_lines
@@ -142,7 +142,7 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
     refuse_if_all_the_same(planned)
     dry_run_result = dry_run(planned, store, Capacity(1), rebuild=False)
     for label, error in dry_run_result.errors.items():
-        echo(f"note: {label} cannot be planned: {error}", err=True)
+        echo(Note(f"{label} cannot be planned: {error}"), err=True)
     records = {
         view.result.record.cache_key: view.result.record
         for result in dry_run_result.results.values()
@@ -235,7 +235,7 @@ def check(format_: str, **options: Any) -> int:
         for tier, findings in found:
             _print(tier, findings)
     if restricted:
-        echo(f"note: {restricted}", err=True)
+        echo(Note(restricted), err=True)
     return 0 if is_well else 1
 
 

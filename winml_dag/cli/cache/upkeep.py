@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 def gc(
     cache_dir: Path | None, max_size: str | None, older_than: str | None, limit: str | None, dry_run: bool, format_: str
 ) -> int:
-    """Remove what was used longest ago, what no record needs, and what was left lying. Builds may go on meanwhile.
+    """Remove the least recently used records, blobs that no record needs, and leftovers. Builds may run meanwhile.
 
-    With a limit, a build that ran something and made the cache larger than that also removes what was used longest ago,
-    down to 80 % of it. WINML_DAG_CACHE_MAX_SIZE takes the place of what was set.
+    With a limit, a build that makes the cache larger also removes the least recently used records, down to 80 % of the
+    limit. WINML_DAG_CACHE_MAX_SIZE overrides it.
     """
     from winml_dag.store.gc import Limits, collect
     from winml_dag.store.quantities import parse_duration, parse_size

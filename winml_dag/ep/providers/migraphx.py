@@ -29,6 +29,6 @@ PROVIDER = MIGRAPHX = ExecutionProvider(
         UNSIGNED_ACTIVATIONS,
         weight_symmetric=True,
         source=f"{ONNXRUNTIME_PROVIDERS}/MIGraphX-ExecutionProvider.html",
-        reason="int8 weights; nothing more is written about it",
+        reason="int8 weights; nothing else is documented",
     ),
 )

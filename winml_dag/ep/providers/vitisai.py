@@ -18,7 +18,7 @@ PROVIDER = VITISAI = ExecutionProvider(
     how_to_get="It comes with AMD's Ryzen AI software for Windows, and with Windows ML (pip install windowsml); run "
     "this target on such a machine.",
     ihv_type="AMD",
-    auto={"npu": ("fp32", "it quantizes by itself")},
+    auto={"npu": ("fp32", "the provider quantizes")},
     integers=Integers(
         SIGNED,
         SIGNED,

@@ -1,6 +1,6 @@
 """Measured operator support, for execution providers that are not installed: cases, verdicts, and where tables are.
 
-A case is one use of an operator. It has everything that a table tells apart, but neither names nor weights nor the
+A case is one use of an operator. It has everything that a table distinguishes, but neither names nor weights nor the
 surrounding graph.
 """
 

@@ -1,8 +1,8 @@
 """A worker: dask delivers stages, and each runs as in a build on this machine, with this machine's store.
 
 dask limits how many stages run at a time and their total memory, over all builds that use the worker. It cannot end
-threads, so a plug-in hears that a task was released, and ends its process. dask pickles what it sends: whoever reaches
-its scheduler can run anything on its workers.
+threads, so a plug-in hears that a task was released, and ends its process. dask pickles what it sends: anyone who
+reaches its scheduler can run anything on its workers.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class Listed:
 class Against:
     """The result of checking ``folder`` against ``document``, which is in ``format``.
 
-    ``files``: the required files, and the by-products that exist. ``left_out``: by-products that are missing, which is
-    no fault: they were intermediates of what is shipped. ``extra``: files that the document does not list; no fault.
+    ``files``: the required files, and the by-products that exist. ``left_out``: by-products that are missing, not a
+    fault: they were intermediates of what is shipped. ``extra``: files that the document does not list; no fault.
     """
 
     document: Path

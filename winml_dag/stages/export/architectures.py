@@ -1,4 +1,4 @@
-"""What is known about architectures: the components of composite models, tasks, and parts of configurations.
+"""What is known about architectures: the components of composite models, tasks, and inner configurations.
 
 A composite model is exported as components: an encoder and a decoder, or a text and an image tower. It is loaded once,
 and each component becomes an ONNX model of its own, because a caller runs them at different times: the encoder once per
@@ -44,14 +44,14 @@ class Composite:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What transformers does not tell about an architecture; most need no row.
+    """What transformers does not say about an architecture; most need no row.
 
     Attributes:
         name: as transformers spells it.
         composite: how it is exported in several pieces; None if it is exported in one.
         generates: the task of its ``ForConditionalGeneration`` class; the name says only that it outputs text.
-        tasks: the task of a class, by the task that the name of the class stands for in other architectures.
-        parts: parts of the configuration for which transformers has no default, with the most common choice.
+        tasks: the task of a class, by the task that the name of the class means in other architectures.
+        parts: inner configurations for which transformers has no default, with the most common choice.
         based_on: of a built-in architecture (see ownmodels), the one of transformers whose configuration it has.
         tested: the tests export it and compare it with PyTorch; others usually work too.
     """

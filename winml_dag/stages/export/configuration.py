@@ -61,7 +61,7 @@ def configuration(model_type: str, overrides: Mapping[str, JsonValue]) -> PreTra
     """The configuration of *model_type* with *overrides*.
 
     transformers keeps an unknown name as an attribute that nothing reads, so a typo would give the standard model.
-    Therefore this checks names, including those in the parts of a composite configuration. A part of variable
+    Therefore this checks names, including those inside of a composite configuration. An inner one of variable
     architecture (a backbone, an encoder) has the default architecture unless it sets ``model_type``.
 
     Raises:

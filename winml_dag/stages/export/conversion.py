@@ -125,7 +125,7 @@ def _component(loaded: LoadedModel, asked: ComponentFields, folder: Path | None)
 def own_fields(asked: ComponentFields, subject: Subject) -> ExportFields:
     """The export fields of *asked*, without shared tensors that belong to another component.
 
-    Outputs are not known yet, so a name in ``dynamic_axes`` that some component takes is not an output.
+    Outputs are still unknown, so a name in ``dynamic_axes`` that some component takes is not an output.
     """
     fields = asked.export
     left_out = {*asked.shared_tensors} - {*subject.takes}

@@ -20,7 +20,7 @@ from winml_dag.stages.export.architectures import STATES
 from winml_dag.stages.export.inputs import TOKEN_TENSORS, ModelInput, longest_text, usual_inputs
 from winml_dag.stages.export.subject import Subject
 
-# Parts, next to the configuration itself, that may have a setting of an image, a text or a decoder.
+# Inner configurations that may also have a setting of an image, a text or a decoder.
 _IMAGE_PARTS = ("vision_config", "encoder", "backbone_config")
 _TEXT_PARTS = ("text_config", "decoder")
 
@@ -52,7 +52,7 @@ def follow_tensors(
 def _parts(
     config: PreTrainedConfig, overrides: Mapping[str, JsonValue], names: Sequence[str]
 ) -> Iterator[tuple[PreTrainedConfig, Mapping[str, JsonValue]]]:
-    """The configuration and its parts, each with the user's changes to it."""
+    """The configuration and those inside of it, each with the user's changes to it."""
     yield config, overrides
     for name in names:
         part, changed = getattr(config, name, None), overrides.get(name)

@@ -44,7 +44,7 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 # A box is left, top, right and bottom, in thousandths of a page.
 _BOX = (0, 1000)
 
-# Parts of a composite configuration, in the order in which they are searched for a setting.
+# Inner configurations of a composite one, in the order in which they are searched for a setting.
 _PARTS = (
     "text_config",
     "vision_config",
@@ -334,7 +334,7 @@ def _past(subject: Subject, name: str, batch: int) -> ModelInput:
 
 
 def _setting(config: PreTrainedConfig, *names: str) -> Any:
-    """The value of the first of *names* that the configuration or one of its parts has."""
+    """The value of the first of *names* that the configuration or one inside of it has."""
     parts = [config, *(getattr(config, each, None) for each in _PARTS)]
     for part in (*parts, *(getattr(each, "sam_config", None) for each in parts)):
         for name in names:

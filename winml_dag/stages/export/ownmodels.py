@@ -1,4 +1,4 @@
-"""Built-in models, made from parts of transformers."""
+"""Built-in models, made from modules of transformers."""
 
 from __future__ import annotations
 

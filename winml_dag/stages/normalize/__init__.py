@@ -1,4 +1,4 @@
-"""normalize: an ONNX file that somebody else made gets the form that all later stages expect, and stays the same model.
+"""normalize: an ONNX file of another tool gets the form that later stages expect, and computes the same.
 
 This is the declaration; the work is in :mod:`winml_dag.stages.normalize.rewrite`.
 """

@@ -288,7 +288,7 @@ def _tame(
 
 
 def _with_types(fields: QuantizeFields, added: Sequence[NodeTypes]) -> QuantizeFields:
-    """Return *fields* with types of single nodes *added*, by name, in place of those of the same names."""
+    """Return *fields* with types of single nodes *added*, by name, instead of those of the same names."""
     if not added:
         return fields
     names = {each.nodes for each in added}

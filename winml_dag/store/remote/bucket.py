@@ -1,7 +1,7 @@
 """A remote in a bucket of S3, Azure or Google, or in a shared folder.
 
-Every upload is conditional on nothing being there, except in parts, for blobs above 5 MiB: two machines that upload the
-same blob at once then both do so, with the same bytes.
+Every upload is conditional on nothing being there, except in chunks, for blobs above 5 MiB: two machines that upload
+the same blob at once then both do so, with the same bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PIECE_BYTES = 1 << 20
 # Larger files get more time: obstore reports no progress within a request or part.
 _QUICK_BYTES = 256 << 10
 _NO_LIMIT = timedelta(days=1)
-# Larger files go in parts, which bounds memory. S3 requires parts of at least 5 MiB, and at most 10,000.
+# Larger files go in chunks, which bounds memory. S3 requires chunks of at least 5 MiB, and at most 10,000.
 _PART_BYTES = 5 << 20
 _PARTS_AT_ONCE = 2
 # A folder yields as much at once as is requested. From a network we take what has arrived, so that a trickle shows.

@@ -48,7 +48,7 @@ class RemoteError(StoreError):
 
     @classmethod
     def of_status(cls, status: int, because: str = "") -> RemoteError:
-        """The error for an HTTP *status* that is no success. Permanent errors, 400 among them, count as forbidden."""
+        """The error for an HTTP *status* other than success. Permanent errors, 400 among them, count as forbidden."""
         trouble: Trouble = "forbidden"
         if status in _FULL:
             trouble = "full"

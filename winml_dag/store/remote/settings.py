@@ -129,7 +129,7 @@ def open_remote(url: str, namespace: str = "", *, gets_token: bool = False) -> R
 
 
 def parts_of(url: str) -> SplitResult:
-    """The parts of *url*. Raises UsageError for an unknown scheme."""
+    """The components of *url*. Raises UsageError for an unknown scheme."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # Not parsed before it is asked for.
@@ -256,7 +256,7 @@ def check_keys(settings: RemoteSettings) -> None:
             )
         if not settings.keys and not settings.accept_unsigned:
             raise UsageError(
-                f"There is no key to check the records of {shown(tier.url)} with, and nothing unsigned is believed.",
+                f"There is no key to check the records of {shown(tier.url)}, and unsigned records are not accepted.",
                 advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE} (`winml-dag cache remote key` makes one),"
                 " or use --remote-mode off.",
             )

@@ -1,7 +1,7 @@
 """All remotes of a store as one: what the nearest tier does not have, or does not answer, the next is asked for.
 
-No tier fails or stalls a build. One that does not answer, or answers wrongly, counts as empty; the user is told once.
-Each tier has a circuit breaker for reading and one for writing, because a full remote can still be read, and the
+No tier fails or stalls a build. One that does not answer, or answers wrongly, counts as empty, with one message to the
+user. Each tier has a circuit breaker for reading and one for writing, because a full remote can still be read, and the
 requests of a build do not wait for uploads.
 """
 
@@ -37,8 +37,8 @@ from winml_dag.store.remote.transfer import (
 )
 from winml_dag.store.remote.trust import Refused, Trust
 
-_NOT_READ = "it is left alone for the rest of this run, and what it may have is made here instead"
-_NOT_PUT = "nothing more is put there in this run, what is made stays on this machine"
+_NOT_READ = "it is ignored for the rest of this run, and what it may have is built here"
+_NOT_PUT = "nothing more is uploaded there in this run"
 # More are only counted: a namespace that was filled without a key has thousands.
 _MOST_WARNINGS = 3
 # Requests and answers are small: their latency is what takes time.
@@ -89,8 +89,8 @@ class RemoteTier:
             return self._trust.verify(data, key, self.settings.namespace, self.settings.trusted)
         except Refused as refused:
             self._count.add(refused=1)
-            sentence = f"A record in the remote {self.name} is refused ({key[:12]}): {refused.message.rstrip('.')}."
-            self._warn_of_record(sentence, f"of the remote {self.name} had to be refused")
+            sentence = f"A record in the remote {self.name} is rejected ({key[:12]}): {refused.message.rstrip('.')}."
+            self._warn_of_record(sentence, f"of the remote {self.name} were rejected")
             return None
 
     def has(self, digest: str, transfer: Transfer, *, to_put: bool = False) -> bool:

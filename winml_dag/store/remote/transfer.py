@@ -1,7 +1,7 @@
 """Time limits, retries and circuit breakers: a dead or slow remote costs seconds, and never a result.
 
 Client libraries limit how long one byte may take. What they do not limit (a trickle, a name server, a share that hangs)
-is limited here: each call has a deadline, and whoever waits for its thread abandons it once that has passed. A
+is limited here: each call has a deadline, and its caller abandons the thread once that has passed. A
 ``CircuitBreaker`` opens for the rest of a run when a remote does not answer, denies access, or sent wrong content too
 often.
 """
@@ -34,7 +34,7 @@ _GRACE_SECONDS = 1.0
 POLL_SECONDS = 0.2
 # Each pause is twice as long as the one before: with the attempts they fill ATTEMPT_SECONDS.
 _PAUSES = (0.1, 0.2, 0.4, 0.8)
-# This much begins the time for retries anew: what the minimum rate moves in an attempt.
+# This much restarts the time for retries: what the minimum rate moves in an attempt.
 _PROGRESS_BYTES = int(LEAST_BYTES_PER_SECOND * ATTEMPT_SECONDS)
 # One wrong blob may be an accident on the server's disk.
 _MOST_LIES = 3
@@ -166,7 +166,7 @@ class CircuitBreaker:
     """Whether a remote is used for one purpose, reading or writing. Once open, it stays open for the rest of a run.
 
     Args:
-        consequence: what the user is told when it opens.
+        consequence: the message to the user when it opens.
         also: opens silently with this one.
 
     Attributes:
@@ -201,7 +201,7 @@ class CircuitBreaker:
         return self.run(transfer, partial(transfer.wait_for, request))
 
     def run(self, transfer: Transfer, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
-        """The result of *attempt*, retried for ``ATTEMPT_SECONDS``, which *progress* in bytes begins anew.
+        """The result of *attempt*, retried for ``ATTEMPT_SECONDS``, which *progress* in bytes restarts.
 
         Raises:
             KeyError: as *attempt* does.

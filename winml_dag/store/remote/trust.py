@@ -194,7 +194,7 @@ class Trust:
         if signer is None:
             return None if needs_none else _refuse(f"it is signed with the key {signed_by!r}, which is not here")
         if not hmac.compare_digest(signature.encode(), _signature(signer, body).encode()):
-            _refuse(f"its signature is not one of the key {signed_by!r}: it was changed, or signed with another")
+            _refuse(f"its signature does not match the key {signed_by!r}: it was changed, or signed with another key")
         return signed_by
 
     def _read(self, body: bytes, key: str, namespace: str) -> tuple[Record, JsonObject]:

@@ -130,7 +130,7 @@ def test_what_can_be_believed_may_be_asked(sound: RemoteSettings) -> None:
 
 def test_a_remote_that_nothing_could_be_believed_of_is_refused_at_once() -> None:
     with pytest.raises(
-        UsageError, match=r"no key to check the records of https://cache with.*`winml-dag cache remote key`"
+        UsageError, match=r"no key to check the records of https://cache, and.*`winml-dag cache remote key`"
     ):
         check_keys(settings())
     with pytest.raises(UsageError, match=r"trusted with \(main\) none is here"):

@@ -87,7 +87,7 @@ def test_a_record_that_is_refused_counts_as_absent_and_further_levels_are_asked(
     here = machine(tmp_path, near, far)
     assert here.remotes.records([KEYS[0]]).keys() == {KEYS[0]}
     (said,) = here.said
-    assert said.startswith(f"A record in the remote http://level0/c is refused ({KEYS[0][:12]}): ")
+    assert said.startswith(f"A record in the remote http://level0/c is rejected ({KEYS[0][:12]}): ")
     assert here.remotes.traffic().refused == 1
     here.remotes.settle()
     # The existing record came first, even if it is rejected.
@@ -100,7 +100,7 @@ def test_of_many_that_are_refused_a_few_are_named_and_the_rest_are_counted(tmp_p
     here.remotes.settle()
     here.remotes.settle()
     assert len(here.said) == 4
-    assert here.said[-1] == f"Besides, {len(KEYS) - 3} records of the remote http://level0/c had to be refused."
+    assert here.said[-1] == f"Besides, {len(KEYS) - 3} records of the remote http://level0/c were rejected."
     assert here.remotes.traffic().refused == len(KEYS)
 
 
@@ -140,9 +140,7 @@ def test_one_level_in_trouble_costs_the_others_nothing(tmp_path: Path, trouble: 
     here.remotes.settle()
     assert here.remotes.traffic().left_alone == 1
     assert len(here.said) == 1
-    assert here.said[0].endswith(
-        "it is left alone for the rest of this run, and what it may have is made here instead."
-    )
+    assert here.said[0].endswith("it is ignored for the rest of this run, and what it may have is built here.")
 
 
 def test_a_record_that_never_ends_is_a_lie(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_server_that_lies_is_refused_and_then_left_alone(tmp_path: Path, serve
     assert here.remotes.fetch([entry(LARGE)]) == [entry(LARGE)]
     assert server.count("GET") == 3
     assert here.remotes.traffic().refused == 3
-    assert "is left alone for the rest of this run" in here.said[-1]
+    assert "is ignored for the rest of this run" in here.said[-1]
     assert here.bytes_of(entry(SMALL)) is None
 
 
@@ -110,5 +110,5 @@ def test_where_nobody_listens_nothing_is_waited_for(tmp_path: Path) -> None:
         here.remotes.offer(here.make(b"ours"))
         here.remotes.settle()
     assert len(here.said) == 1
-    assert "cannot be reached: it is left alone" in here.said[0]
+    assert "cannot be reached: it is ignored" in here.said[0]
     assert "secret" not in here.said[0]

@@ -84,10 +84,7 @@ def test_what_takes_nothing_more_is_read_all_the_same(tmp_path: Path, trouble: s
     assert methods(remote).count("put") == 0  # it failed before it was recorded
     assert KEYS[0] not in remote.records
     assert here.remotes.records([KEYS[1]]).keys() == {KEYS[1]}
-    assert here.said == [
-        f"The remote http://level0/c is {trouble}: nothing more is put there in this run, "
-        "what is made stays on this machine."
-    ]
+    assert here.said == [f"The remote http://level0/c is {trouble}: nothing more is uploaded there in this run."]
     assert here.remotes.traffic().left_alone == 1
 
 
@@ -190,8 +187,7 @@ def test_a_remote_that_hangs_is_not_waited_for_at_the_end_of_a_build(
     here.remotes.settle()
     assert remote.records == {}
     assert here.said == [
-        "The remote http://level0/c did not go on for 2 s: nothing more is put there in this run, "
-        "what is made stays on this machine."
+        "The remote http://level0/c did not go on for 2 s: nothing more is uploaded there in this run."
     ]
     until.set()
 
