@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from ep_stage_runs import compiled, loaded, requires_qnn
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from optimize_samples import graph, outputs
 
@@ -37,6 +37,7 @@ def windows(draw: st.DrawFn) -> tuple[list[int], dict[str, object]]:
 
 
 @given(windows())
+@settings(max_examples=25)
 def test_the_result_stays_what_it_is(drawn: tuple[list[int], dict[str, object]]) -> None:
     sizes, attributes = drawn
     model = pooling(sizes, **attributes)

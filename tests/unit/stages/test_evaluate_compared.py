@@ -51,13 +51,11 @@ def test_either_model_may_take_several_samples_at_once(tmp_path: Path) -> None:
     rows = np.random.default_rng(5).normal(size=(7, 4)).astype(np.float32)
     labels = (rows @ weights).argmax(1)
     np.savez(tmp_path / "data.npz", x=rows, label=labels)
-    sizes: tuple[int | str, ...] = (1, 4, "batch")
-    models = {size: linear_model(tmp_path / f"{size}.onnx", weights, batch=size) for size in sizes}
-    for candidate in sizes:
-        for reference in sizes:
-            data, task = tmp_path / "data.npz", "text-classification"
-            report = evaluate(tmp_path, models[candidate], data, task, reference=models[reference])
-            assert value(report, "accuracy") == value(report, "accuracy", "reference") == 1.0
+    models = {size: linear_model(tmp_path / f"{size}.onnx", weights, batch=size) for size in (1, 4, "batch")}
+    for one, other in ((1, 4), (4, "batch"), ("batch", 1)):
+        data, task = tmp_path / "data.npz", "text-classification"
+        report = evaluate(tmp_path, models[one], data, task, reference=models[other])
+        assert value(report, "accuracy") == value(report, "accuracy", "reference") == 1.0
 
 
 @pytest.mark.parametrize("order", [("fixed", "free"), ("free", "fixed")])
