@@ -13,12 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from optimize_samples import graph
 
 from winml_dag.ep.availability import installed, resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import QNN
+from winml_dag.ep.session import create_session
+from winml_dag.stages.compile import COMPILE
 
 requires_qnn = pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed")
 
@@ -102,6 +105,25 @@ def compile_config(options: Mapping[str, str] | None = None, **fields: object) -
     }
 
 
+def compiled(
+    folder: Path, model: onnx.ModelProto | Path, options: Mapping[str, str] | None = None, **fields: object
+) -> Outcome:
+    """Run compile for QNN in a folder of *folder*."""
+    if isinstance(model, onnx.ModelProto):
+        folder.mkdir(exist_ok=True)
+        onnx.save(model, folder / "model.onnx")
+        model = folder / "model.onnx"
+    return run_stage(COMPILE, folder / "run", compile_config(options, **fields), {"model": {"m.onnx": model}})
+
+
+def loaded(outcome: Outcome) -> onnxruntime.InferenceSession:
+    assert not outcome.error
+    target = resolve_target("qnn", "npu")
+    return create_session(
+        outcome.outputs / "model" / "compiled.onnx", target, complete_options(target, {}), compiled=True
+    )
+
+
 def small_network(*, batch: int | str = 1, computed_shape: bool = False) -> onnx.ModelProto:
     """Return two convolutions and a classifier, float32.
 
@@ -109,37 +131,26 @@ def small_network(*, batch: int | str = 1, computed_shape: bool = False) -> onnx
     """
     random = np.random.default_rng(0)
 
-    def constant(name: str, *shape: int) -> TensorProto:
+    def constant(*shape: int) -> np.ndarray:
         fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else 4
-        return numpy_helper.from_array((random.standard_normal(shape) / np.sqrt(fan_in)).astype(np.float32), name)
+        return (random.standard_normal(shape) / np.sqrt(fan_in)).astype(np.float32)
 
-    nodes = [
-        helper.make_node("Conv", ["pixels", "w1", "b1"], ["c1"], "conv1", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
-        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        helper.make_node("Add", ["c2", "r1"], ["sum"], "add"),
-        helper.make_node("GlobalAveragePool", ["sum"], ["pooled"], "pool"),
-    ]
-    constants = [constant("w1", 8, 3, 3, 3), constant("b1", 8), constant("w2", 8, 8, 3, 3), constant("b2", 8)]
-    constants += [constant("w3", 8, 10), constant("b3", 10)]
-    if computed_shape:
-        constants += [numpy_helper.from_array(np.array([-1]), "rest")]
-        nodes += [
-            helper.make_node("Shape", ["pooled"], ["shape"], "shape", end=1),
-            helper.make_node("Concat", ["shape", "rest"], ["target"], "concat", axis=0),
-            helper.make_node("Reshape", ["pooled", "target"], ["flat"], "reshape"),
-        ]
-    else:
-        nodes += [helper.make_node("Flatten", ["pooled"], ["flat"], "flatten")]
-    nodes += [helper.make_node("Gemm", ["flat", "w3", "b3"], ["scores"], "classifier")]
-    graph = helper.make_graph(
-        nodes,
-        "network",
-        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, [batch, 3, 16, 16])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [batch, 10])],
-        constants,
+    flatten = (
+        "shape = Shape <end = 1> (pooled) target = Concat <axis = 0> (shape, rest) flat = Reshape (pooled, target)"
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return graph(
+        f"""g (float[{batch}, 3, 16, 16] pixels) => (float[{batch}, 10] scores) <int64[1] rest = {{-1}}> {{
+        [conv1] c1 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (pixels, w1, b1) [relu1] r1 = Relu (c1)
+        [conv2] c2 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r1, w2, b2) [add] sum = Add (c2, r1)
+        [pool] pooled = GlobalAveragePool (sum) {flatten if computed_shape else "flat = Flatten (pooled)"}
+        [classifier] scores = Gemm (flat, w3, b3) }}""",
+        w1=constant(8, 3, 3, 3),
+        b1=constant(8),
+        w2=constant(8, 8, 3, 3),
+        b2=constant(8),
+        w3=constant(8, 10),
+        b3=constant(10),
+    )
 
 
 def quantized(model: Path, destination: Path, precision: str) -> Path:

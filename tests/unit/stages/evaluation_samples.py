@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from optimize_samples import graph
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.evaluate import EvaluateConfig, EvaluateFields
@@ -50,57 +50,32 @@ def text_model(
     With one name in *outputs* it returns the table's rows of all tokens, or if *pooled* their sum without padding; with
     several names, one column each.
     """
-    nodes = [
-        helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
-        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["mask", "last"], ["mask3"]),
-    ]
-    constants = [numpy_helper.from_array(rows, "table"), numpy_helper.from_array(np.array([2], np.int64), "last")]
-    width = rows.shape[1]
-    shape: list[int | str]
     if pooled:
-        nodes += [
-            helper.make_node("Mul", ["rows", "mask3"], ["read"]),
-            helper.make_node("ReduceSum", ["read", "axis"], [outputs[0]], keepdims=0),
-        ]
-        constants.append(numpy_helper.from_array(np.array([1], np.int64), "axis"))
-        shape = [batch, width]
+        nodes = f"read = Mul (rows, mask3) {outputs[0]} = ReduceSum <keepdims = 0> (read, middle)"
+        shape = f"{batch}, {rows.shape[1]}"
     elif len(outputs) == 1:
-        nodes.append(helper.make_node("Identity", ["rows"], [outputs[0]]))
-        shape = [batch, length, width]
+        nodes, shape = f"{outputs[0]} = Identity (rows)", f"{batch}, {length}, {rows.shape[1]}"
     else:
-        nodes.append(helper.make_node("Split", ["rows"], ["a", "b"], axis=2, num_outputs=2))
-        nodes += [helper.make_node("Squeeze", [part, "last"], [name]) for part, name in zip("ab", outputs, strict=True)]
-        shape = [batch, length]
-    graph = helper.make_graph(
-        nodes,
-        "text",
-        [
-            helper.make_tensor_value_info(name, TensorProto.INT64, [batch, length])
-            for name in ("input_ids", "attention_mask")
-        ],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in outputs],
-        constants,
+        nodes = "a, b = Split <axis = 2, num_outputs = 2> (rows)"
+        nodes += "".join(f" {name} = Squeeze ({part}, last)" for part, name in zip("ab", outputs, strict=True))
+        shape = f"{batch}, {length}"
+    made = ", ".join(f"float[{shape}] {name}" for name in outputs)
+    model = graph(
+        f"""g (int64[{batch}, {length}] input_ids, int64[{batch}, {length}] attention_mask) => ({made})
+        <int64[1] middle = {{1}}, int64[1] last = {{2}}> {{ rows = Gather (table, input_ids)
+        mask = Cast <to = 1> (attention_mask) mask3 = Unsqueeze (mask, last) {nodes} }}""",
+        table=rows,
     )
-    return save(graph, path)
+    onnx.save(model, path)
+    return path
 
 
 def linear_model(path: Path, weights: NDArray[np.floating[Any]], *, batch: int | str = 1) -> Path:
     """Save ``logits = x W``, in the type of *weights*."""
-    dtype = helper.np_dtype_to_tensor_dtype(weights.dtype)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "weights"], ["logits"])],
-        "linear",
-        [helper.make_tensor_value_info("x", dtype, [batch, weights.shape[0]])],
-        [helper.make_tensor_value_info("logits", dtype, [batch, weights.shape[1]])],
-        [numpy_helper.from_array(weights, "weights")],
-    )
-    return save(graph, path)
-
-
-def save(graph: onnx.GraphProto, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    kind = {"float32": "float", "float16": "float16"}[weights.dtype.name]
+    rows, columns = weights.shape
+    text = f"g ({kind}[{batch}, {rows}] x) => ({kind}[{batch}, {columns}] logits) {{ logits = MatMul (x, w) }}"
+    onnx.save(graph(text, w=weights), path)
     return path
 
 
@@ -122,21 +97,26 @@ def write_processor(folder: Path, names: Sequence[str] = ()) -> Path:
     return folder
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
 def evaluate(
     folder: Path,
     model: Path,
-    data: Path | None,
-    fields: EvaluateFields,
+    data: Path | Sequence[Mapping[str, Any]] | None,
+    task: str | None = None,
     *,
     reference: Path | None = None,
     processor: Path | None = None,
+    **fields: Any,
 ) -> Any:
-    """Return the outputs of the stage, with copies of the inputs in *folder*, as in the engine."""
+    """Return the outputs of the stage, with copies of the inputs in *folder*, as in the engine.
+
+    Args:
+        data: a file or folder, or rows.
+        task: None to compare outputs.
+    """
+    if isinstance(data, Sequence):
+        rows, data = data, folder / "data.jsonl"
+        folder.mkdir(exist_ok=True)
+        data.write_text("\n".join(map(json.dumps, rows)))
     inputs = {}
     for slot, path in {"model": model, "reference": reference, "data": data, "processor": processor}.items():
         if path is not None:
@@ -150,8 +130,8 @@ def evaluate(
             inputs[slot] = into
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    target = RunTarget("CPUExecutionProvider", "cpu")
-    report = run(EvaluateConfig(fields, target), Workspace(inputs, {"report": out}))
+    given = EvaluateFields("compare" if task is None else "onnx", task, **fields)
+    report = run(EvaluateConfig(given, RunTarget("CPUExecutionProvider", "cpu")), Workspace(inputs, {"report": out}))
     assert json.loads((out / "evaluation.json").read_text()) == json.loads(json.dumps(report))
     return report
 

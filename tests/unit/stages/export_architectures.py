@@ -1,5 +1,6 @@
-"""Architectures with the tasks and classes of recipes, small enough to export quickly, with their usual inputs and
-outputs.
+"""Architectures with tasks and classes of recipes, small enough to export quickly, with their usual inputs and outputs.
+
+Those of ``export_models.SMALL`` are exported elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ _LAYERS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, 
 _TEXT = {**_LAYERS, "vocab_size": 100}
 _SHORT = {**_TEXT, "max_position_embeddings": 40}
 _IMAGE = {**_LAYERS, "image_size": 32, "patch_size": 8}
-_DISTILLED = {"vocab_size": 100, "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
 _STAGES = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}
 _SOUND = {
     **_LAYERS,
@@ -66,6 +66,7 @@ IDS = (InputTensor("input_ids", "int32", (1, 24), (0, 100)), InputTensor("attent
 PAIRS = (*IDS, InputTensor("token_type_ids", "int32", (1, 24), (0, 2)))
 CAPTION = tuple(replace(each, shape=(1, 16)) for each in IDS)
 BOXES = InputTensor("bbox", "int32", (1, 24, 4), (0, 1000))
+SPECTROGRAM = (InputTensor("input_values", "float32", (1, 64, 32), (-1, 1)),)
 WAVE = (InputTensor("input_values", "float32", (1, 2000), (-1, 1)),)
 _ENCODED = {"marian": (1, 24, 32), "vision-encoder-decoder": (1, 17, 32)}
 
@@ -93,12 +94,14 @@ PRESENT = tuple(f"present_{layer}_{part}" for layer in range(2) for part in ("ke
 
 @dataclass(frozen=True)
 class Architecture:
+    """``model_class``: None for the usual one of the task."""
+
     model_type: str
     task: str
-    model_class: str | None
     inputs: tuple[InputTensor, ...]
     outputs: tuple[str, ...]
     config: Mapping[str, Any] = field(default_factory=dict)
+    model_class: str | None = None
 
     def __str__(self) -> str:
         return f"{self.model_type}-{self.task}"
@@ -117,168 +120,50 @@ _SPAN = ("start_logits", "end_logits")
 _STATE = ("last_hidden_state",)
 _LOGITS = ("logits",)
 _FOUND = ("logits", "pred_boxes", "text_embeds", "image_embeds")
+_ANSWER, _IMAGE_CLASS, _TEXT_CLASS = "question-answering", "image-classification", "text-classification"
+_AUDIO_CLASS, _DETECTION = "audio-classification", "zero-shot-object-detection"
 
+# fmt: off
 ARCHITECTURES = (
-    Architecture(
-        "audio-spectrogram-transformer",
-        "audio-classification",
-        "AutoModelForAudioClassification",
-        (InputTensor("input_values", "float32", (1, 64, 32), (-1, 1)),),
-        _LOGITS,
-        {**_LAYERS, "max_length": 64, "num_mel_bins": 32},
-    ),
-    Architecture("bert", "feature-extraction", "AutoModel", PAIRS, _STATE, _SHORT),
-    Architecture("bert", "fill-mask", "AutoModelForMaskedLM", PAIRS, _LOGITS, _SHORT),
-    Architecture("bert", "sentence-similarity", "AutoModel", PAIRS, _STATE, _SHORT),
-    Architecture("bert", "text-classification", "AutoModelForSequenceClassification", PAIRS, _LOGITS, _SHORT),
-    Architecture("bert", "token-classification", "AutoModelForTokenClassification", PAIRS, _LOGITS, _SHORT),
-    Architecture(
-        "clip_text_model",
-        "feature-extraction",
-        "CLIPTextModelWithProjection",
-        IDS,
-        ("text_embeds", "last_hidden_state"),
-        {**_SHORT, "projection_dim": 16, "bos_token_id": 0, "eos_token_id": 2},
-    ),
-    Architecture(
-        "clip_vision_model",
-        "image-feature-extraction",
-        "CLIPVisionModelWithProjection",
-        picture(),
-        ("image_embeds", "last_hidden_state"),
-        {**_IMAGE, "projection_dim": 16},
-    ),
-    Architecture("convnext", "image-classification", "AutoModelForImageClassification", picture(), _LOGITS, _STAGES),
-    Architecture("deberta-v2", "text-classification", "AutoModelForSequenceClassification", IDS, _LOGITS, _SHORT),
-    Architecture(
-        "dinov2",
-        "image-feature-extraction",
-        "AutoModel",
-        picture(56, 56),
-        _STATE,
-        {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14},
-    ),
-    Architecture("distilbert", "fill-mask", "AutoModelForMaskedLM", IDS, _LOGITS, _DISTILLED),
-    Architecture("distilbert", "question-answering", "AutoModelForQuestionAnswering", IDS, _SPAN, _DISTILLED),
-    Architecture("distilbert", "text-classification", "AutoModelForSequenceClassification", IDS, _LOGITS, _DISTILLED),
-    Architecture(
-        "electra", "question-answering", "AutoModelForQuestionAnswering", PAIRS, _SPAN, {**_SHORT, "embedding_size": 16}
-    ),
-    Architecture(
-        "electra",
-        "text-classification",
-        "AutoModelForSequenceClassification",
-        PAIRS,
-        _LOGITS,
-        {**_SHORT, "embedding_size": 16},
-    ),
-    Architecture(
-        "layoutlm", "question-answering", "LayoutLMForQuestionAnswering", (PAIRS[0], BOXES, *PAIRS[1:]), _SPAN, _SHORT
-    ),
-    Architecture(
-        "layoutlmv3",
-        "question-answering",
-        "AutoModelForQuestionAnswering",
-        (*IDS, BOXES, *picture()),
-        _SPAN,
-        {**_TEXT, "coordinate_size": 4, "shape_size": 8, "patch_size": 8, "input_size": 32},
-    ),
-    Architecture("marian", "feature-extraction", "MarianEncoderWrapper", IDS, ("encoder_hidden_states",), _TRANSLATOR),
-    Architecture(
-        "marian",
-        "text2text-generation",
-        "MarianDecoderWrapper",
-        decoder_inputs("marian"),
-        ("logits", *PRESENT),
-        _TRANSLATOR,
-    ),
-    Architecture(
-        "mobilevit",
-        "image-classification",
-        "AutoModelForImageClassification",
-        picture(64, 64),
-        _LOGITS,
-        {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64], "num_attention_heads": 2},
-    ),
-    Architecture("mpnet", "feature-extraction", "AutoModel", IDS, _STATE, _TEXT),
-    Architecture(
-        "owlv2",
-        "zero-shot-object-detection",
-        "AutoModelForZeroShotObjectDetection",
-        (*picture(48, 48), *CAPTION),
-        _FOUND,
-        {**_MATCHER, "vision_config": {**_LAYERS, "patch_size": 16}},
-    ),
-    Architecture(
-        "owlvit",
-        "zero-shot-object-detection",
-        "AutoModelForZeroShotObjectDetection",
-        (*picture(), *CAPTION),
-        _FOUND,
-        _MATCHER,
-    ),
-    Architecture(
-        "resnet",
-        "image-classification",
-        "AutoModelForImageClassification",
-        picture(64, 64),
-        _LOGITS,
-        {"embedding_size": 8, **_STAGES},
-    ),
-    Architecture("roberta", "fill-mask", "AutoModelForMaskedLM", IDS, _LOGITS, _TEXT),
-    Architecture("roberta", "question-answering", "AutoModelForQuestionAnswering", IDS, _SPAN, _TEXT),
-    Architecture(
-        "segformer",
-        "image-segmentation",
-        "AutoModelForSemanticSegmentation",
-        picture(64, 64),
-        _LOGITS,
-        {**_STAGES, "num_attention_heads": [1, 2, 2, 2], "decoder_hidden_size": 16},
-    ),
-    Architecture(
-        "swin",
-        "image-classification",
-        "AutoModelForImageClassification",
-        picture(56, 56),
-        _LOGITS,
-        {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2]},
-    ),
-    Architecture("unlimited-ocr", "feature-extraction", None, picture(128, 128), ("image_embeds",), _READER),
-    Architecture(
-        "vision-encoder-decoder",
-        "image-feature-extraction",
-        "VisionEncoderWrapper",
-        picture(),
-        ("encoder_hidden_states",),
-        _DESCRIBER,
-    ),
-    Architecture(
-        "vision-encoder-decoder",
-        "text2text-generation",
-        "VisionDecoderWrapper",
-        decoder_inputs("vision-encoder-decoder"),
-        ("logits", *PRESENT),
-        _DESCRIBER,
-    ),
-    Architecture("vit", "image-classification", "AutoModelForImageClassification", picture(), _LOGITS, _IMAGE),
-    Architecture(
-        "vitpose",
-        "keypoint-detection",
-        "VitPoseForPoseEstimation",
-        picture(64, 48),
-        ("heatmaps",),
-        {"backbone_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "out_indices": [1]}},
-    ),
-    Architecture("wav2vec2", "audio-classification", "AutoModelForAudioClassification", WAVE, _LOGITS, _SOUND),
-    Architecture("wav2vec2", "automatic-speech-recognition", "AutoModelForCTC", WAVE, _LOGITS, _SOUND),
-    Architecture(
-        "wav2vec2_emotion_regression",
-        "audio-classification",
-        "EmotionModel",
-        WAVE,
-        ("hidden_states", "logits"),
-        {**_SOUND, "num_labels": 3},
-    ),
-    Architecture("xlm-roberta", "fill-mask", "AutoModelForMaskedLM", IDS, _LOGITS, _TEXT),
-    Architecture("xlm-roberta", "text-classification", "AutoModelForSequenceClassification", IDS, _LOGITS, _TEXT),
+    Architecture("audio-spectrogram-transformer", _AUDIO_CLASS, SPECTROGRAM, _LOGITS,
+                 {**_LAYERS, "max_length": 64, "num_mel_bins": 32}),
+    Architecture("bert", _TEXT_CLASS, PAIRS, _LOGITS, _SHORT, "AutoModelForSequenceClassification"),
+    Architecture("clip_text_model", "feature-extraction", IDS, ("text_embeds", *_STATE),
+                 {**_SHORT, "projection_dim": 16, "bos_token_id": 0, "eos_token_id": 2}, "CLIPTextModelWithProjection"),
+    Architecture("clip_vision_model", "image-feature-extraction", picture(), ("image_embeds", *_STATE),
+                 {**_IMAGE, "projection_dim": 16}, "CLIPVisionModelWithProjection"),
+    Architecture("deberta-v2", _TEXT_CLASS, IDS, _LOGITS, _SHORT),
+    Architecture("dinov2", "image-feature-extraction", picture(56, 56), _STATE,
+                 {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}),
+    Architecture("electra", _ANSWER, PAIRS, _SPAN, {**_SHORT, "embedding_size": 16}),
+    Architecture("layoutlm", _ANSWER, (PAIRS[0], BOXES, *PAIRS[1:]), _SPAN, _SHORT),
+    Architecture("layoutlmv3", _ANSWER, (*IDS, BOXES, *picture()), _SPAN,
+                 {**_TEXT, "coordinate_size": 4, "shape_size": 8, "patch_size": 8, "input_size": 32}),
+    Architecture("marian", "feature-extraction", IDS, ("encoder_hidden_states",), _TRANSLATOR, "MarianEncoderWrapper"),
+    Architecture("marian", "text2text-generation", decoder_inputs("marian"), ("logits", *PRESENT),
+                 _TRANSLATOR, "MarianDecoderWrapper"),
+    Architecture("mobilevit", _IMAGE_CLASS, picture(64, 64), _LOGITS,
+                 {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64],
+                  "num_attention_heads": 2}),
+    Architecture("mpnet", "feature-extraction", IDS, _STATE, _TEXT),
+    Architecture("owlv2", _DETECTION, (*picture(48, 48), *CAPTION), _FOUND,
+                 {**_MATCHER, "vision_config": {**_LAYERS, "patch_size": 16}}),
+    Architecture("owlvit", _DETECTION, (*picture(), *CAPTION), _FOUND, _MATCHER),
+    Architecture("segformer", "image-segmentation", picture(64, 64), _LOGITS,
+                 {**_STAGES, "num_attention_heads": [1, 2, 2, 2], "decoder_hidden_size": 16}),
+    Architecture("swin", _IMAGE_CLASS, picture(56, 56), _LOGITS,
+                 {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2]}),
+    Architecture("unlimited-ocr", "feature-extraction", picture(128, 128), ("image_embeds",), _READER),
+    Architecture("vision-encoder-decoder", "image-feature-extraction", picture(), ("encoder_hidden_states",),
+                 _DESCRIBER, "VisionEncoderWrapper"),
+    Architecture("vision-encoder-decoder", "text2text-generation", decoder_inputs("vision-encoder-decoder"),
+                 ("logits", *PRESENT), _DESCRIBER, "VisionDecoderWrapper"),
+    Architecture("vitpose", "keypoint-detection", picture(64, 48), ("heatmaps",),
+                 {"backbone_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                                      "out_indices": [1]}}),
+    Architecture("wav2vec2", "automatic-speech-recognition", WAVE, _LOGITS, _SOUND, "AutoModelForCTC"),
+    Architecture("wav2vec2_emotion_regression", _AUDIO_CLASS, WAVE, ("hidden_states", "logits"),
+                 {**_SOUND, "num_labels": 3}, "EmotionModel"),
+    Architecture("xlm-roberta", "fill-mask", IDS, _LOGITS, _TEXT),
 )
+# fmt: on

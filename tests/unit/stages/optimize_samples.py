@@ -44,7 +44,7 @@ class Optimized:
 
 def graph(text: str, opset: int = 21, *, imports: str = "", **constants: NDArray[Any]) -> onnx.ModelProto:
     """Return a model from ONNX's text form of its graph, and *constants* too long for that form."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}{imports}]> {text}')
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}{imports}]> {text}')
     model.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in constants.items())
     onnx.checker.check_model(model)
     return model
@@ -92,15 +92,18 @@ def feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
     return result
 
 
+def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
 def outputs(model: onnx.ModelProto, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
     """Return the outputs of a session with default settings."""
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, inputs))
+    return list(session(model).run(None, inputs))
 
 
 def assert_same_results(optimized: Optimized, *, tolerance: float = TOLERANCE) -> None:
+    source, result = session(optimized.source), session(optimized.model)
     for seed in range(3):
         inputs = feeds(optimized.source, seed)
-        expected, found = outputs(optimized.source, inputs), outputs(optimized.model, inputs)
-        for one, other in zip(expected, found, strict=True):
+        for one, other in zip(source.run(None, inputs), result.run(None, inputs), strict=True):
             np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)

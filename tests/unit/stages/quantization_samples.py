@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from optimize_samples import graph
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
@@ -27,87 +27,66 @@ def weights(*shape: int, seed: int = 0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(shape) * 0.3).astype(np.float32)
 
 
-def model_of(
-    nodes: list[onnx.NodeProto],
-    inputs: Mapping[str, tuple[int, list[Any]]],
-    outputs: Mapping[str, list[Any]],
-    constants: Mapping[str, np.ndarray],
-    opset: int = 21,
-) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [helper.make_tensor_value_info(name, dtype, shape) for name, (dtype, shape) in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
 def image_model(opset: int = 21) -> onnx.ModelProto:
     """Return Conv, Relu, Conv, pooling and a Gemm, as exporters write them."""
-    return model_of(
-        [
-            helper.make_node("Conv", ["pixels", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
-            helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2"),
-            helper.make_node("GlobalAveragePool", ["c2"], ["p"], "pool"),
-            helper.make_node("Flatten", ["p"], ["f"], "flatten"),
-            helper.make_node("Gemm", ["f", "w3", "b3"], ["logits"], "classify", transB=1),
-        ],
-        {"pixels": (TensorProto.FLOAT, [1, 3, 8, 8])},
-        {"logits": [1, 5]},
-        {
-            "w1": weights(4, 3, 3, 3, seed=1),
-            "b1": weights(4, seed=2),
-            "w2": weights(8, 4, 3, 3, seed=3),
-            "b2": weights(8, seed=4),
-            "w3": weights(5, 8, seed=5),
-            "b3": weights(5, seed=6),
-        },
+    return graph(
+        """g (float[1, 3, 8, 8] pixels) => (float[1, 5] logits) {
+            [conv1] c1 = Conv <pads = [1, 1, 1, 1]> (pixels, w1, b1)
+            [relu1] r1 = Relu (c1)
+            [conv2] c2 = Conv (r1, w2, b2)
+            [pool] p = GlobalAveragePool (c2)
+            [flatten] f = Flatten (p)
+            [classify] logits = Gemm <transB = 1> (f, w3, b3)
+        }""",
         opset,
+        w1=weights(4, 3, 3, 3, seed=1),
+        b1=weights(4, seed=2),
+        w2=weights(8, 4, 3, 3, seed=3),
+        b2=weights(8, seed=4),
+        w3=weights(5, 8, seed=5),
+        b3=weights(5, seed=6),
     )
 
 
 def text_model(mask: float = -50.0, batch: int | str = 1, length: int | str = SEQUENCE) -> onnx.ModelProto:
     """Return one attention layer over embedded tokens. Where the attention mask is 0, *mask* is added to the scores."""
-    return model_of(
-        [
-            helper.make_node("Gather", ["table", "input_ids"], ["x"], "embed"),
-            helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["n"], "norm"),
-            helper.make_node("MatMul", ["n", "wq"], ["q"], "query"),
-            helper.make_node("MatMul", ["n", "wk"], ["k"], "key"),
-            helper.make_node("Transpose", ["k"], ["kt"], "turn", perm=[0, 2, 1]),
-            helper.make_node("MatMul", ["q", "kt"], ["s"], "scores"),
-            helper.make_node("Cast", ["attention_mask"], ["kept"], "cast", to=TensorProto.FLOAT),
-            helper.make_node("Sub", ["one", "kept"], ["hidden"], "hide"),
-            helper.make_node("Mul", ["hidden", "low"], ["bias"], "lower"),
-            helper.make_node("Unsqueeze", ["bias", "axis"], ["wide"], "widen"),
-            helper.make_node("Add", ["s", "wide"], ["masked"], "mask"),
-            helper.make_node("Softmax", ["masked"], ["p"], "softmax", axis=-1),
-            helper.make_node("MatMul", ["p", "n"], ["m"], "mix"),
-            helper.make_node("MatMul", ["m", "wo"], ["o"], "project"),
-            helper.make_node("Add", ["o", "x"], ["hidden_state"], "residual"),
-        ],
-        {
-            "input_ids": (TensorProto.INT64, [batch, length]),
-            "attention_mask": (TensorProto.INT64, [batch, length]),
-        },
-        {"hidden_state": [batch, length, WIDTH]},
-        {
-            "table": weights(VOCABULARY, WIDTH, seed=7),
-            "gamma": 1 + weights(WIDTH, seed=8),
-            "beta": weights(WIDTH, seed=9),
-            # Small, so that no softmax decides between two tokens by rounding.
-            "wq": weights(WIDTH, WIDTH, seed=10) / 4,
-            "wk": weights(WIDTH, WIDTH, seed=11) / 4,
-            "wo": weights(WIDTH, WIDTH, seed=12),
-            "one": np.array(1, np.float32),
-            "low": np.array(mask, np.float32),
-            "axis": np.array([1], np.int64),
-        },
+    return graph(
+        f"""g (int64[{batch}, {length}] input_ids, int64[{batch}, {length}] attention_mask)
+            => (float[{batch}, {length}, {WIDTH}] hidden_state) <float one = {{1}}, int64[1] axis = {{1}}> {{
+            [embed] x = Gather (table, input_ids)
+            [norm] n = LayerNormalization (x, gamma, beta)
+            [query] q = MatMul (n, wq)
+            [key] k = MatMul (n, wk)
+            [turn] kt = Transpose <perm = [0, 2, 1]> (k)
+            [scores] s = MatMul (q, kt)
+            [cast] kept = Cast <to = 1> (attention_mask)
+            [hide] hidden = Sub (one, kept)
+            [lower] bias = Mul (hidden, low)
+            [widen] wide = Unsqueeze (bias, axis)
+            [mask] masked = Add (s, wide)
+            [softmax] p = Softmax <axis = -1> (masked)
+            [mix] m = MatMul (p, n)
+            [project] o = MatMul (m, wo)
+            [residual] hidden_state = Add (o, x)
+        }}""",
+        table=weights(VOCABULARY, WIDTH, seed=7),
+        gamma=1 + weights(WIDTH, seed=8),
+        beta=weights(WIDTH, seed=9),
+        # Small, so that no softmax decides between two tokens by rounding.
+        wq=weights(WIDTH, WIDTH, seed=10) / 4,
+        wk=weights(WIDTH, WIDTH, seed=11) / 4,
+        wo=weights(WIDTH, WIDTH, seed=12),
+        low=np.array(mask, np.float32),
     )
+
+
+def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return *model* with constants as nodes, as some exporters write it."""
+    constants = [onnx.helper.make_node("Constant", [], [each.name], value=each) for each in model.graph.initializer]
+    nodes = [*constants, *model.graph.node]
+    del model.graph.initializer[:], model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
 
 
 def pixels(count: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -178,6 +157,13 @@ def put(folder: Path, model: onnx.ModelProto) -> Path:
     return folder
 
 
+def stored(folder: Path, **arrays: np.ndarray) -> Path:
+    """Save stacked samples of the inputs *arrays*."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "samples.npz", **arrays)
+    return folder
+
+
 def calibrate(
     folder: Path,
     model: onnx.ModelProto,
@@ -197,9 +183,7 @@ def calibrate(
         if isinstance(data, Path):
             inputs["data"] = data
         elif data is not None:
-            inputs["data"] = Path("data")
-            inputs["data"].mkdir()
-            np.savez(inputs["data"] / "samples.npz", **data)
+            inputs["data"] = stored(Path("data"), **data)
         if processor is not None:
             inputs["processor"] = processor
         Path("ranges").mkdir()
@@ -271,35 +255,29 @@ def outlier_model(opset: int = 21, *, after: bool = True, transposed: bool = Fal
     # Large channels have small weights, as in trained models; otherwise the others would not matter.
     gamma[5], up[5] = 60, up[5] / 60  # leaves few of 8 bits' steps for the other normalized channels
     bias[3], second_gamma[3] = 400, 0.1  # and hardly any for those of the sum of residuals
-    nodes = [
-        helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["n"], "norm"),
-        helper.make_node("Reshape", ["n", "rows"], ["flat"], "flatten"),
-        helper.make_node("Gemm", ["flat", "up", "up_bias"], ["h"], "up", transB=int(transposed)),
-        helper.make_node("Relu", ["h"], ["r"], "relu"),
-        helper.make_node("MatMul", ["r", "down"], ["d"], "down"),
-        helper.make_node("Add", ["down_bias", "d"], ["e"], "bias"),
-        helper.make_node("Reshape", ["e", "shape"], ["f"], "unflatten"),
-        helper.make_node("Add", ["f", "n" if after else "x"], ["sum"], "residual"),
-        helper.make_node("LayerNormalization", ["sum", "second_gamma", "beta"], ["m"], "second_norm"),
-        helper.make_node("MatMul", ["m", "out"], ["hidden_state"], "project"),
-    ]
-    return model_of(
-        nodes,
-        {"x": (TensorProto.FLOAT, [1, SEQUENCE, WIDTH])},
-        {"hidden_state": [1, SEQUENCE, WIDTH]},
-        {
-            "gamma": gamma,
-            "beta": weights(narrow, seed=26),
-            "second_gamma": second_gamma,
-            "up": np.ascontiguousarray(up.T) if transposed else up,
-            "up_bias": weights(wide, seed=22),
-            "down": down,
-            "down_bias": bias,
-            "out": weights(narrow, narrow, seed=27),
-            "rows": np.array([-1, narrow], np.int64),
-            "shape": np.array([1, SEQUENCE, narrow], np.int64),
-        },
+    return graph(
+        f"""g (float[1, {SEQUENCE}, {WIDTH}] x) => (float[1, {SEQUENCE}, {WIDTH}] hidden_state)
+            <int64[2] rows = {{-1, {WIDTH}}}, int64[3] shape = {{1, {SEQUENCE}, {WIDTH}}}> {{
+            [norm] n = LayerNormalization (x, gamma, beta)
+            [flatten] flat = Reshape (n, rows)
+            [up] h = Gemm <transB = {int(transposed)}> (flat, up, up_bias)
+            [relu] r = Relu (h)
+            [down] d = MatMul (r, down)
+            [bias] e = Add (down_bias, d)
+            [unflatten] f = Reshape (e, shape)
+            [residual] sum = Add (f, {"n" if after else "x"})
+            [second_norm] m = LayerNormalization (sum, second_gamma, beta)
+            [project] hidden_state = MatMul (m, out)
+        }}""",
         opset,
+        gamma=gamma,
+        beta=weights(narrow, seed=26),
+        second_gamma=second_gamma,
+        up=np.ascontiguousarray(up.T) if transposed else up,
+        up_bias=weights(wide, seed=22),
+        down=down,
+        down_bias=bias,
+        out=weights(narrow, narrow, seed=27),
     )
 
 

@@ -4,15 +4,23 @@ import shutil
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage, small_network
+from ep_stage_runs import (
+    Models,
+    compile_config,
+    compiled,
+    loaded,
+    make_models,
+    requires_qnn,
+    run_stage,
+    small_network,
+)
+from metadata_samples import describe, said
+from optimize_samples import graph, outputs
 
-from winml_dag.ep.availability import installed, resolve_target
-from winml_dag.ep.provider import complete_options
+from winml_dag.ep.availability import installed
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import QNN, find_ep
-from winml_dag.ep.session import create_session
 from winml_dag.errors import StageError
 from winml_dag.stages.compile import COMPILE
 from winml_dag.stages.compiled import read_compiled
@@ -22,15 +30,18 @@ pytestmark = requires_qnn
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
+    """The model in 8 bits has metadata."""
+    made = make_models(tmp_path_factory.mktemp("models"))
+    onnx.save(describe(onnx.load(made.w8a8)), made.w8a8)
+    return made
 
 
 @pytest.fixture(scope="module")
 def beside(models, tmp_path_factory):
-    return run_stage(COMPILE, tmp_path_factory.mktemp("beside"), compile_config(), {"model": {"m.onnx": models.w8a8}})
+    return compiled(tmp_path_factory.mktemp("beside"), models.w8a8)
 
 
-def test_a_quantized_model_becomes_one_partition_with_its_binary_beside_it(beside):
+def test_a_quantized_model_becomes_one_partition_with_its_binary_beside_it(models, beside):
     files = beside.files()
     assert files.keys() == {"compiled.onnx", "compiled_qnn.bin"}
     metrics = beside.metrics
@@ -40,6 +51,7 @@ def test_a_quantized_model_becomes_one_partition_with_its_binary_beside_it(besid
     assert metrics["binary_size_bytes"] == len(files["compiled_qnn.bin"])
     assert metrics["ep_sdk_version"].startswith("v2.")
     assert ":73:60:" in metrics["ep_compatibility_info"]
+    assert said(onnx.load(beside.outputs / "model" / "compiled.onnx")) == said(onnx.load(models.w8a8))
 
 
 def _untimed(outcome):
@@ -60,14 +72,14 @@ def test_no_path_of_this_machine_is_in_the_bytes(beside):
 
 
 def test_both_compilers_give_the_same_bytes(models, beside, tmp_path):
-    config = compile_config(compiler="ort_session")
-    assert run_stage(COMPILE, tmp_path, config, {"model": {"m.onnx": models.w8a8}}).files() == beside.files()
+    assert compiled(tmp_path, models.w8a8, compiler="ort_session").files() == beside.files()
 
 
 def test_a_binary_can_be_embedded(models, tmp_path):
-    outcome = run_stage(COMPILE, tmp_path, compile_config(embed_context=True), {"model": {"m.onnx": models.w8a8}})
+    outcome = compiled(tmp_path, models.w8a8, embed_context=True)
     assert outcome.files().keys() == {"compiled.onnx"}
     assert 0 < outcome.metrics["binary_size_bytes"] < len(outcome.files()["compiled.onnx"])
+    assert said(onnx.load(outcome.outputs / "model" / "compiled.onnx")) == said(onnx.load(models.w8a8))
 
 
 def test_weights_in_a_file_beside_the_model_are_found(models, beside, tmp_path):
@@ -82,24 +94,14 @@ def test_weights_in_a_file_beside_the_model_are_found(models, beside, tmp_path):
     assert _untimed(outcome) == _untimed(beside)
 
 
-def test_a_float_model_compiles_whole(models, tmp_path):
-    outcome = run_stage(COMPILE, tmp_path, compile_config(), {"model": {"m.onnx": models.float32}})
-    assert outcome.metrics["ep_context_partitions"] == 1
-    assert outcome.metrics["nodes_on_cpu"] == {}
-
-
-def test_a_shape_computed_in_the_graph_does_not_split_it(tmp_path):
-    model = tmp_path / "computed.onnx"
-    onnx.save(small_network(computed_shape=True), model)
-    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": model}})
+def test_a_shape_computed_in_the_graph_does_not_split_a_float_model(tmp_path):
+    outcome = compiled(tmp_path, small_network(computed_shape=True))
     assert outcome.metrics["ep_context_partitions"] == 1
     assert outcome.metrics["nodes_on_cpu"] == {}
 
 
 def test_a_dynamic_dimension_is_refused_by_its_name(tmp_path):
-    model = tmp_path / "dynamic.onnx"
-    onnx.save(small_network(batch="batch"), model)
-    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": model}})
+    outcome = compiled(tmp_path, small_network(batch="batch"))
     assert "'pixels'" in outcome.error
     assert "batch" in outcome.error
     assert outcome.files() == {}
@@ -136,13 +138,13 @@ def test_what_cannot_be_compiled_fails_with_a_sentence_and_no_file(models, tmp_p
 
 
 def test_a_model_of_which_qnn_takes_nothing_names_its_operators_and_no_other_precision(tmp_path):
-    model = tmp_path / "loop.onnx"
-    text = """agraph (float[1, 4] x) => (float[1, 4] y) <int64 n = {3}, bool go = {1}> {
+    model = graph(
+        """g (float[1, 4] x) => (float[1, 4] y) <int64 n = {3}, bool go = {1}> {
         y = Loop (n, go, x) <body = inner (int64 i, bool c, float[1, 4] v) => (bool d, float[1, 4] w)
-            <float[1] one = {1.0}> { d = Identity(c) w = Add(v, one) }>
-    }"""
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), model)
-    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": model}})
+            <float[1] one = {1.0}> { d = Identity(c) w = Add(v, one) }> }""",
+        17,
+    )
+    outcome = compiled(tmp_path, model)
     assert "cannot compile this model: it took none of its operators (Loop)." in outcome.error
     assert "winml-dag analyze" in outcome.advice
     assert "precision" not in outcome.advice
@@ -150,60 +152,47 @@ def test_a_model_of_which_qnn_takes_nothing_names_its_operators_and_no_other_pre
 
 @pytest.mark.parametrize("compiler", ["ort", "ort_session"])
 def test_weights_of_an_if_are_in_the_compiled_model_wherever_they_lie(tmp_path, compiler):
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    agraph (float[1, 8] x, bool c) => (float[1, 8] y) {
+    random = np.random.default_rng(0)
+    shared, outer, inner = (random.normal(size=(8, 8)).astype(np.float32) for _ in range(3))
+    model = graph(
+        """g (float[1, 8] x, bool c) => (float[1, 8] y) {
         a = MatMul(x, shared)
         i = If (c) <then_branch = one () => (float[1, 8] t) { m = MatMul(a, shared) n = MatMul(m, outer) t = Selu(n) },
-                    else_branch = two () => (float[1, 8] e) { e = MatMul(a, inner) }>
-        y = MatMul(i, shared)
-    }"""
-    model = onnx.parser.parse_model(text)
-    random = np.random.default_rng(0)
-    shared, outer, inner = (
-        onnx.numpy_helper.from_array(random.normal(size=(8, 8)).astype(np.float32), name)
-        for name in ("shared", "outer", "inner")
+                    else_branch = two () => (float[1, 8] e) { e = MatMul(a, outer) }>
+        y = MatMul(i, shared) }""",
+        17,
+        shared=shared,
+        outer=outer,
     )
-    model.graph.initializer.extend([shared, outer])
-    model.graph.node[1].attribute[1].g.initializer.append(inner)
-    path = tmp_path / "if.onnx"
-    onnx.save(model, path)
-    given = path.read_bytes()
-    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(compiler=compiler), {"model": {"m.onnx": path}})
-    assert not outcome.error
+    other = model.graph.node[1].attribute[1].g
+    other.initializer.append(onnx.numpy_helper.from_array(inner, "inner"))
+    other.node[0].input[1] = "inner"
+    outcome = compiled(tmp_path, model, compiler=compiler)
+    on_npu = loaded(outcome)
     assert outcome.metrics["ep_context_partitions"] == 2
+    given = (tmp_path / "model.onnx").read_bytes()
     assert (tmp_path / "run" / "inputs" / "model" / "m.onnx").read_bytes() == given
-    compiled = outcome.outputs / "model" / "compiled.onnx"
-    assert [each.name for each in onnx.load(compiled).graph.output] == ["y"]
-    target = resolve_target("qnn", "npu")
-    on_npu = create_session(compiled, target, complete_options(target, {}), compiled=True)
-    on_cpu = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [each.name for each in onnx.load(outcome.outputs / "model" / "compiled.onnx").graph.output] == ["y"]
     for way in (True, False):
         feeds = {"x": random.normal(size=(1, 8)).astype(np.float32), "c": np.asarray(way)}
-        np.testing.assert_allclose(on_npu.run(None, feeds)[0], on_cpu.run(None, feeds)[0], rtol=0.02, atol=0.2)
+        np.testing.assert_allclose(on_npu.run(None, feeds)[0], outputs(model, feeds)[0], rtol=0.02, atol=0.2)
 
 
 def test_an_output_that_is_listed_twice_is_so_in_the_compiled_model(models, tmp_path):
     model = onnx.load(models.w8a8)
     model.graph.output.append(model.graph.output[0])
-    onnx.save(model, tmp_path / "twice.onnx")
-    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": tmp_path / "twice.onnx"}})
-    assert not outcome.error
-    target = resolve_target("qnn", "npu")
-    compiled = outcome.outputs / "model" / "compiled.onnx"
-    session = create_session(compiled, target, complete_options(target, {}), compiled=True)
-    (given,) = session.get_inputs()
-    one, other = session.run(None, {given.name: np.ones(given.shape, np.float32)})
+    session = loaded(compiled(tmp_path, model))
+    (input_,) = session.get_inputs()
+    one, other = session.run(None, {input_.name: np.ones(input_.shape, np.float32)})
     assert one.any()
     np.testing.assert_array_equal(one, other)
 
 
 def test_an_operator_in_float16_that_has_to_be_replaced_can_stay_in_float32(tmp_path):
-    text = """<ir_version: 8, opset_import: ["" : 18]> agraph (float16[2, 8] x, float16[8, 8] w) => (float16[2, 8] y) {
-        a = MatMul(x, w) b = Softsign(a) y = MatMul(b, w)
-    }"""
-    model = tmp_path / "softsign.onnx"
-    onnx.save(onnx.parser.parse_model(text), model)
-    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": model}})
+    text = (
+        "(float16[2, 8] x, float16[8, 8] w) => (float16[2, 8] y) { a = MatMul(x, w) b = Softsign(a) y = MatMul(b, w) }"
+    )
+    outcome = compiled(tmp_path, graph(f"g {text}", 18))
     assert "has to be replaced by others" in outcome.error
     assert "(MatMul, Softsign)" in outcome.error
     assert "already compiled" not in outcome.error
@@ -212,22 +201,19 @@ def test_an_operator_in_float16_that_has_to_be_replaced_can_stay_in_float32(tmp_
 
 def test_a_compiled_model_that_onnxruntime_cannot_load_back_says_why_and_what_helps(tmp_path):
     # QNN supports up to five dimensions, so the Unsqueeze stays on the CPU, between conversions.
-    text = """<ir_version: 8, opset_import: ["" : 17]> agraph (float[1, 4, 8, 8] x) => (float[1, 1, 4, 1, 8, 8] y)
-        <float s = {0.02}, float t = {0.01}, uint8 z = {128}, uint8 n = {0}, int64[2] axes = {0, 3}> {
-        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s, z)
-        a = Conv <pads = [1, 1, 1, 1]> (d, v)
-        aq = QuantizeLinear(a, s, z) ad = DequantizeLinear(aq, s, z) u = Unsqueeze(ad, axes)
-        uq = QuantizeLinear(u, t, n) y = DequantizeLinear(uq, t, n)
-    }"""
-    model = onnx.parser.parse_model(text)
-    weights = np.random.default_rng(0).integers(0, 256, (4, 4, 3, 3)).astype(np.uint8)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
-    onnx.save(model, tmp_path / "six.onnx")
-    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": tmp_path / "six.onnx"}})
-    assert not outcome.error
-    compiled, target = outcome.outputs / "model" / "compiled.onnx", resolve_target("qnn", "npu")
+    model = graph(
+        """g (float[1, 4, 8, 8] x) => (float[1, 1, 4, 1, 8, 8] y)
+            <float s = {0.02}, float t = {0.01}, uint8 z = {128}, uint8 n = {0}, int64[2] axes = {0, 3}> {
+            q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s, z)
+            a = Conv <pads = [1, 1, 1, 1]> (d, v)
+            aq = QuantizeLinear(a, s, z) ad = DequantizeLinear(aq, s, z) u = Unsqueeze(ad, axes)
+            uq = QuantizeLinear(u, t, n) y = DequantizeLinear(uq, t, n)
+        }""",
+        17,
+        w=np.random.default_rng(0).integers(0, 256, (4, 4, 3, 3)).astype(np.uint8),
+    )
     with pytest.raises(StageError, match="it moves a QuantizeLinear") as raised:
-        create_session(compiled, target, complete_options(target, {}), compiled=True)
+        loaded(compiled(tmp_path, model))
     assert "inferred types" not in str(raised.value)
     assert "quant.nodes_to_exclude" in raised.value.advice
 

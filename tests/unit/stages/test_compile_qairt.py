@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage
+from ep_stage_runs import Models, compiled, make_models, requires_qnn
 
 from winml_dag.cli import run
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.qairt import find_sdk, host_name, library
-from winml_dag.stages.compile import COMPILE
 
 pytestmark = [requires_qnn, pytest.mark.skipif(sys.platform == "win32", reason="the tools here are scripts")]
 
@@ -57,9 +56,8 @@ def models(tmp_path_factory) -> Models:
 def answer(models, tmp_path_factory) -> bytes:
     """A context binary of w8a16 with float inputs and outputs, as the SDK makes it."""
     given = {"offload_graph_io_quantization": "0"}
-    config = compile_config(complete_options(resolve_target("qnn", "npu"), given))
-    outcome = run_stage(COMPILE, tmp_path_factory.mktemp("answer"), config, {"model": {"m.onnx": models.w8a16}})
-    return outcome.files()["compiled_qnn.bin"]
+    options = complete_options(resolve_target("qnn", "npu"), given)
+    return compiled(tmp_path_factory.mktemp("answer"), models.w8a16, options).files()["compiled_qnn.bin"]
 
 
 @pytest.fixture
@@ -151,20 +149,8 @@ def test_a_tool_that_fails_is_told_with_its_last_words(models, sdk, tmp_path) ->
 def test_what_cannot_be_done_is_refused_before_anything_runs(models, sdk, tmp_path, capsys, arguments, words) -> None:
     given = [argument.format(sdk=sdk) for argument in arguments]
     model = shutil.copy(models.w8a16, tmp_path / "m.onnx")
-    code = run(
-        [
-            "compile",
-            "-m",
-            str(model),
-            "--ep",
-            "qnn",
-            "--compiler",
-            "qairt",
-            "--cache-dir",
-            str(tmp_path / "cache"),
-            *given,
-        ]
-    )
+    arguments = ["compile", "-m", str(model), "--ep", "qnn", "--compiler", "qairt", *given]
+    code = run([*arguments, "--cache-dir", str(tmp_path / "cache")])
     assert code in (2, 3)
     assert words in capsys.readouterr().err
     assert not (sdk / "calls.jsonl").exists()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from ep_stage_runs import compile_config, quantized, requires_qnn, run_stage, small_network
+from ep_stage_runs import compile_config, compiled, quantized, requires_qnn, run_stage, small_network
+from metadata_samples import describe, said
 from onnx import helper
 
 from winml_dag.ep.availability import resolve_target
@@ -15,7 +16,6 @@ from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.sidecar import write_renamed
 from winml_dag.pipeline.assess.builtmodel import find_built_model, measured_on
-from winml_dag.stages.compile import COMPILE
 from winml_dag.stages.shared import FINALIZE_SHARED, shared_compile_stage
 
 pytestmark = requires_qnn
@@ -30,7 +30,9 @@ def models(tmp_path_factory) -> list[Path]:
     network.graph.node[-1].output[0] = "before"
     network.graph.node.append(helper.make_node("Relu", ["before"], ["scores"], "last"))
     onnx.save(network, folder / "float1.onnx")
-    return [quantized(folder / f"float{number}.onnx", folder / f"{number}.onnx", "w8a16") for number in (0, 1)]
+    made = [quantized(folder / f"float{number}.onnx", folder / f"{number}.onnx", "w8a16") for number in (0, 1)]
+    onnx.save(describe(onnx.load(made[0])), made[0])
+    return made
 
 
 def _run(models: list[Path], folder: Path, **fields: object):
@@ -43,7 +45,7 @@ def shared(models, tmp_path_factory):
     return _run(models, tmp_path_factory.mktemp("shared"))
 
 
-def test_models_share_one_binary_that_has_the_graphs_of_all(shared):
+def test_models_share_one_binary_that_has_the_graphs_of_all_and_keep_their_metadata(models, shared):
     files = shared.files()
     assert files.keys() == {"model_0.onnx", "model_1.onnx", "model_0_qnn.bin"}
     folder = shared.outputs / "model"
@@ -54,6 +56,8 @@ def test_models_share_one_binary_that_has_the_graphs_of_all(shared):
     assert shared.metrics["ep_context_partitions"] == 2
     assert shared.metrics["binary_size_bytes"] == len(files["model_0_qnn.bin"])
     assert [model["ep_context_partitions"] for model in shared.metrics["models"]] == [1, 1]
+    for number, model in enumerate(models):
+        assert said(onnx.load(folder / f"model_{number}.onnx")) == said(onnx.load(model))
 
 
 def test_bytes_are_the_same_in_another_folder_and_the_order_of_models_matters(models, shared, tmp_path):
@@ -88,8 +92,7 @@ def test_the_final_models_refer_to_the_one_binary_by_its_final_name(shared, tmp_
 
 
 def test_a_binary_of_one_model_is_not_shared_whatever_it_is_called(models, tmp_path):
-    alone = run_stage(COMPILE, tmp_path / "alone", compile_config(), {"model": {"m.onnx": models[0]}})
-    folder = alone.outputs / "model"
+    folder = compiled(tmp_path / "alone", models[0]).outputs / "model"
     (tmp_path / "my_shared_qnn.bin").write_bytes((folder / "compiled_qnn.bin").read_bytes())
     write_renamed(folder / "compiled.onnx", tmp_path / "my.onnx", {"compiled_qnn.bin": "my_shared_qnn.bin"})
     assert measured_on(find_built_model(tmp_path / "my.onnx"), "qnn", None) == resolve_target("qnn", None)

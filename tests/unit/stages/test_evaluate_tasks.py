@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from evaluation_samples import (
     LENGTH,
@@ -20,11 +20,11 @@ from evaluation_samples import (
     text_model,
     value,
     write_processor,
-    write_rows,
 )
+from optimize_samples import graph
 
 from winml_dag.errors import StageError
-from winml_dag.stages.evaluate import EvaluateFields
+from winml_dag.stages.evaluate.cases import Labels
 from winml_dag.stages.evaluate.rows import chosen_numbers
 
 CHANCE = random.Random(0)
@@ -56,16 +56,12 @@ def test_the_accuracy_on_texts_is_the_share_of_labels_that_the_model_finds(
     worse = [int(poor[row].sum(axis=0).argmax()) for row in ids]
     labels = [number if at % 5 else (number + 1) % 3 for at, number in enumerate(found)]
     names = ("bad", "good", "mixed")
-    data = write_rows(
-        tmp_path / "data.jsonl",
-        [{"sentence": text, "label": names[label]} for text, label in zip(texts, labels, strict=True)],
-    )
-    fields = EvaluateFields("onnx", "text-classification", batch_size=5 if batch == "batch" else 1)
     report = evaluate(
         tmp_path,
         text_model(tmp_path / "good.onnx", good, ["logits"], pooled=True, batch=batch),
-        data,
-        fields,
+        [{"sentence": text, "label": names[label]} for text, label in zip(texts, labels, strict=True)],
+        "text-classification",
+        batch_size=5 if batch == "batch" else 1,
         reference=text_model(tmp_path / "poor.onnx", poor, ["logits"], pooled=True, batch=batch),
         processor=processor,
     )
@@ -81,17 +77,14 @@ def test_rows_may_have_the_models_inputs_and_labels_of_any_name(tmp_path: Path) 
     rows = np.random.default_rng(2).normal(size=(40, 6)).astype(np.float32)
     scores = rows @ weights
     labels = [int(np.argsort(-row)[at % 8]) for at, row in enumerate(scores)]
-    data = write_rows(
-        tmp_path / "data.jsonl",
+    report = evaluate(
+        tmp_path,
+        linear_model(tmp_path / "m.onnx", weights),
         [{"x": row.tolist(), "kind": f"c{label}"} for row, label in zip(rows, labels, strict=True)],
-    )
-    fields = EvaluateFields(
-        "onnx",
         "image-classification",
         columns_mapping={"label": "kind"},
         label_mapping={f"c{number}": number for number in range(8)},
     )
-    report = evaluate(tmp_path, linear_model(tmp_path / "m.onnx", weights), data, fields)
     assert value(report, "accuracy") == 1 / 8
     assert value(report, "top5_accuracy") == 5 / 8
     assert report["metrics"]["accuracy"]["reference"] is None
@@ -101,18 +94,18 @@ def test_arrays_may_have_labels_beside_the_models_inputs(tmp_path: Path) -> None
     weights = table(3)[:4]
     x = np.random.default_rng(4).normal(size=(20, 4)).astype(np.float32)
     labels = np.arange(20) % 3
-    model, fields = linear_model(tmp_path / "m.onnx", weights), EvaluateFields("onnx", "image-classification", seed=1)
+    model, task = linear_model(tmp_path / "m.onnx", weights), "image-classification"
     np.savez(tmp_path / "data.npz", x=x, labels=labels)
-    report = evaluate(tmp_path, model, tmp_path / "data.npz", replace(fields, samples=12))
+    report = evaluate(tmp_path, model, tmp_path / "data.npz", task, samples=12, seed=1)
     chosen = chosen_numbers(20, 12, 1)
     expected = np.mean((x @ weights).argmax(1)[chosen] == labels[chosen])
     assert value(report, "accuracy") == pytest.approx(expected, abs=1e-5)
     assert (report["data"], report["samples"], report["of"]) == ("npz", 12, 20)
     names = np.array(["a", "b", "c"])[labels]
     np.savez(tmp_path / "named.npz", x=x, kind=names)
-    named = replace(fields, columns_mapping={"label": "kind"}, label_mapping={"a": 0, "b": 1, "c": 2})
+    named = {"columns_mapping": {"label": "kind"}, "label_mapping": {"a": 0, "b": 1, "c": 2}}
     every = np.mean((x @ weights).argmax(1) == labels)
-    found = evaluate(tmp_path, model, tmp_path / "named.npz", named)
+    found = evaluate(tmp_path, model, tmp_path / "named.npz", task, seed=1, **named)
     assert value(found, "accuracy") == pytest.approx(every, abs=1e-5)
 
 
@@ -132,11 +125,11 @@ def test_arrays_without_a_label_for_each_sample_are_refused(
     np.savez(tmp_path / "data.npz", x=np.zeros((2, 2), np.float32), **arrays)
     model = linear_model(tmp_path / "m.onnx", np.ones((2, 3), np.float32))
     with pytest.raises(StageError) as caught:
-        evaluate(tmp_path, model, tmp_path / "data.npz", EvaluateFields("onnx", "text-classification"))
+        evaluate(tmp_path, model, tmp_path / "data.npz", "text-classification")
     assert message in str(caught.value)
     np.save(tmp_path / "x.npy", np.zeros((2, 2), np.float32))
     with pytest.raises(StageError, match=r"only one \.npz file can have them"):
-        evaluate(tmp_path, model, tmp_path / "x.npy", EvaluateFields("onnx", "text-classification"))
+        evaluate(tmp_path, model, tmp_path / "x.npy", "text-classification")
 
 
 def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
@@ -157,30 +150,13 @@ def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
             into = tmp_path / "data" / name / f"{shade}.png"
             into.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (5, 7), tuple(colour)).save(into)
-    from onnx import TensorProto, helper, numpy_helper
-
-    graph = helper.make_graph(
-        [
-            helper.make_node("ReduceMean", ["pixel_values", "axes"], ["rgb"], keepdims=0),
-            helper.make_node("MatMul", ["rgb", "turned"], ["logits"]),
-        ],
-        "colour",
-        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, [1, 3, 4, 4])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, 3])],
-        [
-            numpy_helper.from_array(np.array([2, 3], np.int64), "axes"),
-            numpy_helper.from_array(np.eye(3, dtype=np.float32)[::-1].copy(), "turned"),
-        ],
+    colours = graph(
+        """g (float[1, 3, 4, 4] pixel_values) => (float[1, 3] logits)
+        <int64[2] axes = {2, 3}, float[3, 3] turned = {0, 0, 1, 0, 1, 0, 1, 0, 0}>
+        { rgb = ReduceMean <keepdims = 0> (pixel_values, axes) logits = MatMul (rgb, turned) }"""
     )
-    from evaluation_samples import save
-
-    report = evaluate(
-        tmp_path,
-        save(graph, tmp_path / "m.onnx"),
-        tmp_path / "data",
-        EvaluateFields("onnx", "image-classification"),
-        processor=folder,
-    )
+    onnx.save(colours, tmp_path / "m.onnx")
+    report = evaluate(tmp_path, tmp_path / "m.onnx", tmp_path / "data", "image-classification", processor=folder)
     assert (value(report, "accuracy"), report["data"]) == (pytest.approx(8 / 9, abs=1e-5), "images")
 
 
@@ -199,13 +175,8 @@ def test_entities_are_counted_without_padding_and_words_that_have_no_tag(tmp_pat
             tags[0], counted = -100, counted[1:]
         right, words = right + sum(counted), words + len(counted)
         data.append({"tokens": text, "ner_tags": tags})
-    report = evaluate(
-        tmp_path,
-        text_model(tmp_path / "m.onnx", rows, ["logits"]),
-        write_rows(tmp_path / "data.jsonl", data),
-        EvaluateFields("onnx", "token-classification"),
-        processor=tagger,
-    )
+    model = text_model(tmp_path / "m.onnx", rows, ["logits"])
+    report = evaluate(tmp_path, model, data, "token-classification", processor=tagger)
     assert value(report, "token_accuracy") == pytest.approx(right / words, abs=1e-5)
     assert 0 < value(report, "entity_f1") < 1
     assert report["metrics"]["entity_f1"]["candidate"]["interval"] == "bootstrap"
@@ -214,13 +185,8 @@ def test_entities_are_counted_without_padding_and_words_that_have_no_tag(tmp_pat
 def test_tags_that_name_no_entities_are_counted_as_they_are(tmp_path: Path, processor: Path) -> None:
     rows = table(3)
     data = [{"words": text, "tags": " ".join("good" for _ in text.split())} for text in (sentence() for _ in range(4))]
-    report = evaluate(
-        tmp_path,
-        text_model(tmp_path / "m.onnx", rows, ["logits"]),
-        write_rows(tmp_path / "data.jsonl", data),
-        EvaluateFields("onnx", "token-classification"),
-        processor=processor,
-    )
+    model = text_model(tmp_path / "m.onnx", rows, ["logits"])
+    report = evaluate(tmp_path, model, data, "token-classification", processor=processor)
     every = [int(rows[row_of(word)].argmax()) == 1 for row in data for word in row["words"].split()]
     assert value(report, "token_accuracy") == pytest.approx(np.mean(every), abs=1e-5)
     assert list(report["metrics"]) == ["token_accuracy", "token_macro_f1"]
@@ -231,13 +197,8 @@ def test_words_behind_the_cut_do_not_count_and_the_text_is_told(tmp_path: Path, 
     rows = table(3)
     rows[:] = [0, 1, 0]
     data = [{"tokens": ["w1"] * 30, "tags": [1] * (LENGTH - 2) + [0] * (32 - LENGTH)}, {"tokens": ["w1"], "tags": [1]}]
-    report = evaluate(
-        tmp_path,
-        text_model(tmp_path / "m.onnx", rows, ["logits"]),
-        write_rows(tmp_path / "data.jsonl", data),
-        EvaluateFields("onnx", "token-classification"),
-        processor=processor,
-    )
+    model = text_model(tmp_path / "m.onnx", rows, ["logits"])
+    report = evaluate(tmp_path, model, data, "token-classification", processor=processor)
     assert value(report, "token_accuracy") == 1.0
     assert report["full_texts"] == 1
 
@@ -248,16 +209,16 @@ def test_a_model_that_gives_no_numbers_is_right_about_nothing(tmp_path: Path, pr
     tags = evaluate(
         tmp_path / "tags",
         text_model(tmp_path / "tags.onnx", rows, ["logits"]),
-        write_rows(tmp_path / "tags.jsonl", [{"tokens": ["w1", "w2"], "ner_tags": [0, 0]}]),
-        EvaluateFields("onnx", "token-classification"),
+        [{"tokens": ["w1", "w2"], "ner_tags": [0, 0]}],
+        "token-classification",
         processor=tagger,
     )
     assert value(tags, "token_accuracy") == 0
     answers = evaluate(
         tmp_path / "answers",
         text_model(tmp_path / "answers.onnx", rows[:, :2], ["start_logits", "end_logits"]),
-        write_rows(tmp_path / "answers.jsonl", [{"question": "w2", "context": "w1 w1", "answers": {"text": []}}]),
-        EvaluateFields("onnx", "question-answering"),
+        [{"question": "w2", "context": "w1 w1", "answers": {"text": []}}],
+        "question-answering",
         processor=processor,
     )
     assert (value(answers, "exact_match"), value(answers, "f1")) == (0, 0)
@@ -273,13 +234,8 @@ def test_an_answer_is_found_in_whatever_window_it_is(tmp_path: Path, processor: 
         {"question": "w7 w8", "context": "w7 w8 w1", "answers": ["w7 w8", "w1"]},
         {"question": "w2", "context": "w7 w3 w8", "answers": "w7 w8"},
     ]
-    report = evaluate(
-        tmp_path,
-        text_model(tmp_path / "m.onnx", rows, ["start_logits", "end_logits"]),
-        write_rows(tmp_path / "data.jsonl", data),
-        EvaluateFields("onnx", "question-answering"),
-        processor=processor,
-    )
+    model = text_model(tmp_path / "m.onnx", rows, ["start_logits", "end_logits"])
+    report = evaluate(tmp_path, model, data, "question-answering", processor=processor)
     assert value(report, "exact_match") == pytest.approx(2 / 3, abs=1e-5)
     assert value(report, "f1") == pytest.approx((1 + 1 + 2 * 2 / 5) / 3, abs=1e-5)
 
@@ -293,13 +249,8 @@ def test_a_question_may_have_no_answer(tmp_path: Path, processor: Path) -> None:
         {"question": "w2", "context": "w1 w1", "answers": {"text": []}},
         {"question": "w2", "context": "w7 w1", "answers": {"text": []}},
     ]
-    report = evaluate(
-        tmp_path,
-        text_model(tmp_path / "m.onnx", rows, ["start_logits", "end_logits"]),
-        write_rows(tmp_path / "data.jsonl", data),
-        EvaluateFields("onnx", "question-answering"),
-        processor=processor,
-    )
+    model = text_model(tmp_path / "m.onnx", rows, ["start_logits", "end_logits"])
+    report = evaluate(tmp_path, model, data, "question-answering", processor=processor)
     assert value(report, "exact_match") == pytest.approx(2 / 3, abs=1e-5)
 
 
@@ -324,13 +275,14 @@ def test_the_similarity_of_texts_is_that_of_their_embeddings(
     scores = sorted(range(20), key=cosines.__getitem__)
     people = [float(scores.index(at)) for at in range(20)]
     people[-1], people[-2] = people[-2], people[-1]
-    data = write_rows(
-        tmp_path / "data.jsonl",
+    report = evaluate(
+        tmp_path,
+        text_model(tmp_path / "m.onnx", rows, ["last_hidden_state"]),
         [{"text1": a, "text2": b, "score": score} for (a, b), score in zip(pairs, people, strict=True)],
+        "feature-similarity",
+        pooling=pooling,
+        processor=processor,
     )
-    model = text_model(tmp_path / "m.onnx", rows, ["last_hidden_state"])
-    fields = EvaluateFields("onnx", "feature-similarity", pooling=pooling)
-    report = evaluate(tmp_path, model, data, fields, processor=processor)
     if pooling == "cls":  # all begin with the same token: there is nothing to correlate
         assert report["metrics"]["spearman"]["candidate"]["value"] is None
         return
@@ -342,12 +294,9 @@ def test_the_similarity_of_texts_is_that_of_their_embeddings(
 def test_a_choice_of_the_samples_is_the_same_every_time(tmp_path: Path) -> None:
     weights = table(3)[:4]
     rows = np.random.default_rng(3).normal(size=(30, 4)).astype(np.float32)
-    data = write_rows(tmp_path / "data.jsonl", [{"x": row.tolist(), "label": at % 3} for at, row in enumerate(rows)])
+    data = [{"x": row.tolist(), "label": at % 3} for at, row in enumerate(rows)]
     model = linear_model(tmp_path / "m.onnx", weights)
-    task = "text-classification"
-    chosen = [
-        evaluate(tmp_path, model, data, EvaluateFields("onnx", task, samples=10, seed=seed)) for seed in (1, 1, 2, None)
-    ]
+    chosen = [evaluate(tmp_path, model, data, "text-classification", samples=10, seed=seed) for seed in (1, 1, 2, None)]
     assert chosen[0] == chosen[1]
     assert {report["samples"] for report in chosen} == {10}
     first = rows[:10] @ weights
@@ -371,16 +320,13 @@ def test_a_choice_of_the_samples_is_the_same_every_time(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_by_name(
     tmp_path: Path, rows: list[dict[str, Any]], fields: dict[str, Any], message: str
 ) -> None:
-    data = write_rows(tmp_path / "data.jsonl", rows)
     model = linear_model(tmp_path / "m.onnx", np.ones((2, 3), np.float32))
     with pytest.raises(StageError) as caught:
-        evaluate(tmp_path, model, data, EvaluateFields("onnx", "text-classification", **fields))
+        evaluate(tmp_path, model, rows, "text-classification", **fields)
     assert message in str(caught.value)
 
 
 def test_labels_are_numbers_in_any_form_and_names_in_any_case(tmp_path: Path) -> None:
-    from winml_dag.stages.evaluate.cases import Labels
-
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}}))
     labels = Labels.of(None, tmp_path)
     assert [labels.number(one, "row 0") for one in (1, 1.0, True, "1", "positive", "POSITIVE ")] == [1] * 6

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import onnx
 import pytest
 import torch
-from export_models import Bench, random_model
+from export_models import Bench, exported_once, random_model
 
 from winml_dag.stages.export import ExportFields, exporter
 
@@ -19,12 +18,11 @@ MODELS = [("bert", "text-classification"), ("resnet", "image-classification")]
 def test_weights_put_aside_change_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, task: str
 ) -> None:
-    exported = []
-    for least in (64, 2**40):
-        monkeypatch.setattr(exporter, "LEAST_BYTES", least)
-        made = Bench(tmp_path / str(least)).export(random_model(model_type, task), ExportFields(dynamo=False))
-        exported.append(hashlib.sha256(made.model.read_bytes()).hexdigest())
-    assert len(set(exported)) == 1
+    """By default, none of these small models has weights that are put aside."""
+    loader, fields = random_model(model_type, task), ExportFields(dynamo=False)
+    expected = exported_once(loader, fields).model.read_bytes()
+    monkeypatch.setattr(exporter, "LEAST_BYTES", 64)
+    assert Bench(tmp_path).export(loader, fields).model.read_bytes() == expected
 
 
 def test_large_weights_never_reach_the_exporter(tmp_path: Path) -> None:

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from quantization_samples import model_of
+from onnx import TensorProto, numpy_helper
+from optimize_samples import graph
 
 from winml_dag.stages.float_model import write_typed
 from winml_dag.stages.mask_clamping import clamp_certain
 
 LOWEST = float(np.finfo(np.float32).min)
-LINE = {"x": (TensorProto.FLOAT, [1, 4])}
-MASKED = {"y": [1, 4]}
+MASKED = "g (float[1, 4] x) => (float[1, 4] y) { y = Add (x, mask) }"
 
 
 def written(folder: Path, model: onnx.ModelProto, *, finite: bool = True) -> tuple[int, onnx.ModelProto]:
@@ -39,7 +38,7 @@ def in_file(name: str, file: str, dims: list[int]) -> TensorProto:
 @pytest.mark.parametrize("infinity", [LOWEST, -np.inf, -1e30])
 def test_a_mask_becomes_a_number_that_integers_can_hold(tmp_path: Path, infinity: float) -> None:
     mask = np.array([[0, infinity, 7, -infinity]], np.float32)
-    model = model_of([helper.make_node("Add", ["x", "mask"], ["y"])], LINE, MASKED, {"mask": mask})
+    model = graph(MASKED, mask=mask)
     count, result = written(tmp_path, model)
     assert (count, constant(result, "mask")) == (1, [0, -50, 7, 50])
     count, result = written(tmp_path, model, finite=False)
@@ -48,18 +47,15 @@ def test_a_mask_becomes_a_number_that_integers_can_hold(tmp_path: Path, infinity
 
 def test_what_is_large_and_may_be_a_number_stays(tmp_path: Path) -> None:
     mask = np.array([[-10000, 1e9, 1e29, -1e29]], np.float32)
-    model = model_of([helper.make_node("Add", ["x", "mask"], ["y"])], LINE, MASKED, {"mask": mask})
+    model = graph(MASKED, mask=mask)
     count, result = written(tmp_path, model)
     assert count == 0
     assert constant(result, "mask") == mask.ravel().tolist()
 
 
 def test_a_bound_that_a_mask_shares_keeps_its_meaning(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Clip", ["x", "low"], ["clipped"], "clip"),
-        helper.make_node("Add", ["clipped", "low"], ["y"], "add"),
-    ]
-    count, result = written(tmp_path, model_of(nodes, LINE, MASKED, {"low": np.array(LOWEST, np.float32)}))
+    text = "g (float[1, 4] x) => (float[1, 4] y) { c = Clip (x, low) y = Add (c, low) }"
+    count, result = written(tmp_path, graph(text, low=np.array(LOWEST, np.float32)))
     clip, add = result.graph.node
     assert count == 1
     assert constant(result, clip.input[1]) == [LOWEST]
@@ -67,24 +63,15 @@ def test_a_bound_that_a_mask_shares_keeps_its_meaning(tmp_path: Path) -> None:
 
 
 def test_attributes_and_graphs_inside_are_looked_through(tmp_path: Path) -> None:
-    fill = helper.make_node(
-        "ConstantOfShape", ["shape"], ["fill"], value=numpy_helper.from_array(np.array([LOWEST], np.float32))
+    model = graph(
+        f"""g (float[1, 4] x) => (float[1, 4] y) <int64[2] shape = {{1, 4}}, bool yes = {{1}}> {{
+        fill = ConstantOfShape <value = float[1] {{{LOWEST}}}> (shape)
+        chosen = If (yes) <
+            then_branch = t () => (float[1, 4] then) {{ c = Constant <value_float = {LOWEST}> () then = Add (x, c) }},
+            else_branch = e () => (float[1, 4] else) {{ else = Identity (x) }}>
+        y = Add (chosen, fill) }}"""
     )
-    inside = helper.make_graph(
-        [helper.make_node("Constant", [], ["c"], value_float=LOWEST), helper.make_node("Add", ["x", "c"], ["then"])],
-        "then", [], [helper.make_tensor_value_info("then", TensorProto.FLOAT, [1, 4])],
-    )  # fmt: skip
-    other = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["else"])],
-        "else", [], [helper.make_tensor_value_info("else", TensorProto.FLOAT, [1, 4])],
-    )  # fmt: skip
-    nodes = [
-        fill,
-        helper.make_node("If", ["yes"], ["chosen"], then_branch=inside, else_branch=other),
-        helper.make_node("Add", ["chosen", "fill"], ["y"]),
-    ]
-    constants = {"shape": np.array([1, 4], np.int64), "yes": np.array(True)}
-    count, result = written(tmp_path, model_of(nodes, LINE, MASKED, constants))
+    count, result = written(tmp_path, model)
     assert count == 2
     filled, branching, _ = result.graph.node
     assert numpy_helper.to_array(filled.attribute[0].t).tolist() == [-50]
@@ -98,7 +85,7 @@ def test_what_a_file_of_weights_holds_is_looked_through_to_its_end(tmp_path: Pat
     with (tmp_path / "mask.bin").open("wb") as file:
         file.seek(4 * (count - 1))
         file.write(np.float32(LOWEST).tobytes())
-    model = model_of([helper.make_node("Add", ["x", "mask"], ["y"])], LINE, {"y": [count]}, {})
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {MASKED}')
     model.graph.initializer.append(in_file("mask", "mask.bin", [count]))
     assert clamp_certain(model, tmp_path / "model.onnx") == 1
     mask = numpy_helper.to_array(model.graph.initializer[0])
@@ -110,9 +97,8 @@ def test_a_table_in_a_file_of_its_own_is_never_in_memory_as_a_whole(tmp_path: Pa
     rows = 2**15
     with (tmp_path / "table.bin").open("wb") as file:
         file.truncate(rows * 4096)
-    model = model_of(
-        [helper.make_node("Gather", ["table", "ids"], ["y"])], {"ids": (TensorProto.INT64, [2])}, {"y": [2, 1024]}, {}
-    )
+    text = "g (int64[2] ids) => (float[2, 1024] y) { y = Gather (table, ids) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
     model.graph.initializer.append(in_file("table", "table.bin", [rows, 1024]))
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     tracemalloc.start()

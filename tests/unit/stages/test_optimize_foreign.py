@@ -30,7 +30,7 @@ SPECIAL = {
     "test_string_split_basic",
     "test_training_dropout_mask",
 }
-EVERY = 24
+EVERY = 40
 
 SHAPE = "float[2, 2]"
 WEIGHT = f"<value: tensor = {SHAPE} {{1, 2, 3, 4}}>"
@@ -69,7 +69,7 @@ def test_a_share_of_the_node_cases_computes_what_it_did(tmp_path: Path) -> None:
         verdicts.append(check(case, folder))
     assert [verdict for verdict in verdicts if verdict.outcome == WRONG] == []
     assert {verdict.name for verdict in verdicts if verdict.outcome == RIGHT} >= SPECIAL
-    assert sum(verdict.outcome == RIGHT for verdict in verdicts) > 60
+    assert sum(verdict.outcome == RIGHT for verdict in verdicts) > 40
 
 
 LOOP = f"""agraph ({SHAPE} x, bool c, int64 n) => ({SHAPE} y) {{

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from quantization_samples import WIDTH, Result, calibrate, image_model, model_of, quantize, text_model, token_ids
+from optimize_samples import graph
+from quantization_samples import WIDTH, Result, calibrate, image_model, quantize, text_model, token_ids
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import inspect_model
@@ -19,10 +20,22 @@ W8A8 = {"weight_type": "uint8", "activation_type": "uint8", "equalize": False}
 RULES = ("qnn", "onnxruntime")
 
 
-def static(folder: Path, rules: str = "onnxruntime", model: onnx.ModelProto | None = None, **fields: Any) -> Result:
-    model = model or text_model()
-    data = token_ids(4) if model.graph.input[0].name == "input_ids" else None
-    return quantize(folder, model, "static", calibrate(folder, model, data), rules, **{**W8A8, **fields})
+@pytest.fixture(scope="module")
+def ranges(tmp_path_factory) -> Result:
+    return calibrate(tmp_path_factory.mktemp("ranges"), text_model(), token_ids(4))
+
+
+@pytest.fixture
+def static(tmp_path, ranges):
+    """Return static quantization, by default of the text model to 8 bits."""
+
+    def run(rules: str | None = "onnxruntime", model: onnx.ModelProto | None = None, **fields: Any) -> Result:
+        own = ranges
+        if model is not None:
+            own = calibrate(tmp_path, model, token_ids(4) if len(model.graph.input) == 2 else None)
+        return quantize(tmp_path, model or text_model(), "static", own, rules, **{**W8A8, **fields})
+
+    return run
 
 
 def constants(result: Result) -> dict[str, np.ndarray]:
@@ -33,6 +46,11 @@ def weight(result: Result, name: str = "wq") -> np.ndarray:
     return constants(result)[f"{name}_quantized"].astype(np.int32)
 
 
+def weight_points(result: Result) -> set[int]:
+    found = constants(result)
+    return {int(found[f"{name}_zero_point"]) for name in ("wq", "wk", "wo")}
+
+
 def activation_points(result: Result) -> set[int]:
     found = constants(result)
     nodes = [node for node in result.model.graph.node if node.op_type == "QuantizeLinear"]
@@ -40,52 +58,35 @@ def activation_points(result: Result) -> set[int]:
 
 
 class TestWeights:
-    @pytest.mark.parametrize("rules", RULES)
-    @pytest.mark.parametrize("per_channel", [False, True])
-    def test_per_channel_is_a_scale_for_each_column(self, tmp_path, rules, per_channel):
-        found = constants(static(tmp_path, rules, per_channel=per_channel))
-        assert found["wq_scale"].shape == ((WIDTH,) if per_channel else ())
-
     def test_per_channel_of_dynamic_is_a_scale_for_each_column(self, tmp_path):
         for per_channel, shape in ((False, ()), (True, (WIDTH,))):
             result = quantize(tmp_path, text_model(), "dynamic", weight_type="int8", per_channel=per_channel)
             assert constants(result)["wq_scale"].shape == shape
 
-    @pytest.mark.parametrize("rules", RULES)
-    def test_reduced_range_leaves_one_bit_of_each_weight_unused(self, tmp_path, rules):
-        for per_channel in (False, True):
-            full, reduced = (
-                weight(static(tmp_path, rules, per_channel=per_channel, reduce_range=reduce))
-                for reduce in (False, True)
-            )
-            assert np.ptp(full) > 200
-            assert np.ptp(reduced) <= 128
-
-    def test_reduced_range_of_dynamic_leaves_one_bit_of_each_weight_unused(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("rules", "per_channel"), [(None, False), ("qnn", True), ("onnxruntime", False), ("onnxruntime", True)]
+    )
+    def test_reduced_range_leaves_one_bit_of_each_weight_unused(self, tmp_path, static, rules, per_channel):
         full, reduced = (
-            weight(quantize(tmp_path, text_model(), "dynamic", weight_type="uint8", reduce_range=reduce))
+            weight(
+                static(rules, per_channel=per_channel, reduce_range=reduce)
+                if rules
+                else quantize(tmp_path, text_model(), "dynamic", weight_type="uint8", reduce_range=reduce)
+            )
             for reduce in (False, True)
         )
         assert np.ptp(full) > 200
         assert np.ptp(reduced) <= 128
 
-    @pytest.mark.parametrize("mode", ["static", "dynamic"])
-    def test_symmetric_weights_have_their_zero_in_the_middle(self, tmp_path, mode):
-        def points(symmetric):
-            if mode == "static":
-                found = constants(static(tmp_path, weight_symmetric=symmetric))
-            else:
-                fields = {"weight_type": "uint8", "weight_symmetric": symmetric}
-                found = constants(quantize(tmp_path, text_model(), "dynamic", **fields))
-            return {int(found[f"{name}_zero_point"]) for name in ("wq", "wk", "wo")}
-
-        assert points(True) <= {127, 128}
-        assert not points(False) <= {127, 128}
+    @pytest.mark.parametrize("symmetric", [True, False])
+    def test_symmetric_weights_of_dynamic_have_their_zero_in_the_middle(self, tmp_path, symmetric):
+        result = quantize(tmp_path, text_model(), "dynamic", weight_type="uint8", weight_symmetric=symmetric)
+        assert (weight_points(result) <= {127, 128}) == symmetric
 
     @pytest.mark.parametrize("weight_type", ["int4", "uint4"])
     @pytest.mark.parametrize("opset", [17, 21])
-    def test_four_bit_weights_have_sixteen_steps_and_run(self, tmp_path, weight_type, opset):
-        result = static(tmp_path, model=image_model(opset), weight_type=weight_type, activation_type="uint16")
+    def test_four_bit_weights_have_sixteen_steps_and_run(self, static, weight_type, opset):
+        result = static(model=image_model(opset), weight_type=weight_type, activation_type="uint16")
         assert result.metrics["weights_by_type"] == {weight_type: 3}
         assert len(np.unique(weight(result, "w1"))) <= 16
         feed = {"pixels": np.zeros((1, 3, 8, 8), np.float32)}
@@ -94,31 +95,23 @@ class TestWeights:
 
 class TestActivations:
     @pytest.mark.parametrize("rules", RULES)
-    def test_symmetric_activations_have_their_zero_in_the_middle_whatever_the_weights_have(self, tmp_path, rules):
-        both = static(tmp_path, rules, activation_symmetric=True, weight_symmetric=False, per_channel=False)
-        assert activation_points(both) <= {127, 128}
-        assert not {int(constants(both)[f"{name}_zero_point"]) for name in ("wq", "wk", "wo")} <= {127, 128}
-        neither = static(tmp_path, rules, activation_symmetric=False, weight_symmetric=True, per_channel=False)
-        assert len(activation_points(neither)) > 2
-        assert {int(constants(neither)[f"{name}_zero_point"]) for name in ("wq", "wk", "wo")} <= {127, 128}
+    def test_symmetric_activations_have_their_zero_in_the_middle_whatever_the_weights_have(self, static, rules):
+        activations = static(rules, activation_symmetric=True, weight_symmetric=False, per_channel=False)
+        assert activation_points(activations) <= {127, 128}
+        assert not weight_points(activations) <= {127, 128}
+        only_weights = static(rules, activation_symmetric=False, weight_symmetric=True, per_channel=False)
+        assert len(activation_points(only_weights)) > 2
+        assert weight_points(only_weights) <= {127, 128}
 
 
 class TestLeftOut:
     """``nodes_to_exclude``, ``op_types_to_exclude`` and ``op_types_to_quantize``, names or patterns, in all modes."""
 
     @pytest.fixture(params=["static", "dynamic", "rtn", "fp16"])
-    def run(self, request, tmp_path):
-        return lambda **fields: self.of(request.param, tmp_path, **fields)
-
-    @pytest.fixture(params=["static", "dynamic", "fp16"])
-    def run_without_matmul(self, request, tmp_path):
-        return lambda **fields: self.of(request.param, tmp_path, **fields)
-
-    @staticmethod
-    def of(mode: str, folder: Path, **fields: Any) -> Result:
-        if mode == "static":
-            return static(folder, **fields)
-        return quantize(folder, text_model(), mode, rtn_block_size=16, **fields)
+    def run(self, request, tmp_path, static):
+        if request.param == "static":
+            return static
+        return functools.partial(quantize, tmp_path, text_model(), request.param, rtn_block_size=16)
 
     @pytest.mark.parametrize(
         ("fields", "reason"),
@@ -128,8 +121,9 @@ class TestLeftOut:
             ({"op_types_to_quantize": ("Gather", "Soft*", "Gemm")}, "not among quant.op_types_to_quantize"),
         ],
     )
-    def test_what_is_left_out_keeps_its_float_weights_and_says_why(self, run_without_matmul, fields, reason):
-        result = run_without_matmul(**fields)
+    @pytest.mark.parametrize("run", ["static", "dynamic", "fp16"], indirect=True)
+    def test_what_is_left_out_keeps_its_float_weights_and_says_why(self, run, fields, reason):
+        result = run(**fields)
         matmuls = [node for node in result.model.graph.node if node.op_type == "MatMul"]
         floats = {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
         assert {node.name for node in matmuls} == {"query", "key", "scores", "mix", "project"}
@@ -185,11 +179,7 @@ class TestReasons:
 
     def test_fp16_tells_what_has_no_float16_form_from_what_was_listed(self, tmp_path):
         model = text_model()
-        model.graph.node.extend(
-            [
-                onnx.helper.make_node("CumSum", ["hidden_state", "axis_0"], ["sums"], "sum"),
-            ]
-        )
+        model.graph.node.append(onnx.helper.make_node("CumSum", ["hidden_state", "axis_0"], ["sums"], "sum"))
         model.graph.output.append(onnx.helper.make_tensor_value_info("sums", TensorProto.FLOAT, None))
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.int64), "axis_0"))
         result = quantize(tmp_path, model, "fp16", fp16_op_block_list=("Soft*",))
@@ -214,14 +204,10 @@ class TestHalf:
         assert len(names) == len(set(names))
 
     def test_what_overflows_between_two_nodes_in_float32_does_no_harm(self, tmp_path):
-        """x * 60000 * 60000 / 60000 / 60000, all four in float32, followed by a float16 operator."""
-        steps = [("Mul", "x", "a"), ("Mul", "a", "b"), ("Div", "b", "c"), ("Div", "c", "d")]
-        nodes = [onnx.helper.make_node(op, [left, "big"], [out], f"step_{out}") for op, left, out in steps]
-        model = model_of(
-            [*nodes, onnx.helper.make_node("Softmax", ["d"], ["y"], "softmax")],
-            {"x": (TensorProto.FLOAT, [1, 4])},
-            {"y": [1, 4]},
-            {"big": np.full(4, 60000, np.float32)},
+        """All four steps are in float32, followed by a float16 operator."""
+        model = graph(
+            """g (float[1, 4] x) => (float[1, 4] y) <float big = {60000}> { [step_1] a = Mul (x, big)
+            [step_2] b = Mul (a, big) [step_3] c = Div (b, big) [step_4] d = Div (c, big) y = Softmax (d) }"""
         )
         feed = {"x": np.array([[1, 2, 3, 4]], np.float32)}
         result = quantize(tmp_path, model, "fp16", nodes_to_exclude=("step_*",))
@@ -265,55 +251,55 @@ class TestMixed:
         }
 
     @pytest.mark.parametrize("rules", RULES)
-    def test_a_node_computes_in_its_own_type_on_all_sides_and_its_neighbours_in_theirs(self, tmp_path, rules):
-        result = static(tmp_path, rules, node_overrides=(NodeTypes("norm", None, "uint16"),))
+    def test_a_node_computes_in_its_own_type_on_all_sides_and_its_neighbours_in_theirs(self, static, rules):
+        result = static(rules, node_overrides=(NodeTypes("norm", None, "uint16"),))
         types = self.types(result)
         assert types.pop("norm") == {"UINT16"}
         assert all(kinds <= {"UINT8"} for kinds in types.values())
         assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
 
     @pytest.mark.parametrize("rules", RULES)
-    def test_the_weight_of_one_node_can_have_another_type_than_the_rest(self, tmp_path, rules):
-        found = constants(static(tmp_path, rules, node_overrides=(NodeTypes("query", "int4"),)))
+    def test_the_weight_of_one_node_can_have_another_type_than_the_rest(self, static, rules):
+        found = constants(static(rules, node_overrides=(NodeTypes("query", "int4"),)))
         assert len(np.unique(found["wq_quantized"].astype(np.int32))) <= 16
         assert len(np.unique(found["wk_quantized"])) > 16
 
-    def test_a_weight_that_two_nodes_share_has_the_type_of_each(self, tmp_path):
+    def test_a_weight_that_two_nodes_share_has_the_type_of_each(self, static):
         model = text_model()
         next(node for node in model.graph.node if node.name == "key").input[1] = "wq"
-        result = static(tmp_path, model=model, node_overrides=(NodeTypes("key", "int4"),))
+        result = static(model=model, node_overrides=(NodeTypes("key", "int4"),))
         assert result.metrics["weights_by_type"]["int4"] == 1
         assert len(np.unique(constants(result)["wq_quantized"])) > 16
 
-    def test_a_name_beats_a_pattern(self, tmp_path):
+    def test_a_name_beats_a_pattern(self, static):
         overrides = (NodeTypes("*", None, "uint16"), NodeTypes("softmax", None, "uint8"))
-        types = self.types(static(tmp_path, node_overrides=overrides))
+        types = self.types(static(node_overrides=overrides))
         assert types.pop("softmax") == {"UINT8"}
         assert types["norm"] == types["query"] == {"UINT16"}
 
-    def test_nodes_without_names_have_types_too(self, tmp_path):
+    def test_nodes_without_names_have_types_too(self, static):
         model = text_model()
         for node in model.graph.node:
             if node.name != "norm":
                 node.ClearField("name")
-        result = static(tmp_path, model=model, node_overrides=(NodeTypes("norm", None, "uint16"),))
+        result = static(model=model, node_overrides=(NodeTypes("norm", None, "uint16"),))
         assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
 
-    def test_a_pattern_that_matches_nothing_is_told_what_it_may_be_about(self, tmp_path):
+    def test_a_pattern_that_matches_nothing_is_told_what_it_may_be_about(self, static):
         model = text_model()
         model.graph.node[1].name = "/encoder/layer.0/LayerNorm/LayerNormalization"
         with pytest.raises(StageError, match="no node of the model matches") as caught:
-            static(tmp_path, model=model, node_overrides=(NodeTypes("*LayerNrom*", None, "uint16"),))
+            static(model=model, node_overrides=(NodeTypes("*LayerNrom*", None, "uint16"),))
         assert caught.value.advice == "Did you mean 'LayerNorm'?"
 
-    def test_types_that_qnn_would_leave_to_the_cpu_are_refused_for_a_node_too(self, tmp_path):
+    def test_types_that_qnn_would_leave_to_the_cpu_are_refused_for_a_node_too(self, static):
         overrides = (NodeTypes("query", "int16"),)
         with pytest.raises(StageError, match=r"'query' would have int16 weights with uint8 activations; QNN takes"):
-            static(tmp_path, "qnn", node_overrides=overrides)
-        assert static(tmp_path, "onnxruntime", node_overrides=overrides).metrics["weights_by_type"]["int16"] == 1
+            static("qnn", node_overrides=overrides)
+        assert static("onnxruntime", node_overrides=overrides).metrics["weights_by_type"]["int16"] == 1
         softmax = (NodeTypes("softmax", None, "uint8"),)  # has no weights
         wide = {"weight_type": "int16", "activation_type": "uint16", "equalize": None}
-        assert static(tmp_path, "qnn", node_overrides=softmax, **wide).metrics["nodes_skipped"] == 0
+        assert static("qnn", node_overrides=softmax, **wide).metrics["nodes_skipped"] == 0
 
     @pytest.mark.parametrize(
         ("overrides", "message"),
@@ -323,9 +309,9 @@ class TestMixed:
             ((NodeTypes("query", None, "uint16"), NodeTypes("key", None, "int16")), "in 3 types"),
         ],
     )
-    def test_what_fits_nothing_or_contradicts_itself_is_refused(self, tmp_path, overrides, message):
+    def test_what_fits_nothing_or_contradicts_itself_is_refused(self, static, overrides, message):
         with pytest.raises(StageError, match=message):
-            static(tmp_path, node_overrides=overrides)
+            static(node_overrides=overrides)
 
 
 @pytest.mark.parametrize(
@@ -340,6 +326,6 @@ def test_what_a_build_settles_is_not_made_up_where_it_is_missing(tmp_path, mode,
         quantize(tmp_path, image_model(), mode, ranges, "onnxruntime", **fields)
 
 
-def test_rules_that_nobody_named_are_not_made_up(tmp_path):
+def test_rules_that_nobody_named_are_not_made_up(static):
     with pytest.raises(StageError, match="Unknown quantization rules None"):
-        static(tmp_path, None)
+        static(None)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
 _PROGRAM = """
 import hashlib, json, sys
 from pathlib import Path
+from metadata_samples import describe
 from quantization_samples import calibrate, quantize, image_model, outlier_model, rows, text_model, token_ids
 from winml_dag.stages.quantize import NodeTypes
 
@@ -40,7 +42,7 @@ bytes_ = {"weight_type": "uint8", "activation_type": "uint8"}
 results["tamed"] = quantize(folder, outlier_model(), "static", results["outliers"], "qnn", **bytes_)
 for mode in ("dynamic", "rtn", "fp16"):
     for make in (image_model, text_model):
-        results[f"{mode} {make.__name__}"] = quantize(folder, make(), mode)
+        results[f"{mode} {make.__name__}"] = quantize(folder, describe(make()), mode)
 print(json.dumps({name: hashlib.sha256(result.content).hexdigest() for name, result in results.items()}))
 """
 
@@ -50,7 +52,7 @@ def digests(folder: Path, seed: str, threads: str) -> dict[str, str]:
         **os.environ,
         "PYTHONHASHSEED": seed,
         "OMP_NUM_THREADS": threads,
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[1]))),
     }
     folder.mkdir(parents=True)
     command = [sys.executable, "-c", _PROGRAM, str(folder)]

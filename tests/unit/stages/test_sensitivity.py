@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from quantization_samples import (
+    Result,
     calibrate,
     fresh,
     image_model,
@@ -29,6 +30,7 @@ from quantization_samples import (
     quantize,
     rows,
     settled_fields,
+    stored,
     text_model,
     token_ids,
 )
@@ -69,21 +71,22 @@ def sensitivity(
     folder: Path,
     model: onnx.ModelProto,
     mode: str,
-    data: Mapping[str, np.ndarray],
-    ranges: Any = None,
+    data: Mapping[str, np.ndarray] | None,
+    ranges: Result | None = None,
     target: QuantizeTarget | None = None,
+    seed: int | None = None,
     **fields: Any,
 ) -> Ranking:
     with inside(fresh(folder, "sensitivity")):
-        inputs = {"model": put(Path("model"), model), "data": Path("data")}
-        inputs["data"].mkdir()
-        np.savez(inputs["data"] / "samples.npz", **data)
+        inputs = {"model": put(Path("model"), model)}
+        if data is not None:
+            inputs["data"] = stored(Path("data"), **data)
         if ranges is not None:
             inputs["ranges"] = ranges.folder
         Path("report").mkdir()
         rules = QuantizeTarget("onnxruntime", mixes_widths=True) if mode == "static" else QuantizeTarget()
         settled = RankedFields(mode, **settled_fields(mode, rules.rules, fields))
-        config = SensitivityConfig(settled, target or rules, SamplesFields(SAMPLES, None, classifies=False))
+        config = SensitivityConfig(settled, target or rules, SamplesFields(SAMPLES, seed, classifies=False))
         metrics = run(config, Workspace(inputs, {"report": Path("report")}))
         report = json.loads(Path("report/sensitivity.json").read_text())
         return Ranking(metrics, report, frozenset(path.name for path in Path("report").iterdir()))
@@ -106,10 +109,16 @@ def sqnr(reference: onnx.ModelProto, candidate: onnx.ModelProto, feeds: list[dic
 
 
 def run_plainly(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
+    session = plain_session(model)
+    return [session.run(None, feed)[0].ravel() for feed in feeds]
+
+
+def plain_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return [session.run(None, feed)[0].ravel() for feed in feeds]
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def unpadded(count: int) -> dict[str, np.ndarray]:
@@ -121,11 +130,24 @@ def names(model: onnx.ModelProto) -> list[str]:
     return [node.name for node in model.graph.node]
 
 
+TEXTS, IMAGES = unpadded(8), pixels(8)
+
+
+@pytest.fixture(scope="module")
+def of_texts(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return calibrate(tmp_path_factory.mktemp("texts"), text_model(), TEXTS)
+
+
+@pytest.fixture(scope="module")
+def of_images(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return calibrate(tmp_path_factory.mktemp("images"), image_model(), IMAGES)
+
+
 @pytest.mark.parametrize(("mode", "fields"), [("dynamic", {"weight_type": "int8"}), ("rtn", {"rtn_block_size": 16})])
 def test_a_nodes_cost_is_that_of_a_model_in_which_all_others_are_left_in_float(
     tmp_path: Path, mode: str, fields: dict[str, Any]
 ) -> None:
-    model, data = text_model(), unpadded(8)
+    model, data = text_model(), TEXTS
     ranking = sensitivity(tmp_path, model, mode, data, **fields)
     assert ranking.ratios.keys() >= {"query", "key", "project"}
     for name, ratio in ranking.ratios.items():
@@ -135,7 +157,7 @@ def test_a_nodes_cost_is_that_of_a_model_in_which_all_others_are_left_in_float(
 
 
 def test_a_nodes_cost_in_float16_is_that_of_rounding_all_that_it_reads_and_makes(tmp_path: Path) -> None:
-    model, data = text_model(), unpadded(8)
+    model, data = text_model(), TEXTS
     ranking = sensitivity(tmp_path, model, "fp16", data)
     assert ranking.ratios.keys() >= {"embed", "norm", "softmax", "residual"}
     for name, ratio in ranking.ratios.items():
@@ -167,21 +189,22 @@ def rounded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return changed
 
 
-def test_a_nodes_cost_in_static_mode_is_that_of_a_model_with_q_and_dq_around_it_alone(tmp_path: Path) -> None:
+def test_a_nodes_cost_in_static_mode_is_that_of_a_model_with_q_and_dq_around_it_alone(
+    tmp_path: Path, of_images: Result
+) -> None:
     """In a chain without other readers, the rules for several nodes equal those for one."""
-    model, data = image_model(), pixels(8)
-    ranges = calibrate(tmp_path, model, data)
-    ranking = sensitivity(tmp_path, model, "static", data, ranges, **BYTES)
+    model, data = image_model(), IMAGES
+    ranking = sensitivity(tmp_path, model, "static", data, of_images, **BYTES)
     assert set(ranking.ratios) == {"conv1", "conv2", "pool", "flatten", "classify"}
     assert ranking.covers("conv1") == ["conv1", "relu1"], "the lowest integer stands for the Relu"
     for name, ratio in ranking.ratios.items():
         others = [other for other in names(model) if other not in ranking.covers(name)]
-        alone = quantize(tmp_path, model, "static", ranges, "onnxruntime", nodes_to_exclude=tuple(others), **BYTES)
+        alone = quantize(tmp_path, model, "static", of_images, "onnxruntime", nodes_to_exclude=tuple(others), **BYTES)
         assert ratio == pytest.approx(sqnr(model, alone.model, held_out(data)), abs=0.06), name
 
 
 def test_the_node_that_does_the_damage_comes_first(tmp_path: Path) -> None:
-    model, data = text_model(), unpadded(8)
+    model, data = text_model(), TEXTS
     (project,) = [tensor for tensor in model.graph.initializer if tensor.name == "wo"]
     values = numpy_helper.to_array(project).copy()
     values[0, 0] = 60  # one number that takes all steps of a scale for the whole matrix
@@ -193,27 +216,27 @@ def test_the_node_that_does_the_damage_comes_first(tmp_path: Path) -> None:
     assert ratios == sorted(ratios, key=lambda ratio: math.inf if ratio is None else ratio)
 
 
-def test_sparing_the_worst_nodes_is_measured_on_the_model_that_a_user_would_get(tmp_path: Path) -> None:
-    model, data = text_model(), unpadded(8)
-    ranges = calibrate(tmp_path, model, data)
-    ranking = sensitivity(tmp_path, model, "static", data, ranges, **BYTES)
+def test_sparing_the_worst_nodes_is_measured_on_the_model_that_a_user_would_get(
+    tmp_path: Path, of_texts: Result
+) -> None:
+    model, data = text_model(), TEXTS
+    ranking = sensitivity(tmp_path, model, "static", data, of_texts, **BYTES)
     worst = list(ranking.ratios)
     for count in (0, 2):
         overrides = tuple(NodeTypes(name, activation_type="uint16") for name in worst[:count]) or None
-        spared = quantize(tmp_path, model, "static", ranges, "onnxruntime", node_overrides=overrides, **BYTES)
+        spared = quantize(tmp_path, model, "static", of_texts, "onnxruntime", node_overrides=overrides, **BYTES)
         relief = ranking.relief[count]
         assert relief["by"] == "node_overrides"
         assert relief["sqnr_db"] == pytest.approx(sqnr(model, spared.model, held_out(data)), abs=0.06)
     assert ranking.relief[4]["sqnr_db"] > ranking.relief[0]["sqnr_db"]
 
 
-def test_where_widths_do_not_mix_the_worst_nodes_are_left_in_float(tmp_path: Path) -> None:
-    model, data = text_model(), unpadded(8)
-    ranges = calibrate(tmp_path, model, data)
+def test_where_widths_do_not_mix_the_worst_nodes_are_left_in_float(tmp_path: Path, of_texts: Result) -> None:
+    model, data = text_model(), TEXTS
     target = QuantizeTarget("onnxruntime", mixes_widths=False)
-    ranking = sensitivity(tmp_path, model, "static", data, ranges, target, **BYTES)
+    ranking = sensitivity(tmp_path, model, "static", data, of_texts, target, **BYTES)
     excluded = tuple(list(ranking.ratios)[:2])
-    spared = quantize(tmp_path, model, "static", ranges, "onnxruntime", nodes_to_exclude=excluded, **BYTES)
+    spared = quantize(tmp_path, model, "static", of_texts, "onnxruntime", nodes_to_exclude=excluded, **BYTES)
     relief = ranking.relief[2]
     assert (relief["by"], relief["sqnr_db"]) == (
         "nodes_to_exclude",
@@ -235,7 +258,7 @@ def test_an_equalized_model_is_ranked_by_the_nodes_that_its_user_has(tmp_path: P
 
 
 def test_a_node_without_a_name_is_told_by_one_that_can_be_excluded(tmp_path: Path) -> None:
-    model, data = image_model(), pixels(8)
+    model, data = image_model(), IMAGES
     for node in model.graph.node:
         node.name = ""
     ranges = calibrate(tmp_path, model, data)
@@ -259,28 +282,20 @@ def test_padding_counts_for_nothing(tmp_path: Path) -> None:
 
 
 def test_random_inputs_are_run_where_there_is_no_data(tmp_path: Path) -> None:
-    model = image_model()
-    with inside(fresh(tmp_path, "random")):
-        Path("report").mkdir()
-        fields = RankedFields("rtn", **settled_fields("rtn", None, {"rtn_block_size": 16}))
-        config = SensitivityConfig(fields, QuantizeTarget(), SamplesFields(2, 7, classifies=False))
-        inputs = {"model": put(Path("model"), model)}
-        metrics = run(config, Workspace(inputs, {"report": Path("report")}))
-        report = json.loads(Path("report/sensitivity.json").read_text())
-    assert metrics["samples"] == 2
-    assert (report["data"], report["seed"], report["held_out"]) == ("random", 7, True)
+    ranking = sensitivity(tmp_path, image_model(), "rtn", None, seed=7, rtn_block_size=16)
+    assert ranking.metrics["samples"] == SAMPLES
+    assert (ranking.report["data"], ranking.report["seed"], ranking.report["held_out"]) == ("random", 7, True)
 
 
-def test_what_cannot_be_ranked_is_refused_in_words(tmp_path: Path) -> None:
-    model, data = image_model(), pixels(8)
-    ranges = calibrate(tmp_path, model, data)
+def test_what_cannot_be_ranked_is_refused_in_words(tmp_path: Path, of_images: Result) -> None:
+    model, data = image_model(), IMAGES
     with pytest.raises(StageError, match="needs activation ranges"):
         sensitivity(tmp_path, model, "static", data, **BYTES)
-    quantized = quantize(tmp_path, model, "static", ranges, "onnxruntime", **BYTES).model
+    quantized = quantize(tmp_path, model, "static", of_images, "onnxruntime", **BYTES).model
     with pytest.raises(StageError, match="quantized already and cannot be ranked by sensitivity"):
-        sensitivity(tmp_path, quantized, "static", data, ranges, **BYTES)
+        sensitivity(tmp_path, quantized, "static", data, of_images, **BYTES)
     with pytest.raises(StageError, match="No node of the model could be quantized"):
-        sensitivity(tmp_path, model, "static", data, ranges, nodes_to_exclude=("*",), **BYTES)
+        sensitivity(tmp_path, model, "static", data, of_images, nodes_to_exclude=("*",), **BYTES)
 
 
 def test_without_matplotlib_there_is_a_report_and_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,9 +308,8 @@ def test_without_matplotlib_there_is_a_report_and_no_picture(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_report_and_picture_have_the_same_bytes_in_every_process(tmp_path: Path) -> None:
-    model, data = image_model(), pixels(8)
-    ranges = calibrate(tmp_path, model, data)
+def test_report_and_picture_have_the_same_bytes_in_every_process(tmp_path: Path, of_images: Result) -> None:
+    model, data = image_model(), IMAGES
     onnx.save(model, tmp_path / "model.onnx")
     np.savez(tmp_path / "data.npz", **data)
     config = {
@@ -305,7 +319,7 @@ def test_report_and_picture_have_the_same_bytes_in_every_process(tmp_path: Path)
     }
     inputs = {
         "model": {"model.onnx": tmp_path / "model.onnx"},
-        "ranges": {"ranges.json": ranges.path},
+        "ranges": {"ranges.json": of_images.path},
         "data": {"data.npz": tmp_path / "data.npz"},
     }
     first, second = (
@@ -385,10 +399,6 @@ def test_a_model_in_pieces_gives_what_it_gives_as_a_whole_whatever_node_is_repla
 
 
 def _outputs(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> dict[str, bytes]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = plain_session(model)
     wanted = [output.name for output in session.get_outputs()]
     return {name: value.tobytes() for name, value in zip(wanted, session.run(wanted, dict(feed)), strict=True)}

@@ -1,239 +1,328 @@
+"""What validate runs, how it compares, its thresholds, and models without a reference."""
+
 from __future__ import annotations
 
-import json
+import dataclasses
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage
-from onnx import TensorProto, helper, numpy_helper
+from ep_stage_runs import compile_config, make_models, requires_qnn, run_stage
+from optimize_samples import graph
+from quantization_samples import stored, weights
+from validation_samples import NPU, validate
 
+from winml_dag.cli.stage_lines import broken_lines
+from winml_dag.errors import MeasuredError, StageError
+from winml_dag.onnxmodel.compare import Agreement, OutputComparison
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.compile import COMPILE
-from winml_dag.stages.quality import MINIMUM_COSINE
+from winml_dag.stages.figures import OutputFigures
+from winml_dag.stages.quality import AS_IT_IS, MINIMUM_COSINE, Bounds, minimum_cosine
 from winml_dag.stages.samples.samples import random_samples
-from winml_dag.stages.validate import VALIDATE
 
-CPU = {"execution_provider": "CPUExecutionProvider", "device": "cpu", "provider_options": {}}
-NPU = compile_config()["compile"]
+
+def model(op: str = "Identity", output: str = "y", added: float = 0.0) -> onnx.ModelProto:
+    """Return *op* of ``x`` plus a number."""
+    return graph(
+        f"""g (float[2, 3] x) => (float[2, 3] {output}) <float number = {{{added}}}>
+        {{ s = Add (x, number) {output} = {op} (s) }}"""
+    )
+
+
+def given(folder, *values: float, slot: str = "input_data") -> dict:
+    """Return the input *slot* with a sample for each of *values*, filled with that value."""
+    return {"slots": {slot: stored(folder, x=np.array([np.full((2, 3), value) for value in values], np.float32))}}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory) -> Models:
+def models(tmp_path_factory):
     return make_models(tmp_path_factory.mktemp("models"))
 
 
-def validate(folder, candidate, reference, target=CPU, data=None, **fields):
-    files = candidate if isinstance(candidate, dict) else {"candidate.onnx": candidate}
-    config = {"validate": {"min_cosine": 0.95, **fields}, "target": target}
-    inputs = {"model": files, "reference": {"reference.onnx": reference}}
-    return run_stage(VALIDATE, folder, config, inputs if data is None else {**inputs, "data": {"data.npz": data}})
-
-
-def compiled(models, precision, folder) -> dict:
-    outcome = run_stage(COMPILE, folder, compile_config(), {"model": {"m.onnx": getattr(models, precision)}})
-    assert not outcome.error
-    return {name: outcome.outputs / "model" / name for name in outcome.files()}
-
-
-def elementwise(path, op: str, outputs: tuple[str, ...] = ("y",)) -> object:
-    """Save a model whose outputs are *op* of ``1 - x``."""
-    nodes = [helper.make_node("Sub", ["one", "x"], ["difference"])]
-    nodes += [helper.make_node(op, ["difference"], [name]) for name in outputs]
-    graph = helper.make_graph(
-        nodes,
-        "elementwise",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in outputs],
-        [numpy_helper.from_array(np.float32(1), "one")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    return path
-
-
-def test_a_model_agrees_with_itself(models, tmp_path):
-    outcome = validate(tmp_path, models.float32, models.float32, min_cosine=1.0)
-    assert outcome.error == ""
-    assert outcome.metrics["execution_provider"] == "CPUExecutionProvider"
+def test_a_model_agrees_with_itself(tmp_path):
+    report = validate(tmp_path, model(), model(), min_cosine=1.0)
+    assert report["execution_provider"] == "CPUExecutionProvider"
     same = {"cosine": 1.0, "cosine_min": 1.0, "sqnr_db": None, "scale": 1.0, "max_abs_error": 0.0}
-    assert outcome.metrics["outputs"] == {"scores": same}
+    assert report["outputs"] == {"y": same}
     on = {"samples": 3, "data": "random", "held_out": True}
-    assert outcome.metrics["quality"] == {"output": "scores", **same, "top1_agreed": None, "top1_of": None, **on}
+    assert report["quality"] == {"output": "y", **same, "top1_agreed": None, "top1_of": None, **on}
 
 
-def test_a_classifiers_scores_are_compared_by_the_class_that_wins(models, tmp_path):
-    outcome = validate(tmp_path, models.w8a16, models.float32, classifies=True, samples=8)
-    figures = outcome.metrics["outputs"]["scores"]
-    assert figures["top1_of"] == 8
-    session, quantized = (onnxruntime.InferenceSession(path) for path in (models.float32, models.w8a16))
-    inputs = model_inputs(models.float32)
-    agreed = 0
-    for feed in random_samples(inputs, 8, 0, "uniform", purpose="validate"):
-        agreed += session.run(None, feed)[0].argmax() == quantized.run(None, feed)[0].argmax()
-    assert figures["top1_agreed"] == agreed
-    assert outcome.metrics["quality"]["top1_agreed"] == agreed
-
-
-def text_model(path, noise_at_padding: float) -> object:
-    """Save token embeddings: ``hidden`` is a row of a table, plus a number wherever the mask is 0."""
-    random = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
-        helper.make_node("Equal", ["attention_mask", "zero"], ["is_padding"]),
-        helper.make_node("Unsqueeze", ["is_padding", "last"], ["padding"]),
-        helper.make_node("Where", ["padding", "noise", "no_noise"], ["added"]),
-        helper.make_node("Add", ["rows", "added"], ["hidden"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "text",
-        [helper.make_tensor_value_info(name, TensorProto.INT64, [1, 8]) for name in ("input_ids", "attention_mask")],
-        [helper.make_tensor_value_info("hidden", TensorProto.FLOAT, [1, 8, 4])],
-        [
-            numpy_helper.from_array(random.standard_normal((10, 4)).astype(np.float32), "table"),
-            numpy_helper.from_array(np.int64(0), "zero"),
-            numpy_helper.from_array(np.float32(noise_at_padding), "noise"),
-            numpy_helper.from_array(np.float32(0), "no_noise"),
-            numpy_helper.from_array(np.array([2]), "last"),
-        ],
+def test_a_classifiers_scores_are_compared_by_the_class_that_wins(tmp_path):
+    matrices = weights(8, 5), weights(8, 5) + weights(8, 5, seed=1)
+    exact, noisy = (
+        graph("g (float[1, 8] x) => (float[1, 5] scores) { scores = MatMul (x, w) }", w=w) for w in matrices
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    return path
+    report = validate(tmp_path, noisy, exact, classifies=True, samples=8)
+    feeds = list(random_samples(model_inputs(tmp_path / "model/model.onnx"), 8, 0, "uniform", purpose="validate"))
+    agreed = sum(np.argmax(feed["x"] @ matrices[0]) == np.argmax(feed["x"] @ matrices[1]) for feed in feeds)
+    assert 0 < agreed < 8
+    for figures in (report["outputs"]["scores"], report["quality"]):
+        assert (figures["top1_agreed"], figures["top1_of"]) == (agreed, 8)
 
 
 def test_padding_of_a_text_counts_only_where_it_is_no_number(tmp_path):
-    ids = np.arange(32).reshape(4, 1, 8) % 10
+    def embedding(noise_at_padding: float) -> onnx.ModelProto:
+        return graph(
+            """g (int64[1, 8] input_ids, int64[1, 8] attention_mask) => (float[1, 8, 4] hidden)
+            <int64 zero = {0}, float none = {0}, int64[1] last = {2}> {
+            rows = Gather (table, input_ids) is_padding = Equal (attention_mask, zero)
+            padding = Unsqueeze (is_padding, last) added = Where (padding, noise, none) hidden = Add (rows, added) }""",
+            table=weights(10, 4),
+            noise=np.array(noise_at_padding, np.float32),
+        )
+
     mask = (np.arange(8) < 5).astype(np.int64)[None, None].repeat(4, axis=0)
-    np.savez(tmp_path / "data.npz", input_ids=ids, attention_mask=mask)
-    reference = text_model(tmp_path / "reference.onnx", 0.0)
-    data = tmp_path / "data.npz"
-    outcome = validate(tmp_path / "a", text_model(tmp_path / "a.onnx", 100.0), reference, data=data)
-    assert outcome.error == ""
-    assert outcome.metrics["outputs"]["hidden"]["cosine"] == 1.0
-    overflow = validate(tmp_path / "b", text_model(tmp_path / "b.onnx", np.inf), reference, data=data)
-    assert "'hidden' has" in overflow.error
+    slots = {"data": stored(tmp_path / "data", input_ids=np.arange(32).reshape(4, 1, 8) % 10, attention_mask=mask)}
+    report = validate(tmp_path / "a", embedding(100.0), embedding(0.0), slots=slots)
+    assert report["outputs"]["hidden"]["cosine"] == 1.0
+    with pytest.raises(StageError, match="'hidden' has"):
+        validate(tmp_path / "b", embedding(np.inf), embedding(0.0), slots=slots)
 
 
 def test_one_broken_sample_among_good_ones_shows_in_the_lowest_cosine(tmp_path):
     """Abs differs from Identity for negative values: here, in the last sample that runs."""
-    x = np.linspace(-1, 0, 24).reshape(4, 2, 3)
-    x[3] = np.linspace(1, 3, 6).reshape(2, 3)
-    np.savez(tmp_path / "data.npz", x=x)
-    reference, candidate = elementwise(tmp_path / "r.onnx", "Identity"), elementwise(tmp_path / "c.onnx", "Abs")
-    outcome = validate(tmp_path / "run", candidate, reference, data=tmp_path / "data.npz", min_cosine=-1.0)
-    quality = outcome.metrics["quality"]
-    assert (quality["data"], quality["samples"], quality["held_out"]) == ("npz", 2, True)
+    data = given(tmp_path / "data", 1, 1, 1, -3, slot="data")
+    quality = validate(tmp_path, model("Abs"), model(), min_cosine=-1.0, **data)["quality"]
+    assert (quality["data"], quality["samples"], quality["held_out"], quality["output"]) == ("npz", 2, True, "y")
     assert quality["cosine_min"] < -0.9 < quality["cosine"]
-    assert quality["output"] == "y"
 
 
 def test_the_worst_output_speaks_for_the_model(tmp_path):
-    reference = elementwise(tmp_path / "reference.onnx", "Identity", outputs=("good", "bad"))
-    candidate = onnx.load(reference)
-    candidate.graph.node[2].op_type = "Exp"
-    onnx.save(candidate, tmp_path / "candidate.onnx")
-    outcome = validate(tmp_path / "run", tmp_path / "candidate.onnx", reference, min_cosine=-1.0)
-    outputs = outcome.metrics["outputs"]
-    assert outputs["bad"]["cosine"] < outputs["good"]["cosine"] == 1.0
-    assert outcome.metrics["quality"]["output"] == "bad"
-    assert outcome.metrics["quality"]["cosine"] == outputs["bad"]["cosine"]
+    text = "g (float[2, 3] x) => (float[2, 3] good, float[2, 3] bad) {{ good = Neg (x) bad = {} (x) }}"
+    report = validate(tmp_path, graph(text.format("Exp")), graph(text.format("Neg")), min_cosine=-1.0)
+    assert report["outputs"]["bad"]["cosine"] < report["outputs"]["good"]["cosine"] == 1.0
+    assert (report["quality"]["output"], report["quality"]["cosine"]) == ("bad", report["outputs"]["bad"]["cosine"])
 
 
-def test_the_report_says_what_the_metrics_say_and_is_the_same_every_time(models, tmp_path):
-    first = validate(tmp_path / "a", models.w8a16, models.float32)
-    second = validate(tmp_path / "b", models.w8a16, models.float32)
-    assert first.files() == second.files()
-    assert json.loads(first.files()["validation.json"]) == first.metrics
+def test_the_report_is_the_same_every_time_and_another_seed_compares_other_samples(tmp_path):
+    first, again, other = (
+        validate(tmp_path / str(run), model(added=0.1), model(), seed=seed) for run, seed in enumerate((0, 0, 1))
+    )
+    assert first == again
+    assert first["outputs"] != other["outputs"]
 
 
-@pytest.mark.parametrize(("given", "samples"), [(20, 3), (4, 2), (2, 1), (1, 1)])
-def test_the_last_samples_are_run_which_calibration_leaves_alone(tmp_path, given, samples):
-    # They differ where 1 - x is negative.
-    model, reference = elementwise(tmp_path / "sqrt.onnx", "Sqrt"), elementwise(tmp_path / "abs.onnx", "Abs")
-    x = np.zeros((given, 2, 3), np.float32)
-    x[: given - samples] = 2
-    np.savez(tmp_path / "data.npz", x=x)
-    outcome = validate(tmp_path / "v", model, reference, data=tmp_path / "data.npz")
-    assert outcome.error == ""
-    assert (outcome.metrics["samples"], outcome.metrics["held_out"]) == (samples, True)
-    x[given - samples] = 2
-    np.savez(tmp_path / "data.npz", x=x)
-    assert "NaN" in validate(tmp_path / "w", model, reference, data=tmp_path / "data.npz").error
+@pytest.mark.parametrize(("count", "samples"), [(20, 3), (4, 2), (2, 1), (1, 1)])
+def test_the_last_samples_are_run_which_calibration_leaves_alone(tmp_path, count, samples):
+    values = [-1.0] * (count - samples) + [1.0] * samples
+    report = validate(tmp_path / "a", model("Sqrt"), model("Abs"), **given(tmp_path / "data", *values, slot="data"))
+    assert (report["samples"], report["held_out"]) == (samples, True)
+    values[-samples] = -1.0
+    with pytest.raises(StageError, match="NaN"):
+        validate(tmp_path / "b", model("Sqrt"), model("Abs"), **given(tmp_path / "data", *values, slot="data"))
 
 
-@requires_qnn
-@pytest.mark.parametrize("precision", ["w8a8", "w8a16", "float32"])
-def test_a_compiled_model_runs_on_its_provider_and_keeps_its_bound(models, tmp_path, precision):
-    files = compiled(models, precision, tmp_path / "compile")
-    bound = MINIMUM_COSINE["fp32" if precision == "float32" else precision]
-    outcome = validate(tmp_path / "validate", files, models.float32, NPU, min_cosine=bound)
-    assert outcome.error == ""
-    assert outcome.metrics["execution_provider"] == "QNNExecutionProvider"
-    assert outcome.metrics["assigned_nodes"]["QNNExecutionProvider"] == {"EPContext": 1}
+class TestOnQnn:
+    pytestmark = requires_qnn
 
+    @pytest.mark.parametrize("precision", ["w8a8", "float32"])
+    def test_a_compiled_model_runs_on_its_provider_and_keeps_its_bound(self, models, tmp_path, precision):
+        files = {"model": {"m.onnx": getattr(models, precision)}}
+        compiled = run_stage(COMPILE, tmp_path / "compile", compile_config(), files).outputs / "model"
+        bound = MINIMUM_COSINE["fp32" if precision == "float32" else precision]
+        reference = onnx.load(models.float32)
+        report = validate(tmp_path / "validate", compiled, reference, target=NPU, min_cosine=bound)
+        assert report["execution_provider"] == "QNNExecutionProvider"
+        assert report["assigned_nodes"]["QNNExecutionProvider"] == {"EPContext": 1}
+        with pytest.raises(StageError, match="CPUExecutionProvider cannot load"):
+            validate(tmp_path / "cpu", compiled, reference)
 
-@requires_qnn
-def test_a_compiled_model_fails_on_a_target_that_cannot_load_it(models, tmp_path):
-    outcome = validate(tmp_path / "v", compiled(models, "w8a8", tmp_path / "c"), models.float32, CPU)
-    assert "CPUExecutionProvider cannot load" in outcome.error
-
-
-@requires_qnn
-def test_a_provider_that_takes_no_part_of_the_model_is_a_failure(models, tmp_path):
-    target = {**NPU, "provider_options": {"soc_model": "99999"}}
-    outcome = validate(tmp_path, models.w8a8, models.float32, target)
-    assert "on the CPU" in outcome.error
-
-
-@requires_qnn
-def test_a_provider_that_cannot_be_created_is_a_failure(models, tmp_path):
-    target = {**NPU, "provider_options": {"enable_htp_fp16_precision": "1"}}
-    outcome = validate(tmp_path, models.w8a8, models.float32, target)
-    assert "soc_model" in outcome.error
-
-
-def test_a_model_below_its_bound_is_named_with_its_figures(models, tmp_path):
-    outcome = validate(tmp_path, models.w8a8, models.float32, min_cosine=0.9999999)
-    assert "'scores'" in outcome.error
-    assert "cosine 0.9" in outcome.error
-    assert "higher precision" in outcome.advice
-    assert outcome.files() == {}
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [({"soc_model": "99999"}, "on the CPU"), ({"enable_htp_fp16_precision": "1"}, "soc_model")],
+        ids=["takes no part of the model", "cannot be created"],
+    )
+    def test_a_provider_that_does_not_run_the_model_is_a_failure(self, models, tmp_path, options, words):
+        target = dataclasses.replace(NPU, provider_options=options)
+        with pytest.raises(StageError, match=words):
+            validate(tmp_path, onnx.load(models.w8a8), onnx.load(models.float32), target=target)
 
 
 def test_infinities_on_ones_are_a_failure_even_if_random_inputs_are_fine(tmp_path):
-    reference = elementwise(tmp_path / "reference.onnx", "Identity")
-    candidate = elementwise(tmp_path / "candidate.onnx", "Reciprocal")
-    outcome = validate(tmp_path / "run", candidate, reference, min_cosine=-1.0)
-    assert "'y'" in outcome.error
-    assert "6 infinite" in outcome.error
+    infinite = model("Reciprocal", added=-1.0)
+    with pytest.raises(StageError, match=r"Output 'y' has .*6 infinite"):
+        validate(tmp_path / "candidate", infinite, model())
+    with pytest.raises(
+        StageError, match="of the float model has 0 NaN and 6 infinite values on inputs of on"
+    ) as failed:
+        validate(tmp_path / "both", infinite, infinite)
+    assert "--no-validate" in failed.value.advice
 
 
-def test_infinities_that_the_float_model_has_too_are_a_failure_of_that(tmp_path):
-    model = elementwise(tmp_path / "m.onnx", "Reciprocal")
-    outcome = validate(tmp_path / "run", model, model)
-    assert "'y' of the float model has 0 NaN and 6 infinite values on inputs of ones" in outcome.error
-    assert "--no-validate" in outcome.advice
-
-
-def test_a_half_precision_model_gets_its_inputs_in_half_precision(models, tmp_path):
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    half = tmp_path / "half.onnx"
-    onnx.save(convert_float_to_float16(onnx.load(models.float32), keep_io_types=False), half)
-    outcome = validate(tmp_path / "run", half, models.float32, min_cosine=MINIMUM_COSINE["fp16"])
-    assert outcome.error == ""
-    assert 0.999 < outcome.metrics["outputs"]["scores"]["cosine"] <= 1
+def test_a_half_precision_model_gets_its_inputs_in_half_precision(tmp_path):
+    half = graph("g (float16[2, 3] x) => (float16[2, 3] y) { y = Exp (x) }")
+    report = validate(tmp_path, half, model("Exp"), min_cosine=MINIMUM_COSINE["fp16"])
+    assert 0.999 < report["outputs"]["y"]["cosine"] <= 1
 
 
 def test_outputs_that_the_reference_does_not_have_are_named(tmp_path):
-    reference = elementwise(tmp_path / "reference.onnx", "Neg")
-    candidate = elementwise(tmp_path / "candidate.onnx", "Neg", outputs=("y", "z"))
-    outcome = validate(tmp_path / "run", candidate, reference)
-    assert "y, z" in outcome.error
+    both = graph("g (float[2, 3] x) => (float[2, 3] y, float[2, 3] z) { y = Neg (x) z = Neg (x) }")
+    with pytest.raises(StageError, match="y, z"):
+        validate(tmp_path, both, model("Neg"))
 
 
-def test_another_seed_compares_other_samples(models, tmp_path):
-    first = validate(tmp_path / "a", models.w8a8, models.float32, seed=0)
-    other = validate(tmp_path / "b", models.w8a8, models.float32, seed=1)
-    assert first.metrics["outputs"] != other.metrics["outputs"]
+@pytest.mark.parametrize(("samples", "run_on"), [(None, 4), (2, 2), (9, 4)])
+def test_all_inputs_that_the_user_gives_are_run_unless_he_says_how_many(tmp_path, samples, run_on):
+    report = validate(tmp_path, model(), model(), samples=samples, seed=None, **given(tmp_path / "data", 1, 2, 3, 4))
+    assert (report["samples"], report["data"], report["inputs"]) == (run_on, "npz", "validate.input_data")
+    assert report["held_out"] is True
+    assert report["quality"]["samples"] == run_on
+
+
+def test_a_model_that_is_wrong_on_an_input_of_the_users_only_fails(tmp_path):
+    assert validate(tmp_path / "random", model("Sqrt"), model("Abs"))["inputs"] == "validate.seed"
+    with pytest.raises(StageError, match=r"NaN .* on 2 npz samples where the reference has numbers"):
+        validate(tmp_path / "given", model("Sqrt"), model("Abs"), samples=None, **given(tmp_path / "data", 1, -1))
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ({"z": np.zeros((4, 2, 3), np.float32)}, "x missing and z not an input"),
+        ({"x": np.zeros((4, 5, 3), np.float32)}, r"takes the shape \[2, 3\], but sample 0"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_complained_of_under_the_name_of_their_field(tmp_path, data, complaint):
+    with pytest.raises(StageError, match=f"^validate.input_data: .*{complaint}"):
+        validate(tmp_path, model(), model(), samples=None, slots={"input_data": stored(tmp_path / "data", **data)})
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ({"min_cosine": 0.99999}, "cosine 0.9.*, below validate.min_cosine of 0.99999"),
+        ({"min_sqnr_db": 40.0}, "signal to noise .* dB, below validate.min_sqnr_db of 40"),
+        ({"max_abs_error": 0.05}, "largest error 0.1, above validate.max_abs_error of 0.05"),
+    ],
+)
+def test_a_bound_that_is_not_kept_is_named_with_its_field_and_the_output(tmp_path, bound, words):
+    words = f"Output 'y' is too far from the reference on 3 random samples: {words}"
+    with pytest.raises(StageError, match=words) as failed:
+        validate(tmp_path / "broken", model(added=0.1), model(), **bound)
+    assert failed.value.advice
+    assert not list((tmp_path / "broken" / "report").iterdir())
+    loose = {"min_cosine": 0.9, "min_sqnr_db": 5.0, "max_abs_error": 0.2}
+    report = validate(tmp_path / "kept", model(added=0.1), model(), **loose)
+    assert {name: report[name] for name in loose} == loose
+
+
+def test_when_a_bound_is_not_kept_the_figures_of_all_outputs_are_told(tmp_path):
+    """Of the three outputs, the first is exact, and the others are 0.1 and 0.2 too large."""
+
+    def three(near: float, far: float) -> onnx.ModelProto:
+        return graph(
+            f"""g (float[2, 3] x) => (float[2, 3] exact, float[2, 3] near, float[2, 3] far)
+            <float none = {{0}}, float a = {{{near}}}, float b = {{{far}}}>
+            {{ exact = Add (x, none) near = Add (x, a) far = Add (x, b) }}"""
+        )
+
+    with pytest.raises(MeasuredError, match=r"^Output 'near' .*; 1 more of 3 outputs too\.") as failed:
+        validate(tmp_path, three(0.1, 0.2), three(0.0, 0.0), min_cosine=0.5, max_abs_error=0.05)
+    assert "higher precision" in failed.value.advice
+    told = failed.value.metrics
+    errors = {name: figures["max_abs_error"] for name, figures in told["outputs"].items()}
+    assert errors == {"exact": 0.0, "near": 0.1, "far": 0.2}
+    assert told["broken"] == {"near": ["max_abs_error"], "far": ["max_abs_error"]}
+    assert (told["min_cosine"], told["max_abs_error"], told["min_sqnr_db"]) == (0.5, 0.05, None)
+    heads, *lines = broken_lines(told)
+    assert heads.split() == ["output", "cosine", "lowest", "SQNR", "largest", "error", "top-1"]
+    assert [line.split()[0] for line in lines] == ["exact", "near", "far"]
+    assert [line.endswith("not kept: max_abs_error") for line in lines] == [False, True, True]
+    assert not list(broken_lines({}))
+
+
+def test_a_bound_for_decisions_needs_an_output_with_decisions(tmp_path):
+    """Negating all scores changes every best class."""
+    x = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    how = {"min_top1_agreement": 0.5, "samples": None, "slots": {"input_data": stored(tmp_path / "data", x=x)}}
+    with pytest.raises(StageError, match="no output of the model has scores of classes"):
+        validate(tmp_path / "none", model(), model(), **how)
+    with pytest.raises(StageError, match=r"the same best class in 0 of 8 decisions, below validate.min_top1_agreement"):
+        validate(tmp_path / "other", model("Neg", "logits"), model(output="logits"), **how)
+    assert validate(tmp_path / "same", model(output="logits"), model(output="logits"), **how)
+
+
+def test_a_model_of_fixed_sizes_is_held_against_one_that_leaves_them_open(tmp_path):
+    reference = graph("g (float[2, n] x) => (float[2, n] y) { y = Identity (x) }")
+    assert validate(tmp_path, model(), reference)["outputs"]["y"]["cosine"] == 1.0
+
+
+def test_only_what_is_below_breaks_a_bound():
+    exact = OutputComparison("y", (4,), 0.9, 20.0, 0.5, 0, 0)
+    figures = OutputFigures(exact, exact, 0.9, Agreement(9, 10))
+    kept = Bounds(min_cosine=0.9, min_sqnr_db=20.0, max_abs_error=0.5, min_top1_agreement=0.9)
+    assert not list(kept.broken_by(figures))
+    assert not list(Bounds().broken_by(figures))
+    tighter = dataclasses.replace(kept, min_cosine=0.91, min_sqnr_db=20.1, max_abs_error=0.49, min_top1_agreement=0.91)
+    assert len(list(tighter.broken_by(figures))) == 4
+
+
+def test_bounds_that_nobody_gives_are_those_of_the_precision():
+    assert Bounds().completed("w8a16") == Bounds(min_cosine=MINIMUM_COSINE["w8a16"], min_sqnr_db=0.5)
+    assert Bounds(min_sqnr_db=20.0).completed("w8a16").min_sqnr_db == 20.0
+    # Explicit thresholds take precedence.
+    assert Bounds(min_cosine=-1.0).completed("w8a16") == Bounds(min_cosine=-1.0)
+    assert minimum_cosine("w8a8") == MINIMUM_COSINE["w8a8"]
+    # What came quantized has the loosest.
+    assert minimum_cosine(AS_IT_IS) == min(MINIMUM_COSINE.values())
+
+
+def test_a_result_that_is_twice_as_large_is_no_result(tmp_path):
+    """Its cosine is 1."""
+    twice = graph("g (float[2, 3] x) => (float[2, 3] y) { y = Add (x, x) }")
+    with pytest.raises(StageError, match=r"signal to noise .* dB, below validate.min_sqnr_db of 0.5 \(cosine 1,"):
+        validate(tmp_path, twice, model(), precision=AS_IT_IS)
+
+
+def test_a_model_without_a_reference_has_to_load_run_and_give_numbers(tmp_path):
+    report = validate(tmp_path / "sound", model("Abs"))
+    assert report["reference"] is False
+    assert (report["samples"], report["all_ones_finite"]) == (3, True)
+    assert "quality" not in report
+    with pytest.raises(StageError, match=r"Output 'y' has 6 NaN and 0 infinite values on 3 random samples, and there"):
+        validate(tmp_path / "broken", model("Sqrt", added=-2.0))
+    with pytest.raises(StageError, match=r"6 infinite values on inputs of ones, and there is no reference"):
+        validate(tmp_path / "on ones", model("Reciprocal", added=-1.0))
+
+
+@pytest.mark.parametrize("candidate", ["Sqrt", "Abs"])
+def test_nan_of_the_float_model_is_a_failure_whatever_was_made_of_it(tmp_path, candidate):
+    of_float = r"Output 'y' of the float model has 12 NaN and 0 infinite values on 3 npz samples\."
+    with pytest.raises(StageError, match=of_float) as failed:
+        validate(tmp_path / "a", model(candidate), model("Sqrt"), samples=None, **given(tmp_path / "data", 1, -1, -2))
+    assert "validate.input_data" in failed.value.advice
+    assert "--no-validate" in failed.value.advice
+    sound = validate(tmp_path / "b", model("Sqrt"), model("Sqrt"), samples=None, **given(tmp_path / "more", 1, 2))
+    assert sound["warnings"] == []
+
+
+def test_infinities_fail_unless_the_result_has_numbers_in_their_place(tmp_path):
+    """A mask, with infinities and with integer limits."""
+
+    def masked(low: float) -> onnx.ModelProto:
+        text = "g (float[2, 3] x) => (float[2, 3] y) <bool[3] keep = {1, 1, 0}> { y = Where (keep, x, low) }"
+        return graph(text, low=np.array(low, np.float32))
+
+    with pytest.raises(StageError, match="Output 'y' of the float model has 0 NaN and 6 infinite values on 3 random"):
+        validate(tmp_path / "floats", masked(-np.inf), masked(-np.inf))
+    with pytest.raises(StageError, match="Output 'y' has 0 NaN and 6 infinite values on 3 random samples where"):
+        validate(tmp_path / "overflow", masked(-np.inf), masked(-3.4e38))
+    report = validate(tmp_path / "integers", masked(-2.0), masked(-np.inf))
+    assert "'y' of the float model has 0 NaN and 6 infinite values on 3 random samples" in report["warnings"][0]
+    assert report["quality"]["cosine"] == 1.0
+
+
+def test_a_float_model_without_any_number_proves_nothing(tmp_path):
+    with pytest.raises(StageError, match="Output 'y' of the float model has 0 NaN and 18 infinite values"):
+        validate(tmp_path, model(), model("Reciprocal", added=-1.0), samples=None, **given(tmp_path / "data", 1, 1, 1))
+
+
+def test_an_output_that_cannot_be_compared_is_told_of(tmp_path):
+    truth = graph("g (float[2, 3] x) => (bool[2, 3] y) { y = Greater (x, x) }")
+    with pytest.raises(StageError, match="values of type bool, but its reference's are float32"):
+        validate(tmp_path / "bool", truth, model())
+    several = graph("g (float[2, 3] x) => (seq(float[1, 3]) y) { y = SplitToSequence <axis = 0> (x) }")
+    with pytest.raises(StageError, match="'y' is a list, and only tensors of numbers can be compared"):
+        validate(tmp_path / "list", several, several)
