@@ -116,12 +116,13 @@ def compiled(
     return run_stage(COMPILE, folder / "run", compile_config(options, **fields), {"model": {"m.onnx": model}})
 
 
-def loaded(outcome: Outcome) -> onnxruntime.InferenceSession:
-    assert not outcome.error
+def loaded(model: Outcome | Path) -> onnxruntime.InferenceSession:
+    """Return a session on QNN of a compiled model."""
+    if isinstance(model, Outcome):
+        assert not model.error
+        model = model.outputs / "model" / "compiled.onnx"
     target = resolve_target("qnn", "npu")
-    return create_session(
-        outcome.outputs / "model" / "compiled.onnx", target, complete_options(target, {}), compiled=True
-    )
+    return create_session(model, target, complete_options(target, {}), compiled=True)
 
 
 def small_network(*, batch: int | str = 1, computed_shape: bool = False) -> onnx.ModelProto:

@@ -50,6 +50,24 @@ def graph(text: str, opset: int = 21, *, imports: str = "", **constants: NDArray
     return model
 
 
+def attention_block(end: str = "y = Mul(h, s)", opset: int = 21) -> onnx.ModelProto:
+    """Return an attention block with a mask and a GELU: something for most capabilities."""
+    random = np.random.default_rng(0)
+    constants = {name: random.normal(size=shape).astype(np.float32) for name, shape in (("q", (8, 8)), ("k", (8, 8)))}
+    text = """agraph (float[2, 6, 8] x, int64[2, 1, 6] mask) => (float[2, 6, 8] y)
+    <float lowest = {-3.4028235e38}, float one = {1}, float three = {3}, float cubic = {0.044715},
+     float outer = {0.79788456}, float half = {0.5}> {
+    qp = MatMul(x, q)   qb = Add(qp, bias)
+    kp = MatMul(x, k)   kb = Add(kp, bias)   kt = Transpose<perm = [0, 2, 1]>(kb)
+    kept = Cast<to = 1>(mask)   hidden = Sub(one, kept)   low = Mul(hidden, lowest)
+    product = MatMul(qb, kt)   scores = Add(product, low)   weights = Softmax<axis = -1>(scores)
+    mixed = MatMul(weights, x)
+    c = Pow(mixed, three)   m = Mul(cubic, c)   p = Add(mixed, m)   t = Mul(outer, p)   f = Tanh(t)   s = Add(one, f)
+    h = Mul(half, mixed)   END
+}"""
+    return graph(text.replace("END", end), opset, **constants, bias=random.normal(size=8).astype(np.float32))
+
+
 def optimize(
     folder: Path, model: onnx.ModelProto, *names: str, off: Sequence[str] = (), standard_domain_only: bool = False
 ) -> Optimized:

@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 from optimize_samples import graph
 
+from winml_dag.engine.progress import OnProgress, no_progress
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.calibrate.observe import run as run_calibrate
@@ -171,6 +172,7 @@ def calibrate(
     processor: Path | None = None,
     keep_back: int | None = None,
     *,
+    progress: OnProgress = no_progress,
     samples: int = 10,
     calibration_method: str = "minmax",
     seed: int | None = None,
@@ -193,7 +195,7 @@ def calibrate(
             random = {"seed": seed, "distribution": None}
         metrics = run_calibrate(
             CalibrateConfig(CalibrateFields(samples, calibration_method, **random, **fields), KeptBack(keep_back)),
-            Workspace(inputs, {"ranges": Path("ranges")}),
+            Workspace(inputs, {"ranges": Path("ranges")}, progress),
         )
         return Result(metrics, Path("ranges").resolve())
 

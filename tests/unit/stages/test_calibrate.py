@@ -137,6 +137,17 @@ def test_samples_of_different_lengths_have_one_histogram(tmp_path, method):
     assert 3 < high <= 5
 
 
+@pytest.mark.parametrize(
+    ("method", "total", "unit"),
+    [("minmax", 10, "samples"), ("percentile", 20, "samples in two passes"), ("entropy", 20, "samples in two passes")],
+)
+def test_progress_tells_how_many_samples_are_done(tmp_path, method, total, unit):
+    told: list[tuple[int, int | None, str]] = []
+    data = {"x": np.ones((12, 1, 4), np.float32)}
+    calibrate(tmp_path, RELU, data, calibration_method=method, progress=lambda *words: told.append(words))
+    assert list(dict.fromkeys(told)) == [(done, total, unit) for done in range(total + 1)]
+
+
 @pytest.mark.parametrize("mask", [-np.inf, float(np.finfo(np.float32).min)])
 @pytest.mark.parametrize("method", ["minmax", "percentile"])
 def test_a_mask_that_stands_for_infinity_is_measured_as_a_moderate_one(tmp_path, mask, method):

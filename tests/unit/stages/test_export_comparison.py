@@ -19,10 +19,6 @@ def _input(*shape: int | str, sizes: tuple[int, ...]) -> ModelInput:
 TEXT = _input("batch", "sequence", sizes=(1, 128))
 
 
-def test_a_static_model_has_one_size() -> None:
-    assert sizes_by_run([_input(1, 3, sizes=(1, 3))]) == ({}, {}, {})
-
-
 @given(st.lists(st.sampled_from(["batch", "a", "b", "c", 3]), min_size=1, max_size=4), st.integers(1, 300))
 def test_every_axis_is_tried_at_more_than_one_size(shape: list[int | str], size: int) -> None:
     runs = sizes_by_run([_input(*shape, sizes=(size,) * len(shape))])
@@ -31,21 +27,20 @@ def test_every_axis_is_tried_at_more_than_one_size(shape: list[int | str], size:
         assert all(run[axis] >= 1 for run in runs)
 
 
-def test_the_first_run_is_not_at_size_one_which_exporters_take_for_a_constant() -> None:
+def test_sizes_are_chosen_for_the_named_axes_only_and_the_first_is_not_one_which_exporters_take_for_a_constant() -> (
+    None
+):
+    assert sizes_by_run([_input(1, 3, sizes=(1, 3))]) == ({}, {}, {})
     assert sizes_by_run([TEXT])[0] == {"batch": 2, "sequence": 128}
 
 
-def test_outputs_are_named_after_the_axes_that_they_follow() -> None:
+def test_axes_of_outputs_are_named_after_those_that_they_follow_or_have_a_name_of_their_own() -> None:
     sizes = sizes_by_run([TEXT])
-    seen = [(run["batch"], run["sequence"], 32) for run in sizes]
-    assert output_shape("last_hidden_state", seen, sizes, {}) == ("batch", "sequence", 32)
-
-
-def test_an_axis_of_its_own_size_gets_a_name_of_its_own() -> None:
-    sizes = sizes_by_run([TEXT])
-    seen = [(run["sequence"] // 4,) for run in sizes]
-    assert output_shape("pooled", seen, sizes, {}) == ("pooled_axis_0",)
-    assert output_shape("pooled", seen, sizes, {"pooled": {"0": "quarter"}}) == ("quarter",)
+    states = [(run["batch"], run["sequence"], 32) for run in sizes]
+    assert output_shape("last_hidden_state", states, sizes, {}) == ("batch", "sequence", 32)
+    quarters = [(run["sequence"] // 4,) for run in sizes]
+    assert output_shape("pooled", quarters, sizes, {}) == ("pooled_axis_0",)
+    assert output_shape("pooled", quarters, sizes, {"pooled": {"0": "quarter"}}) == ("quarter",)
 
 
 def test_a_fixed_axis_cannot_be_called_dynamic() -> None:
@@ -56,13 +51,10 @@ def test_a_fixed_axis_cannot_be_called_dynamic() -> None:
 RIGHT = np.linspace(-2, 3, 50, dtype=np.float32)
 
 
-def test_rounding_agrees() -> None:
+def test_rounding_agrees_everywhere_if_it_is_small_and_in_a_few_places_if_it_is_larger() -> None:
     difference, cosine = agreement([{"logits": RIGHT}], [{"logits": RIGHT + np.float32(1e-5)}])
     assert difference == pytest.approx(1e-5, rel=0.1)
     assert cosine > 0.9999
-
-
-def test_rounding_in_a_few_places_agrees_and_the_same_everywhere_does_not() -> None:
     many = np.tile(RIGHT, 1000)
     few = many.copy()
     few[:3] += np.float32(8e-3)
@@ -71,23 +63,18 @@ def test_rounding_in_a_few_places_agrees_and_the_same_everywhere_does_not() -> N
         agreement([{"logits": many}], [{"logits": many + np.float32(8e-3)}])
 
 
-def test_tiny_outputs_are_held_against_their_own_scale() -> None:
-    with pytest.raises(StageError, match="differs from PyTorch in 'logits'"):
-        agreement([{"logits": RIGHT * 1e-6}], [{"logits": RIGHT * 1.1e-6}])
+NAN = np.full_like(RIGHT, np.nan)
 
 
-@pytest.mark.parametrize("wrong", [RIGHT[::-1], RIGHT + 0.1, np.zeros_like(RIGHT), np.full_like(RIGHT, np.nan)])
-def test_a_wrong_output_is_refused(wrong: np.ndarray) -> None:
-    with pytest.raises(StageError, match="differs from PyTorch"):
-        agreement([{"logits": RIGHT}], [{"logits": wrong}])
-
-
-def test_the_worst_of_all_runs_counts() -> None:
-    with pytest.raises(StageError):
-        agreement([{"logits": RIGHT}] * 2, [{"logits": RIGHT}, {"logits": -RIGHT}])
-
-
-def test_nothing_can_be_said_when_pytorch_gives_nan() -> None:
-    nan = np.full(3, np.nan, np.float32)
-    with pytest.raises(StageError, match="itself gives NaN"):
-        agreement([{"logits": nan}], [{"logits": nan}])
+@pytest.mark.parametrize(
+    ("expected", "found", "words"),
+    [
+        *((RIGHT, wrong, "differs from PyTorch") for wrong in (RIGHT[::-1], RIGHT + 0.1, np.zeros_like(RIGHT), NAN)),
+        # Tiny outputs are held against their own scale.
+        (RIGHT * 1e-6, RIGHT * 1.1e-6, "differs from PyTorch in 'logits'"),
+        (NAN, NAN, "itself gives NaN"),
+    ],
+)
+def test_a_wrong_output_in_any_run_is_refused(expected: np.ndarray, found: np.ndarray, words: str) -> None:
+    with pytest.raises(StageError, match=words):
+        agreement([{"logits": RIGHT}, {"logits": expected}], [{"logits": RIGHT}, {"logits": found}])

@@ -43,18 +43,18 @@ def test_a_batch_of_one_that_is_spelled_out_becomes_the_batch_asked_for(batch: i
 PRODUCED = ("last_hidden_state", "pooler_output")
 
 
-def test_the_usual_outputs_that_the_model_has_are_exported() -> None:
-    found = choose_outputs(PRODUCED, (), ("text_embeds", "last_hidden_state"))
-    assert found == {"last_hidden_state": "last_hidden_state"}
-
-
-def test_outputs_are_picked_by_name_in_the_recipes_order() -> None:
-    chosen = choose_outputs(PRODUCED, ("pooler_output", "last_hidden_state"), ())
-    assert list(chosen.values()) == ["pooler_output", "last_hidden_state"]
-
-
-def test_names_of_the_recipes_own_are_given_in_order() -> None:
-    assert choose_outputs(PRODUCED, ("embedding",), ()) == {"embedding": "last_hidden_state"}
+@pytest.mark.parametrize(
+    ("asked", "usual", "chosen"),
+    [
+        ((), ("text_embeds", "last_hidden_state"), {"last_hidden_state": "last_hidden_state"}),
+        (PRODUCED[::-1], (), dict(zip(PRODUCED[::-1], PRODUCED[::-1], strict=True))),
+        (("embedding",), (), {"embedding": "last_hidden_state"}),
+    ],
+    ids=["the usual ones that the model has", "by name in the recipe's order", "names of the recipe's own in order"],
+)
+def test_outputs_are_chosen(asked: tuple[str, ...], usual: tuple[str, ...], chosen: dict[str, str]) -> None:
+    found = choose_outputs(PRODUCED, asked, usual)
+    assert list(found.items()) == list(chosen.items())
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from ep_stage_runs import compiled, loaded, make_models, requires_qnn
+from onnx import helper, numpy_helper
+from optimize_samples import graph, outputs
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import InputError, StageError
+from winml_dag.onnxmodel import files
 from winml_dag.onnxmodel.files import save_model
 from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.stages import finalize
 from winml_dag.stages.finalize import FinalizeConfig, OffloadFields, run
 
 
@@ -28,13 +29,17 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return made
 
 
-def _linear(size: int = 64) -> onnx.ModelProto:
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of this file's models count as large."""
+    for module in (files, finalize):
+        monkeypatch.setattr(module, "EXTERNAL_DATA_THRESHOLD", 1024)
+
+
+def _linear() -> onnx.ModelProto:
     """Return ``y = x @ w``, with a fixed shape, as compilers need it."""
-    weight = numpy_helper.from_array(np.linspace(-1, 1, size * size, dtype=np.float32).reshape(size, size), "w")
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, size])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, size])
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    weight = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    return graph("g (float[1, 64] x) => (float[1, 64] y) { y = MatMul (x, w) }", w=weight)
 
 
 def _finalize(workspace: Workspace) -> tuple[JsonObject, list[str]]:
@@ -44,9 +49,9 @@ def _finalize(workspace: Workspace) -> tuple[JsonObject, list[str]]:
     return metrics, sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def _output(path: Path, size: int) -> np.ndarray:
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": np.linspace(-1, 1, size, dtype=np.float32).reshape(1, size)})[0]
+def _same_results(one: str, other: str) -> None:
+    x = {"x": np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64)}
+    np.testing.assert_array_equal(*(outputs(onnx.load(path), x)[0] for path in (one, other)))
 
 
 def test_a_model_in_one_file_keeps_its_very_bytes(workspace: Workspace) -> None:
@@ -65,30 +70,25 @@ def test_small_external_data_comes_inside(workspace: Workspace) -> None:
     metrics, names = _finalize(workspace)
     assert names == ["model.onnx"]
     assert metrics["external_data"] is False
-    np.testing.assert_array_equal(_output(Path("out/model.onnx"), 64), _output(Path("in/m.onnx"), 64))
+    _same_results("out/model.onnx", "in/m.onnx")
 
 
-def test_large_weights_keep_their_bytes_under_the_final_name(workspace: Workspace) -> None:
-    size = 5121  # just over 100 MiB
-    save_model(_linear(size), Path("in/optimized.onnx"))
-    metrics, names = _finalize(workspace)
-    assert names == ["model.onnx", "model.onnx.data"]
-    assert Path("out/model.onnx.data").read_bytes() == Path("in/optimized.onnx.data").read_bytes()
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("name", ["model.onnx", "small one.onnx"])
+def test_large_weights_keep_their_bytes_under_the_final_name(workspace: Workspace, name: str) -> None:
+    save_model(_linear(), Path("in/optimized.onnx"))
+    metrics = run(FinalizeConfig(name), workspace)
+    assert sorted(path.name for path in Path("out").iterdir()) == [name, f"{name}.data"]
+    assert Path(f"out/{name}.data").read_bytes() == Path("in/optimized.onnx.data").read_bytes()
     assert metrics["external_data"] is True
     assert metrics["size_bytes"] == sum(path.stat().st_size for path in Path("out").iterdir())
-    np.testing.assert_array_equal(_output(Path("out/model.onnx"), size), _output(Path("in/optimized.onnx"), size))
+    assert inspect_model(Path("out", name)).external_data == (f"{name}.data",)
+    _same_results(f"out/{name}", "in/optimized.onnx")
 
 
-def test_the_weights_of_a_model_with_a_name_of_its_own_have_that_name_too(workspace: Workspace) -> None:
-    save_model(_linear(5121), Path("in/quantized.onnx"))
-    run(FinalizeConfig("small one.onnx"), workspace)
-    assert sorted(path.name for path in Path("out").iterdir()) == ["small one.onnx", "small one.onnx.data"]
-    assert inspect_model(Path("out/small one.onnx")).external_data == ("small one.onnx.data",)
-    np.testing.assert_array_equal(_output(Path("out/small one.onnx"), 5121), _output(Path("in/quantized.onnx"), 5121))
-
-
+@pytest.mark.usefixtures("large")
 def test_large_weights_inside_move_out(workspace: Workspace) -> None:
-    Path("in/m.onnx").write_bytes(_linear(5121).SerializeToString())
+    Path("in/m.onnx").write_bytes(_linear().SerializeToString())
     metrics, names = _finalize(workspace)
     assert names == ["model.onnx", "model.onnx.data"]
     assert metrics["external_data"] is True
@@ -181,54 +181,23 @@ def test_a_missing_binary_is_named(workspace: Workspace) -> None:
         _finalize(workspace)
 
 
-_COMPILE = """
-import numpy as np, onnxruntime as ort, onnxruntime_qnn, sys
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
-class Samples(CalibrationDataReader):
-    left = [{"x": np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64)}] * 2
-    def get_next(self):
-        return self.left.pop() if self.left else None
-ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
-options = ort.SessionOptions()
-devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"][:1]
-if not devices:
-    sys.exit("no device")
-settings = {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), "soc_model": "60", "htp_arch": "73"}
-options.add_provider_for_devices(devices, settings)
-if sys.argv[1] == "compile":
-    quantize_static("float.onnx", "qdq.onnx", Samples(), activation_type=QuantType.QUInt16)
-    flags = ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED
-    for embed, target in ((False, "in/compiled.onnx"), (True, "embedded/compiled.onnx")):
-        compiler = ort.ModelCompiler(options, "qdq.onnx", embed_compiled_data_into_model=embed, flags=flags)
-        compiler.compile_to_file(target)
-else:
-    for model in ("moved/other name.onnx", "moved/embedded.onnx"):
-        print(ort.InferenceSession(model, options).run(None, Samples.left[0])[0].shape)
-"""
-
-
+@requires_qnn
 @pytest.mark.slow
-def test_a_model_compiled_for_an_npu_loads_under_its_final_name(workspace: Workspace) -> None:
-    pytest.importorskip("onnxruntime_qnn")
-    onnx.save(_linear(), "float.onnx")
-    Path("embedded").mkdir()
-    compiled = subprocess.run([sys.executable, "-c", _COMPILE, "compile"], capture_output=True, text=True)
-    if compiled.stderr.strip().endswith("no device"):
-        pytest.skip("the QNN execution provider offers no device here")
-    assert compiled.returncode == 0, compiled.stderr
+@pytest.mark.parametrize("embed", [False, True])
+def test_a_model_compiled_for_an_npu_loads_under_its_final_name(
+    workspace: Workspace, tmp_path: Path, embed: bool
+) -> None:
+    outcome = compiled(tmp_path / "compile", make_models(tmp_path).w8a16, embed_context=embed)
+    for name, content in outcome.files().items():
+        Path("in", name).write_bytes(content)
     before = inspect_model(Path("in/compiled.onnx"))
     assert before.is_compiled
-    assert before.ep_context[0].embed_mode == 0
+    assert before.ep_context[0].embed_mode == int(embed)
     assert before.ep_context[0].source in ("QNN", "QNNExecutionProvider")
     _, names = _finalize(workspace)
-    assert names == ["model.onnx", "model_qnn.bin"]
+    assert names == (["model.onnx"] if embed else ["model.onnx", "model_qnn.bin"])
     # Moved together, with the model renamed: they still belong together.
-    Path("moved").mkdir()
-    Path("out/model.onnx").rename("moved/other name.onnx")
-    Path("out/model_qnn.bin").rename("moved/model_qnn.bin")
-    Path("embedded/compiled.onnx").rename("in/compiled.onnx")
-    _, names = _finalize(workspace)
-    assert names == ["model.onnx"]
-    Path("out/model.onnx").rename("moved/embedded.onnx")
-    loaded = subprocess.run([sys.executable, "-c", _COMPILE, "load"], capture_output=True, text=True)
-    assert loaded.stdout.count("(1, 64)") == 2, loaded.stderr
+    Path("out").rename("moved")
+    session = loaded(Path("moved/model.onnx").rename("moved/other name.onnx").resolve())
+    (given,) = session.get_inputs()
+    assert session.run(None, {given.name: np.ones(given.shape, np.float32)})[0].any()

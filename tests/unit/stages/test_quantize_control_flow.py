@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 from quantization_samples import Result, calibrate, outlier_model, quantize, rows, weights
 
 from winml_dag.errors import StageError
@@ -57,8 +57,13 @@ SCAN = f"""agraph ({X} x, float[{WIDTH}] s) => ({X} y, float[{WIDTH}] last) {{
 NETS = {"If": BRANCHES, "Loop": LOOP, "Scan": SCAN}
 
 
+def of(text: str, imports: str = '"": 17') -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]> {text}")
+
+
 def net(text: str, imports: str = '"": 17') -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]> {text}")
+    """Return a model with the weights that *text* names."""
+    model = of(text, imports)
     scale = np.float32(2 / np.sqrt(WIDTH))
     constants = {
         **{name: weights(WIDTH, WIDTH, seed=seed) * scale for seed, name in enumerate(("first", "shared"))},
@@ -103,6 +108,7 @@ def quantized(folder: Path, model: onnx.ModelProto, mode: str, **fields: Any) ->
 def assert_close(result: Result, model: onnx.ModelProto, least: float) -> None:
     """The model is valid in onnx, and computes the same as *model*, with and without all of onnxruntime's fusions."""
     onnx.checker.check_model(result.model)
+    original = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     for level in (
         onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
         onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
@@ -110,7 +116,6 @@ def assert_close(result: Result, model: onnx.ModelProto, least: float) -> None:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = level
         session = onnxruntime.InferenceSession(result.content, options, providers=["CPUExecutionProvider"])
-        original = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         halves = {value.name for value in session.get_inputs() if value.type == "tensor(float16)"}
         for condition in (True, False):
             feed = fed(model, 9, condition=condition)
@@ -212,22 +217,22 @@ ODD = {
 }
 
 
+def sparse() -> onnx.ModelProto:
+    model = net(f"agraph ({X} x) => ({X} y) {{ y = MatMul (x, sparse) }}")
+    values = numpy_helper.from_array(weights(WIDTH, seed=1), "sparse")
+    indices = numpy_helper.from_array(np.arange(WIDTH) * (WIDTH + 1), "places")
+    model.graph.sparse_initializer.add(values=values, indices=indices, dims=[WIDTH, WIDTH])
+    return model
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", [*ODD, "a sparse weight"])
-def test_constants_and_inputs_in_odd_places_are_quantized(tmp_path: Path, name: str, mode: str) -> None:
-    if name == "a sparse weight":
-        model = net(f"agraph ({X} x) => ({X} y) {{ y = MatMul (x, sparse) }}")
-        values = numpy_helper.from_array(weights(WIDTH, seed=1), "sparse")
-        places = np.arange(WIDTH) * (WIDTH + 1)
-        indices = numpy_helper.from_array(places, "places")
-        model.graph.sparse_initializer.add(values=values, indices=indices, dims=[WIDTH, WIDTH])
-    else:
-        model = net(ODD[name])
+@pytest.mark.parametrize("model", [*map(net, ODD.values()), sparse()], ids=[*ODD, "a sparse weight"])
+def test_constants_and_inputs_in_odd_places_are_quantized(tmp_path: Path, model: onnx.ModelProto, mode: str) -> None:
     assert_close(quantized(tmp_path, model, mode), model, LEAST[mode])
 
 
 def test_a_model_without_nodes_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] x) { }')
+    model = of("g (float[2] x) => (float[2] x) { }")
     for mode in MODES:
         with pytest.raises(StageError) as caught:
             quantized(tmp_path, model, mode)
@@ -267,32 +272,17 @@ def test_nodes_are_sorted_by_what_inner_graphs_read_too() -> None:
     assert shuffled == model
 
 
-def _with_a_branch(model: onnx.ModelProto, *nodes: onnx.NodeProto) -> onnx.ModelProto:
-    """Return *model* with the additional output ``seen``, computed by *nodes* of a branch from outer values."""
-    seen = helper.make_tensor_value_info("seen", onnx.TensorProto.FLOAT, None)
-    other = helper.make_graph(
-        [helper.make_node("Identity", [nodes[0].input[0]], ["not"])], "no", [], [_named(seen, "not")]
-    )
-    branch = helper.make_graph(nodes, "yes", [], [_named(seen, nodes[-1].output[0])])
-    model.graph.input.append(helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []))
-    model.graph.node.append(helper.make_node("If", ["c"], ["seen"], "look", then_branch=branch, else_branch=other))
-    model.graph.output.append(seen)
-    return model
+BRANCH = """[look] seen = If (c) <then_branch = yes () => (float[] t) {{ t = {} }},
+    else_branch = no () => (float[] e) {{ e = Identity (x) }}>"""
 
 
-def _named(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
-    copy = onnx.ValueInfoProto(name=name)
-    copy.type.CopyFrom(value.type)
-    return copy
-
-
-@pytest.mark.parametrize(
-    "node",
-    [helper.make_node("Identity", ["n"], ["is"]), helper.make_node("MatMul", ["x", "up"], ["is"])],
-    ids=["what is equalized", "a matrix of what is equalized"],
-)
-def test_equalizing_leaves_a_branch_what_it_reads(tmp_path: Path, node: onnx.NodeProto) -> None:
-    model = _with_a_branch(outlier_model(17, after=False), node)
+@pytest.mark.parametrize("read", ["Identity (n)", "MatMul (x, up)"])
+def test_equalizing_leaves_a_branch_what_it_reads(tmp_path: Path, read: str) -> None:
+    """What is equalized, and a matrix of what is."""
+    model = outlier_model(17, after=False)
+    look = of(f"look (bool c) => (float[] seen) {{ {BRANCH.format(read)} }}").graph
+    for field in ("node", "input", "output"):
+        getattr(model.graph, field).extend(getattr(look, field))
     data = {**rows(8), "c": np.ones(8, bool)}
     result = quantize(tmp_path, model, "static", calibrate(tmp_path, model, data, samples=8), "onnxruntime", **W8A8)
     feed = {**rows(1, seed=9), "c": np.array(True)}
@@ -304,11 +294,9 @@ def test_equalizing_leaves_a_branch_what_it_reads(tmp_path: Path, node: onnx.Nod
 
 def test_a_bound_in_a_branch_keeps_its_meaning_where_a_mask_is_the_same_constant(tmp_path: Path) -> None:
     lowest = float(np.finfo(np.float32).min)
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4] x) => (float[1, 4] y) { y = Add (x, low) }"""
-    )
+    branch = BRANCH.format("Clip (x, low)")
+    model = of(f"g (float[1, 4] x, bool c) => (float[1, 4] y, float[1, 4] seen) {{ y = Add (x, low) {branch} }}")
     model.graph.initializer.append(numpy_helper.from_array(np.array(lowest, np.float32), "low"))
-    _with_a_branch(model, helper.make_node("Clip", ["x", "low"], ["is"]))
     onnx.save(model, tmp_path / "model.onnx")
     assert write_typed(tmp_path / "model.onnx", tmp_path / "float.onnx", finite=True) == 1
     made = onnx.load(tmp_path / "float.onnx")
@@ -318,10 +306,8 @@ def test_a_bound_in_a_branch_keeps_its_meaning_where_a_mask_is_the_same_constant
 
 
 def test_a_constant_that_a_branch_reads_too_is_nobodys_own() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) <float k = {2}> { y = Mul (x, k) }'
-    )
+    branch = BRANCH.format("Add (x, k)")
+    model = of(f"g (float[4] x, bool c) => (float[4] y, float[4] seen) <float k = {{2}}> {{ y = Mul (x, k) {branch} }}")
     model.graph.node[0].name = "scale"
-    _with_a_branch(model, helper.make_node("Add", ["x", "k"], ["is"]))
     own_constants(model.graph, lambda node, position: (node.name, position))
     assert model.graph.node[0].input[1] != "k"

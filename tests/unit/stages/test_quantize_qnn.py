@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from quantization_samples import Result, calibrate, image_model, outlier_model, pixels, quantize, rows
+from ep_stage_runs import requires_qnn
+from export_models import exported_once, random_model
+from optimize_samples import optimize
+from quantization_samples import calibrate, image_model, outlier_model, pixels, quantize, rows
 
-from winml_dag.ep.availability import installed
-from winml_dag.ep.registry import QNN
+from winml_dag.stages.export import ExportFields
 from winml_dag.stages.quantize import NodeTypes
 
-pytestmark = [pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed"), pytest.mark.slow]
+pytestmark = [requires_qnn, pytest.mark.slow]
 
-SEQUENCE = 16
-
-# In a separate process: a second compilation in one process gives different bytes, and a crash must fail only one test.
+# In a process of its own, which may crash; that bytes differ after the first compilation does not matter here.
 _COMPILE = """
 import sys
-import onnxruntime, onnxruntime_qnn
+import onnx, onnxruntime, onnxruntime_qnn
 onnxruntime.set_default_logger_severity(3)
 onnxruntime.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
 devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == "QNNExecutionProvider"][:1]
@@ -31,150 +31,86 @@ options = onnxruntime.SessionOptions()
 options.add_provider_for_devices(
     devices, {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), "soc_model": "60", "htp_arch": "73"}
 )
-onnxruntime.ModelCompiler(options, sys.argv[1]).compile_to_file("compiled.onnx")
+for number, path in enumerate(sys.argv[1:]):
+    onnxruntime.ModelCompiler(options, path).compile_to_file(f"{number}.onnx")
 """
 
 
-def compiled(folder: Path, model: Path) -> Counter[str]:
-    """Return the nodes of the compiled model by operator, without Q and DQ at its inputs and outputs."""
-    command = [sys.executable, "-c", _COMPILE, str(model)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    nodes = onnx.load(folder / "compiled.onnx", load_external_data=False).graph.node
-    return Counter(node.op_type for node in nodes if "Linear" not in node.op_type)
+def types(weight_type: str, activation_type: str) -> dict[str, str]:
+    return {"weight_type": weight_type, "activation_type": activation_type}
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory) -> onnx.ModelProto:
-    """A tiny BERT as exported, with constants folded and the mask clamped, as optimize leaves it."""
-    import onnxruntime
-    import torch
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-        attn_implementation="eager",
-    )
-    inner = BertModel(config, add_pooling_layer=False).eval()
-
-    class Wrap(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, input_ids, attention_mask):
-            return self.inner(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-    folder = tmp_path_factory.mktemp("bert")
-    ids = torch.ones(1, SEQUENCE, dtype=torch.int64)
-    torch.onnx.export(
-        Wrap().eval(),
-        (ids, ids),
-        str(folder / "export.onnx"),
-        input_names=["input_ids", "attention_mask"],
-        output_names=["output"],
-        dynamo=False,
-        opset_version=21,
-    )
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath = str(folder / "basic.onnx")
-    onnxruntime.InferenceSession(str(folder / "export.onnx"), options, providers=["CPUExecutionProvider"])
-    model = onnx.load(folder / "basic.onnx")
-    for tensor in model.graph.initializer:
-        values = onnx.numpy_helper.to_array(tensor)
-        if values.dtype == np.float32 and values.size and values.min() < -1e30:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(np.maximum(values, np.float32(-50)), tensor.name))
-    return model
-
-
-@pytest.fixture(scope="module")
-def bert_ranges(tmp_path_factory, bert) -> Result:
-    return calibrate(tmp_path_factory.mktemp("ranges"), bert, sentences())
-
-
-def sentences() -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(0)
-    return {
-        "input_ids": generator.integers(0, 64, (4, SEQUENCE)),
-        "attention_mask": (np.arange(SEQUENCE) < generator.integers(4, SEQUENCE + 1, (4, 1))).astype(np.int64),
+def bert_variants(folder: Path) -> Iterator[tuple[str, Path]]:
+    loader = random_model("bert", "feature-extraction", max_position_embeddings=16)
+    exported = exported_once(loader, ExportFields(dynamo=False, opset_version=20))
+    bert = optimize(folder / "optimized", onnx.load(exported.model), "clamp_constant_values").model
+    random = np.random.default_rng(0)
+    shape, end = (4, 16), random.integers(4, 17, (4, 1))
+    data = {
+        "input_ids": random.integers(0, 100, shape).astype(np.int32),
+        "attention_mask": (np.arange(16) < end).astype(np.int32),
+        "token_type_ids": np.zeros(shape, np.int32),
     }
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("weight_type", "activation_type", "per_channel"),
-    [
-        ("uint8", "uint8", None),
-        ("uint8", "uint8", False),
-        ("uint8", "uint16", None),
-        ("uint8", "uint16", False),
-        ("int8", "uint8", None),
-        ("int8", "uint16", None),
-        ("int16", "uint16", None),
-        ("int4", "uint16", None),
-        ("int4", "uint8", None),
-    ],
-)
-def test_a_bert_is_one_partition(tmp_path, bert, bert_ranges, weight_type, activation_type, per_channel):
-    types = {"weight_type": weight_type, "activation_type": activation_type}
-    result = quantize(tmp_path, bert, "static", bert_ranges, "qnn", per_channel=per_channel, **types)
-    assert result.metrics["nodes_skipped"] == 0
-    assert result.metrics["weights_by_type"][weight_type] >= 12  # the matrices of two layers
-    assert compiled(tmp_path, result.path) == {"EPContext": 1}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("activation_type", "override"),
-    [
-        ("uint8", NodeTypes("/inner/encoder/layer.0/*", None, "uint16")),
+    ranges = calibrate(folder, bert, data)
+    for weight_type, activation_type, per_channel in (
+        *(("uint8", activation, per_channel) for activation in ("uint8", "uint16") for per_channel in (None, False)),
+        *(("int8", "uint8", None), ("int8", "uint16", None), ("int16", "uint16", None)),
+        *(("int4", "uint16", None), ("int4", "uint8", None)),
+    ):
+        made = types(weight_type, activation_type)
+        result = quantize(folder, bert, "static", ranges, "qnn", per_channel=per_channel, **made)
+        assert result.metrics["nodes_skipped"] == 0
+        assert result.metrics["weights_by_type"][weight_type] >= 12  # the matrices of two layers
+        yield f"bert {weight_type} {activation_type} {per_channel}", result.path
+    for activation_type, override in (
+        ("uint8", NodeTypes("*encoder/layer.0/*", None, "uint16")),
         ("uint8", NodeTypes("*LayerNorm*", None, "uint16")),
         ("uint16", NodeTypes("*Softmax*", None, "uint8")),
         ("uint8", NodeTypes("*query*", "int4", "uint16")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.nodes,
-)
-def test_a_bert_with_nodes_of_other_types_is_one_partition(tmp_path, bert, bert_ranges, activation_type, override):
-    types = {"weight_type": "uint8", "activation_type": activation_type}
-    result = quantize(tmp_path, bert, "static", bert_ranges, "qnn", node_overrides=(override,), equalize=False, **types)
-    assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
-    assert compiled(tmp_path, result.path) == {"EPContext": 1}
+    ):
+        fields = {"node_overrides": (override,), "equalize": False, **types("uint8", activation_type)}
+        result = quantize(folder, bert, "static", ranges, "qnn", **fields)
+        assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
+        yield f"bert with {override.nodes}", result.path
 
 
-# Below opset 21, Q and DQ of 4 and 16 bits are in another domain.
-@pytest.mark.parametrize(
-    ("opset", "weight_type", "activation_type", "symmetric"),
-    [
+def image_variants(folder: Path) -> Iterator[tuple[str, Path]]:
+    # Below opset 21, Q and DQ of 4 and 16 bits are in another domain.
+    for opset, weight_type, activation_type, symmetric in (
         (17, "uint8", "uint8", False),
         (21, "int8", "uint8", True),
         (21, "int4", "uint8", None),
-        *((opset, "uint8", "uint16", False) for opset in (17, 21)),
-        *((opset, "int16", "uint16", False) for opset in (17, 21)),
+        *((opset, weight, "uint16", False) for opset in (17, 21) for weight in ("uint8", "int16")),
         *((opset, "int4", "uint16", None) for opset in (17, 21)),
-    ],
-)
-def test_a_convolutional_network_is_one_partition(tmp_path, opset, weight_type, activation_type, symmetric):
-    ranges = calibrate(tmp_path, image_model(opset), pixels(4))
-    fields = {"weight_type": weight_type, "activation_type": activation_type, "weight_symmetric": symmetric}
-    result = quantize(tmp_path, image_model(opset), "static", ranges, "qnn", **fields)
-    assert compiled(tmp_path, result.path) == {"EPContext": 1}
+    ):
+        ranges = calibrate(folder, image_model(opset), pixels(4))
+        fields = {**types(weight_type, activation_type), "weight_symmetric": symmetric}
+        result = quantize(folder, image_model(opset), "static", ranges, "qnn", **fields)
+        yield f"image {opset} {weight_type} {activation_type}", result.path
 
 
-@pytest.mark.parametrize(
-    ("opset", "after", "weight_type"),
-    [(17, True, "uint8"), (17, False, "int8"), (21, True, "int8"), (21, False, "uint8")],
-)
-def test_activations_of_two_widths_are_one_partition(tmp_path, opset, after, weight_type):
-    model = outlier_model(opset, after=after)
-    ranges = calibrate(tmp_path, model, rows(4))
-    types = {"weight_type": weight_type, "activation_type": "uint8", "per_channel": True}
-    result = quantize(tmp_path, model, "static", ranges, "qnn", **types)
-    assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
-    assert compiled(tmp_path, result.path) == {"EPContext": 1}
+def outlier_variants(folder: Path) -> Iterator[tuple[str, Path]]:
+    for opset, after, weight_type in (
+        (17, True, "uint8"),
+        (17, False, "int8"),
+        (21, True, "int8"),
+        (21, False, "uint8"),
+    ):
+        model = outlier_model(opset, after=after)
+        ranges = calibrate(folder, model, rows(4))
+        result = quantize(folder, model, "static", ranges, "qnn", per_channel=True, **types(weight_type, "uint8"))
+        assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
+        yield f"outliers {opset} {after} {weight_type}", result.path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("variants", [bert_variants, image_variants, outlier_variants])
+def test_quantized_models_are_one_partition(tmp_path, variants):
+    models = dict(variants(tmp_path))
+    command = [sys.executable, "-c", _COMPILE, *map(str, models.values())]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for number, name in enumerate(models):
+        nodes = onnx.load(tmp_path / f"{number}.onnx", load_external_data=False).graph.node
+        # Without Q and DQ at its inputs and outputs.
+        assert [node.op_type for node in nodes if "Linear" not in node.op_type] == ["EPContext"], name

@@ -49,6 +49,12 @@ def test_a_model_agrees_with_itself(tmp_path):
     assert report["quality"] == {"output": "y", **same, "top1_agreed": None, "top1_of": None, **on}
 
 
+def test_progress_tells_how_many_samples_are_done_and_not_the_one_of_ones(tmp_path):
+    told: list[tuple[int, int | None, str]] = []
+    validate(tmp_path, model(), model(), progress=lambda *words: told.append(words))
+    assert told == [(done, 3, "samples") for done in range(4)]
+
+
 def test_a_classifiers_scores_are_compared_by_the_class_that_wins(tmp_path):
     matrices = weights(8, 5), weights(8, 5) + weights(8, 5, seed=1)
     exact, noisy = (

@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 from quantization_samples import put
 
+from winml_dag.engine.progress import OnProgress, no_progress
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.provider import complete_options
@@ -29,6 +30,7 @@ def validate(
     *,
     precision: str = "",
     target: RunTarget = CPU,
+    progress: OnProgress = no_progress,
     slots: Mapping[str, Path] | None = None,
     **fields: Any,
 ) -> Any:
@@ -47,6 +49,6 @@ def validate(
     if precision:
         given = {**dataclasses.asdict(Bounds().completed(precision)), "rounding": rounding(precision, in_half=False)}
     config = ValidateConfig(ValidateFields(**{**given, **fields}), target)
-    report = run(config, Workspace(inputs, {"report": folder / "report"}))
+    report = run(config, Workspace(inputs, {"report": folder / "report"}, progress))
     assert json.loads((folder / "report" / REPORT_NAME).read_text()) == report
     return report

@@ -1,4 +1,4 @@
-"""The same model, data and config give the same bytes in any process, in any folder, with any order of sets."""
+"""The same model, data and config give the same bytes in any process and folder, with any order of sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ HERE = Path(__file__).parent
 _PROGRAM = """
 import hashlib, json, sys
 from pathlib import Path
+from capability_samples import TOGETHER
 from metadata_samples import describe
+from optimize_samples import attention_block, optimize
 from quantization_samples import calibrate, quantize, image_model, outlier_model, rows, text_model, token_ids
 from winml_dag.stages.quantize import NodeTypes
 
@@ -43,11 +45,12 @@ results["tamed"] = quantize(folder, outlier_model(), "static", results["outliers
 for mode in ("dynamic", "rtn", "fp16"):
     for make in (image_model, text_model):
         results[f"{mode} {make.__name__}"] = quantize(folder, describe(make()), mode)
+results["optimized"] = optimize(folder / "optimized", attention_block(), *TOGETHER[:: int(sys.argv[2])])
 print(json.dumps({name: hashlib.sha256(result.content).hexdigest() for name, result in results.items()}))
 """
 
 
-def digests(folder: Path, seed: str, threads: str) -> dict[str, str]:
+def digests(folder: Path, seed: str, threads: str, order: str) -> dict[str, str]:
     environment = {
         **os.environ,
         "PYTHONHASHSEED": seed,
@@ -55,7 +58,7 @@ def digests(folder: Path, seed: str, threads: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[1]))),
     }
     folder.mkdir(parents=True)
-    command = [sys.executable, "-c", _PROGRAM, str(folder)]
+    command = [sys.executable, "-c", _PROGRAM, str(folder), order]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -63,7 +66,7 @@ def digests(folder: Path, seed: str, threads: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_ranges_and_models_have_the_same_bytes_in_every_process_and_folder(tmp_path):
-    one = digests(tmp_path / "one", seed="1", threads="1")
-    other = digests(tmp_path / "a longer name" / "other", seed="2", threads="2")
+    one = digests(tmp_path / "one", seed="1", threads="1", order="1")
+    other = digests(tmp_path / "a longer name" / "other", seed="2", threads="2", order="-1")
     assert one == other
     assert len(set(one.values())) == len(one)
