@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from pipeline_samples import save_model
 
 from winml_dag.engine.events import Status
 from winml_dag.errors import InputError, UsageError
@@ -31,15 +30,7 @@ class Builds:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = Store(folder / "cache")
-        weights = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
-        value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
-        out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])
-        graph = helper.make_graph(
-            [helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", [value], [out], [weights]
-        )
-        onnx.save(
-            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), folder / "m.onnx"
-        )
+        save_model(folder / "m.onnx", "MatMul", weight=np.ones((4, 4)))
 
     def plan(self, label: str, precision: str = "fp32", task: str | None = None) -> Planned:
         overrides = Overrides(

@@ -6,32 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from pipeline_samples import save_compiled_model as compiled_model
+from pipeline_samples import save_model as float_model
 
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model, measured_on, request_for
 from winml_dag.pipeline.assess.builtmodel import float_model as float_model_of
 from winml_dag.store.store import Store
-
-
-def _save(path: Path, *nodes: onnx.NodeProto) -> Path:
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph(list(nodes), "g", values[:1], values[1:])
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
-    return path
-
-
-def float_model(path: Path) -> Path:
-    return _save(path, helper.make_node("Relu", ["x"], ["y"]))
-
-
-def compiled_model(path: Path, *, source: str = QNN.name) -> Path:
-    content = {"embed_mode": 1, "ep_cache_context": b"binary", "source": source}
-    return _save(path, helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", **content))
 
 
 def output_folder(folder: Path, files: dict[str, Path], settings: dict[str, Any], **said: Any) -> Path:

@@ -6,16 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from pipeline_samples import resolved as resolved_recipe
+from pipeline_samples import save_model
 
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.data import packages_of
-from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.variant import Build, Skip
-from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 
 RANGES = json.dumps({"method": "minmax", "from": {"seed": 0, "distribution": "normal"}})
 OF_DATA = json.dumps({"method": "minmax", "from": {"seed": None, "distribution": None}})
@@ -23,10 +20,7 @@ OF_DATA = json.dumps({"method": "minmax", "from": {"seed": None, "distribution":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
-    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+    save_model(tmp_path / "model.onnx")
     for name in ("ranges.json", "data.npz", "words.txt", "photo.png", "rows.parquet", "rows.jsonl"):
         (tmp_path / name).write_text(RANGES, encoding="utf-8")
     (tmp_path / "of_data.json").write_text(OF_DATA, encoding="utf-8")
@@ -38,9 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def resolved(folder: Path, **quant: Any) -> Build:
-    recipe = {"model": "model.onnx", "ep": "cpu", "quant": quant}
-    loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(json.dumps(recipe), "recipe.json", "json"), "json")
-    return resolve(loaded, Overrides(), folder / "out")
+    return resolved_recipe(folder, {"model": "model.onnx", "ep": "cpu", "quant": quant})
 
 
 @pytest.mark.parametrize(
@@ -174,10 +166,7 @@ def test_settings_that_are_written_out_build_the_same_again(folder):
     assert (quant["calibration_data"], quant["model_id"], quant["seed"]) == ("../rows.jsonl", "../processor", 3)
     assert "calibration_save_path" not in quant
     (folder / "out").mkdir()
-    again = LoadedRecipe(
-        folder / "out" / "recipe.json", parse_recipe(json.dumps(build.summary.settings), "r.json", "json"), "json"
-    )
-    rebuilt = resolve(again, Overrides(), folder / "out")
+    rebuilt = resolved_recipe(folder / "out", build.summary.settings)
     assert rebuilt.calibrate == build.calibrate
     assert [file.path.resolve() for file in (rebuilt.inputs.processor or build.inputs.model).files] == [
         folder / "processor" / "tokenizer.json"

@@ -127,11 +127,6 @@ def fork(work: Callable[[Path], None], folder: Path, kill_at: int | None, fail_a
         os._exit(code)
 
 
-def test_new_files_are_put_and_old_ones_taken_away(folder: Path) -> None:
-    change(folder)
-    assert contents(folder) == AFTER
-
-
 def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
     change(tmp_path / "not" / "there")
     assert contents(tmp_path / "not" / "there") == PUT
@@ -177,22 +172,24 @@ def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(folder: Path, tmp
 
 
 @needs_fork
-def test_killed_at_any_step_the_change_is_finished_or_has_not_happened(new_folder: Callable[[], Path]) -> None:
+def test_killed_at_any_step_the_change_has_happened_or_not_and_the_next_one_finishes_it(
+    new_folder: Callable[[], Path],
+) -> None:
     outcomes = []
-    while True:
+    code = KILLED
+    while code == KILLED:
         folder = new_folder()
         code = in_child(change, folder, kill_at=len(outcomes))
-        assert {name: contents(folder)[name] for name in USERS} == USERS
-        finish_change(folder)
+        assert contents(folder).items() >= USERS.items()
+        change_folder(folder, lambda prepared: fill(prepared, {"newest.txt": b"newest"}))
+        found = contents(folder)
+        assert found.pop("newest.txt") == b"newest"
+        assert found in (BEFORE, AFTER)
         assert not is_changing(folder)
-        outcomes.append(contents(folder))
-        if code != KILLED:
-            break
-    happened = [found == AFTER for found in outcomes]
-    assert all(found in (BEFORE, AFTER) for found in outcomes)
-    assert happened == sorted(happened), "there is one step from which the change counts"
-    assert not happened[0]
-    assert happened[-1]
+        outcomes.append(found == AFTER)
+    assert outcomes == sorted(outcomes), "there is one step from which the change counts"
+    assert not outcomes[0]
+    assert outcomes[-1]
 
 
 @needs_fork
@@ -206,7 +203,7 @@ def test_finishing_may_be_killed_as_well(new_folder: Callable[[], Path]) -> None
             finish_change(folder)
             assert contents(folder) in (BEFORE, AFTER)
             assert not is_changing(folder)
-            second += 3
+            second += 4
             if code != KILLED:
                 break
 
@@ -232,7 +229,7 @@ def test_a_step_that_is_denied_leaves_everything_as_it_was_or_is_not_missed(new_
 @needs_fork
 @pytest.mark.slow
 def test_putting_back_may_be_killed_at_any_step(new_folder: Callable[[], Path]) -> None:
-    for denied in range(11, steps_of_a_change(new_folder)):
+    for denied in range(11, steps_of_a_change(new_folder), 2):
         killed = denied + 1
         while True:
             folder = new_folder()
@@ -243,16 +240,6 @@ def test_putting_back_may_be_killed_at_any_step(new_folder: Callable[[], Path]) 
             killed += 1
             if code != KILLED:
                 break
-
-
-@needs_fork
-def test_a_change_that_was_killed_is_finished_by_the_next_change(new_folder: Callable[[], Path]) -> None:
-    for step in range(steps_of_a_change(new_folder)):
-        folder = new_folder()
-        in_child(change, folder, kill_at=step)
-        change_folder(folder, lambda prepared: fill(prepared, {"model.onnx": b"newest"}))
-        found = contents(folder)
-        assert found in ({**BEFORE, "model.onnx": b"newest"}, {**AFTER, "model.onnx": b"newest"})
 
 
 @pytest.mark.parametrize(

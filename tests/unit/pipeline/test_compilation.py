@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from pipeline_samples import resolved, save_model
 
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.pipeline.compilation import (
-    compile_config,
-    finalize_config,
-    provider_options,
-    with_compile_settings,
-)
+from winml_dag.pipeline.compilation import compile_config, finalize_config, provider_options, with_compile_settings
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.resolve import resolve
-from winml_dag.pipeline.variant import Build, ResolveContext, Skip
-from winml_dag.recipe.load import LoadedRecipe, parse_recipe
+from winml_dag.pipeline.variant import ResolveContext, Skip
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages.compile import CompileConfig
 
@@ -147,27 +138,16 @@ def test_full_offload_without_a_compile_is_refused_unless_this_run_leaves_it_out
 def test_quantize_of_old_files_is_taken_where_it_says_what_happens(
     tmp_path: Path, recipe: dict[str, Any], overrides: Overrides, words: str | None
 ) -> None:
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
-    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
-
-    def resolved(section: dict[str, Any]) -> Build:
-        whole = {"model": "model.onnx", "ep": "cpu", **recipe, "compile": section}
-        loaded = LoadedRecipe(tmp_path / "r.json", parse_recipe(json.dumps(whole), "r.json", "json"), "json")
-        return resolve(loaded, overrides, tmp_path / "out")
-
+    save_model(tmp_path / "model.onnx")
+    whole = {"model": "model.onnx", "ep": "cpu", **recipe}
     if words is not None:
         with pytest.raises(RecipeError, match=words):
-            resolved(recipe["compile"])
+            resolved(tmp_path, whole, overrides)
         return
     without = {name: value for name, value in recipe["compile"].items() if name != "quantize"}
-    ours, plain = resolved(recipe["compile"]), resolved(without)
-    assert (ours.quantize, ours.compile, ours.summary.settings) == (
-        plain.quantize,
-        plain.compile,
-        plain.summary.settings,
-    )
+    ours, plain = resolved(tmp_path, whole, overrides), resolved(tmp_path, {**whole, "compile": without}, overrides)
+    assert (ours.quantize, ours.compile) == (plain.quantize, plain.compile)
+    assert ours.summary.settings == plain.summary.settings
 
 
 def test_a_recipe_without_a_compile_section_is_compiled_for_whatever_target_is_named() -> None:

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from pipeline_samples import save_model
 
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
@@ -21,12 +20,8 @@ TASK = {"task": "image-classification"}
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "logits")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["logits"])], "g", values[:1], values[1:])
-    opsets = [helper.make_opsetid("", 21)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "model.onnx")
     (tmp_path / "data.csv").write_text("x,label\n1,0\n")
-    return tmp_path / "model.onnx"
+    return save_model(tmp_path / "model.onnx")
 
 
 def planned(model: Path, said: dict[str, Any], dataset: dict[str, Any] | None = None, **how: Any) -> EvaluationPlan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper, save
+from pipeline_samples import save_model
 
 from winml_dag.engine.stage import InputSlot, Stage
 from winml_dag.pipeline import layout, line, resolve
@@ -42,10 +42,7 @@ def test_a_row_of_the_line_adds_a_stage(tmp_path: Path, monkeypatch: pytest.Monk
     finalize = rows.pop("finalize")
     for module in (builtin, line):
         monkeypatch.setattr(module, "LINE", {**rows, "prune": PRUNE, "finalize": finalize})
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    save(helper.make_model(graph), tmp_path / "tiny.onnx")
-    request = Request(None, Overrides(onnx=tmp_path / "tiny.onnx"), tmp_path / "out")
+    request = Request(None, Overrides(onnx=save_model(tmp_path / "tiny.onnx")), tmp_path / "out")
     store = Store(tmp_path / "cache")
     build = resolve.build_of(request, store.folder, download=False)
     assert isinstance(build, Build)

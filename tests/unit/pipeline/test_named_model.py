@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline_samples import resolved
 
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.variant import Build
-from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.stages.export import ExportConfig
 
 RANDOM: dict[str, Any] = {"loader": {"task": "fill-mask", "model_type": "bert", "random_weights": {"seed": 7}}}
@@ -30,8 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def built(recipe: dict[str, Any], **overrides: Any) -> Build:
-    loaded = LoadedRecipe(Path.cwd() / "recipe.json", parse_recipe(json.dumps(recipe), "recipe.json", "json"), "json")
-    return resolve(loaded, Overrides(**overrides), Path.cwd() / "out")
+    return resolved(Path.cwd(), recipe, Overrides(**overrides))
 
 
 def made_up(build: Build) -> bool:

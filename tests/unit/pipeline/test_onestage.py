@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper, save
+from pipeline_samples import save_model
 
 from winml_dag.ep.availability import installed
 from winml_dag.ep.registry import QNN
@@ -26,9 +26,7 @@ RECIPE = {
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
-    save(helper.make_model(graph), "model.onnx")
+    save_model(tmp_path / "model.onnx")
 
 
 def asked(command: str) -> Build:

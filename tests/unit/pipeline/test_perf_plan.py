@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from pipeline_samples import save_model
 
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import BuildState
@@ -26,11 +25,7 @@ HOST = Host("linux x86_64", "A Processor", logical_cores=8, usable_cores=8, memo
 
 
 def save(path: Path, *, first: int | str = 2, second: int | str = 3, weight: float = 1.0) -> Path:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [first, second]) for name in ("x", "y"))
-    w = helper.make_tensor("w", TensorProto.FLOAT, [3], [weight] * 3)
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", [x], [y], [w])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    return path
+    return save_model(path, "Mul", (first, second), np.full(3, weight))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import xxhash
-from onnx import TensorProto, helper
+from pipeline_samples import save_model
 
 from winml_dag import file_reading
 from winml_dag.engine import keys
@@ -214,15 +214,7 @@ def test_a_local_folder_that_takes_the_place_of_a_hub_id_ends_it(
 
 
 def test_an_onnx_model_that_gets_other_external_data_ends_it(store: Store, tmp_path: Path) -> None:
-    weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 64])],
-        [weight],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = onnx.load(save_model(tmp_path / "m.onnx", "MatMul", (1, 64), np.ones((64, 64))))
     onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     request = Request(None, Overrides(onnx=Path("m.onnx")), Path("out"))
     plan_request(request, store, download=False)

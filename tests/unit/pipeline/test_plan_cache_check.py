@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from pipeline_samples import save_model
 
 from winml_dag import file_reading
 from winml_dag.api import build_onnx_model
@@ -22,11 +21,7 @@ from winml_dag.pipeline.uptodate import CurrentPlan, check
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a finished build: ``m.onnx``, ``out`` and ``cache``."""
     project = tmp_path_factory.mktemp("project")
-    weights = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, project / "m.onnx")
+    save_model(project / "m.onnx", "MatMul", weight=np.ones((4, 4)))
     build(project)
     return project
 

@@ -6,7 +6,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper, save
+from pipeline_samples import save_model
 
 from winml_dag import file_reading
 from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
@@ -25,9 +25,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     monkeypatch.delenv(ENVIRONMENTS_VARIABLE, raising=False)
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config.toml"))
-    value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
-    save(helper.make_model(graph), "model.onnx")
+    save_model(tmp_path / "model.onnx")
     Path("config.toml").touch()
     venv.create(tmp_path / "other", with_pip=False)
     return Store(tmp_path / "cache")

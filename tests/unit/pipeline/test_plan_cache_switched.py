@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import yaml
-from onnx import TensorProto, helper
+from pipeline_samples import save_model
 
 from winml_dag import file_reading
 from winml_dag.cli import run
@@ -171,12 +170,7 @@ def model_project() -> None:
         for name in ("a", "b")[: 1 + (version == "v2")]:
             np.savez(data / f"{name}.npz", input_ids=np.full((1, 8), len(name + label), np.int32))
         Path(version, "script.py").write_text(f"# {version}")
-        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], version, [x], [y])
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), Path(version, "m.onnx"))
-        Path(version, "sweep.yaml").write_text(
-            yaml.safe_dump({"model": "m.onnx", "matrix": {"precision": ["fp32"]}, "task": version})
-        )
+        save_model(Path(version, "m.onnx"), doc_string=version)
     Path("here").symlink_to("v1", target_is_directory=True)
     Path("recipe.yaml").write_text(MODEL_RECIPE)
 

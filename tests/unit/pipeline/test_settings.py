@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from onnx import TensorProto, helper, save
+from pipeline_samples import save_compiled_model
 
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -76,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "files" / "affinity.json").write_text("{}", encoding="utf-8")
     (tmp_path / "files" / "mine.py").write_text("", encoding="utf-8")
     (tmp_path / "data.npz").write_bytes(b"data")
-    compiled_model(tmp_path / "compiled.onnx")
+    save_compiled_model(tmp_path / "compiled.onnx")
     (tmp_path / "model").mkdir()
     config = {"model_type": "bert", "architectures": ["BertModel"]}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -103,13 +102,6 @@ def nodes(planned: BuildGraph) -> list[Node]:
         replace(node, inputs={slot: digests.get(name, name) for slot, name in node.inputs.items()})
         for node in planned.graph.nodes
     ]
-
-
-def compiled_model(path: Path) -> None:
-    value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    context: dict[str, Any] = {"domain": "com.microsoft", "embed_mode": 1, "ep_cache_context": "x", "source": "QNN"}
-    graph = helper.make_graph([helper.make_node("EPContext", ["x"], ["y"], **context)], "g", [value], [result])
-    save(helper.make_model(graph), path)
 
 
 def same_build(folder: Path, recipe: dict[str, object], overrides: Overrides) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from pipeline_samples import save_model
 
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
@@ -21,13 +20,7 @@ pytest.importorskip("onnxruntime_qnn", reason="a plan for QNN needs onnxruntime-
 
 @pytest.fixture
 def models(tmp_path: Path) -> list[Path]:
-    found = []
-    for length in (4, 8):
-        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, length]) for name in "xy")
-        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-        found.append(tmp_path / f"length{length}.onnx")
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), found[-1])
-    return found
+    return [save_model(tmp_path / f"length{length}.onnx", shape=(1, length)) for length in (4, 8)]
 
 
 def planned(models: list[Path], folder: Path, **settings: object) -> BuildGraph:

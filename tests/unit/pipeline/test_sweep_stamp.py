@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from pipeline_samples import save_model
 
 from winml_dag import file_reading
 from winml_dag.cli import run, sweep
@@ -130,7 +129,7 @@ def test_an_edit_of_what_cells_are_measured_on_is_seen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(file_reading, "SETTLED_NS", -(10**18))
-    save_model("model.onnx")
+    save_model(Path("model.onnx"))
     sweep = {
         "optim": None,
         "measure": ["perf"],
@@ -152,20 +151,14 @@ def test_an_edit_of_what_cells_are_measured_on_is_seen(
     assert kept(2) != before
 
 
-def save_model(name: str) -> None:
-    x, y = (helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [1, 4]) for tensor in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), name)
-
-
 def test_a_sweep_that_is_another_one_by_its_end_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However old the file is that replaced the one that was read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(file_reading, "SETTLED_NS", -(10**18))
-    save_model("one.onnx")
-    save_model("two.onnx")
+    save_model(Path("one.onnx"))
+    save_model(Path("two.onnx"))
     for name, models in (("sweep.json", ["one.onnx"]), ("other.json", ["one.onnx", "two.onnx"])):
         Path(name).write_text(json.dumps({"optim": None, "matrix": {"model": models}}), encoding="utf-8")
     kept = sweep.keep_sweep_stamp

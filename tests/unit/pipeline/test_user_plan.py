@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import yaml
-from onnx import TensorProto, helper
+from pipeline_samples import save_model
 
 from winml_dag.engine.stage import Node
 from winml_dag.errors import RecipeError, UsageError
@@ -238,9 +237,7 @@ def test_a_recipe_without_a_stage_is_not_one_without_an_output_folder(planned: P
 
 def test_between_two_quantizations_there_is_no_room(planned: Planner, folder: Path) -> None:
     """Readers of quantize's output read the end of the chain, and its inputs go to the start of the chain."""
-    value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
-    onnx.save(helper.make_model(graph), folder / "small.onnx")
+    save_model(folder / "small.onnx")
     before = {**TIDY, "inputs": {"text": "optimize.model"}, "outputs": {"clean": "build/before.onnx"}}
     behind = {**TIDY, "inputs": {"text": "quantize.model"}, "outputs": {"clean": "build/behind.txt"}}
     stages = {"before": before, "behind": behind, "quantize": {"inputs": {"model": "before.clean"}}}

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from pipeline_samples import resolved as resolved_recipe
+from pipeline_samples import save_compiled_model, save_model
 
 from winml_dag.ep.availability import installed
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.plan import plan_build
-from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.variant import Build, Skip
-from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.stages.quality import MINIMUM_COSINE, MINIMUM_SQNR_DB, Bounds
 from winml_dag.stages.validate import ValidateConfig
 from winml_dag.store.store import Store
 
 
-def model(op: str, path: Path, **attributes: Any) -> None:
-    value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], "g", [value], [result])
-    onnx.save(helper.make_model(graph), path)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    model("Relu", tmp_path / "model.onnx")
-    context = {"domain": "com.microsoft", "embed_mode": 1, "ep_cache_context": "binary", "source": "QNN"}
-    model("EPContext", tmp_path / "compiled.onnx", **context)
+    save_model(tmp_path / "model.onnx", shape=(1,))
+    save_compiled_model(tmp_path / "compiled.onnx")
     for name in ("data.npz", "more.npz"):
         np.savez(tmp_path / name, x=np.zeros((8, 1), np.float32))
     (tmp_path / "words.txt").write_text("a\nb\n", encoding="utf-8")
@@ -44,9 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def resolved(folder: Path, validate: dict[str, Any], **recipe: Any) -> Build:
-    text = json.dumps({"model": "model.onnx", **recipe, "validate": validate})
-    loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(text, "recipe.json", "json"), "json")
-    return resolve(loaded, Overrides(), folder / "out")
+    return resolved_recipe(folder, {"model": "model.onnx", **recipe, "validate": validate})
 
 
 def config(build: Build) -> ValidateConfig:
@@ -85,10 +72,7 @@ def test_data_that_a_recipe_names_is_validated_on_also_when_nothing_is_quantized
     assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "data"}
     # The settings that the build writes mean the same.
     (folder / "out").mkdir()
-    again = LoadedRecipe(
-        folder / "out" / "again.json", parse_recipe(json.dumps(build.summary.settings), "a", "json"), "json"
-    )
-    rebuilt = resolve(again, Overrides(), folder / "out")
+    rebuilt = resolved_recipe(folder / "out", build.summary.settings)
     assert (rebuilt.quantize, rebuilt.validate) == (build.quantize, build.validate)
     assert rebuilt.inputs.calibration_data is not None
     assert rebuilt.inputs.calibration_data.files[0].path.samefile(folder / "data.npz")

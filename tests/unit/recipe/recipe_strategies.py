@@ -62,26 +62,63 @@ _export = st.none() | _section(
     compatibility=st.none() | _section(transformers_attention=st.sampled_from([None, "eager"])),
     hierarchy_tag_format=st.sampled_from(["full", "module_only"]),
 )
-_quant = st.none() | _section(
-    mode=st.sampled_from(["static", "dynamic", "rtn", "fp16", "qdq"]),
-    calibration_samples=_counts,
-    weight_type=_integer_types,
-    activation_type=_integer_types,
-    seed=st.none() | _seeds,
-    weight_symmetric=st.none() | _booleans,
-    op_types_to_quantize=st.none() | st.lists(WORDS, max_size=3),
-    calibration_data=_words_or_null,
-)
+_booleans_or_null = st.none() | _booleans
+_weight_types = st.sampled_from(["uint4", "int4"]) | _integer_types
+_lists = st.none() | st.lists(WORDS, max_size=3)
+_overrides = _section(weight_type=st.none() | _weight_types, activation_type=st.none() | _integer_types)
+
+# Every field, with all valid values.
+QUANT_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "mode": st.sampled_from(["static", "dynamic", "rtn", "fp16", "qdq"]),
+    "samples": _counts,
+    "calibration_method": st.sampled_from(["minmax", "entropy", "percentile"]),
+    "calibration_data": _words_or_null,
+    "task": _words_or_null,
+    "model_id": _words_or_null,
+    "dataset_name": _words_or_null,
+    "dataset_subset": _words_or_null,
+    "dataset_split": WORDS,
+    "columns_mapping": st.none() | st.dictionaries(WORDS, WORDS, max_size=3),
+    "model_type": _words_or_null,
+    "weight_type": st.none() | _weight_types,
+    "activation_type": st.none() | _integer_types,
+    "per_channel": _booleans_or_null,
+    "symmetric": _booleans_or_null,
+    "weight_symmetric": _booleans_or_null,
+    "activation_symmetric": _booleans_or_null,
+    "op_types_to_quantize": _lists,
+    "op_types_to_exclude": _lists,
+    "nodes_to_exclude": _lists,
+    "node_overrides": st.none() | st.dictionaries(WORDS, _overrides, max_size=3),
+    "equalize": _booleans_or_null,
+    "rtn_bits": st.sampled_from([4, 8]),
+    "rtn_block_size": _counts,
+    "rtn_symmetric": _booleans,
+    "rtn_accuracy_level": st.integers(0, 4),
+    "rtn_float_type": st.sampled_from(["float32", "float16"]),
+    "reduce_range": _booleans,
+    "fp16_keep_io_types": _booleans,
+    "fp16_op_block_list": _lists,
+    "save_calibration": _booleans,
+    "distribution": st.sampled_from(["uniform", "normal"]),
+    "seed": st.none() | _seeds,
+    "calibration_load_path": _words_or_null,
+    "calibration_save_path": _words_or_null,
+}
+quant_sections = _section(**QUANT_FIELDS)
 _options = st.dictionaries(TEXT, TEXT, max_size=2)
-_compile = st.none() | (
-    _section(
-        execution_provider=_words_or_null,
-        provider_options=_options,
-        device=_devices,
-        validate=_booleans,
-        ep_device=st.none() | _section(ep=WORDS, device=_devices),
-    )
-    | st.fixed_dictionaries({"ep_config": _section(provider=WORDS, embed_context=_booleans, provider_options=_options)})
+compile_sections = _section(
+    execution_provider=_words_or_null,
+    provider_options=_options,
+    device=_devices,
+    embed_context=_booleans,
+    validate=_booleans,
+    quantize=_booleans_or_null,
+    quant_config=st.none() | quant_sections,
+    ep_device=st.none() | _section(ep=WORDS, device=_devices, source=_words_or_null),
+)
+_nested_compile = st.fixed_dictionaries(
+    {"ep_config": _section(provider=WORDS, embed_context=_booleans, provider_options=_options)}
 )
 _dataset = _section(
     path=WORDS,
@@ -98,7 +135,11 @@ _eval = st.none() | _section(
     pooling=st.none() | st.sampled_from(["mean", "cls"]),
 )
 
-recipes = _section(
+# There is one quantization: a section of its own, or one in compile.
+_quantized = _section(quant=st.none() | quant_sections, compile=st.none() | _nested_compile) | _section(
+    quant=st.none(), compile=compile_sections
+)
+_others = _section(
     model=_words_or_null,
     ep=_words_or_null,
     device=_devices,
@@ -106,8 +147,6 @@ recipes = _section(
     loader=st.none() | _loader,
     export=_export,
     optim=st.none() | st.dictionaries(st.sampled_from(["gelu_fusion", "constant_folding"]), _booleans),
-    quant=_quant,
-    compile=_compile,
     eval=_eval,
     validate=_section(
         enabled=_booleans,
@@ -130,3 +169,4 @@ recipes = _section(
     auto=_booleans,
     skip_optimize=_booleans,
 )
+recipes = st.builds(lambda one, other: {**one, **other}, _others, _quantized)
