@@ -10,7 +10,7 @@ import textwrap
 
 import diskcache
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.canonical import canonical_json
@@ -92,6 +92,7 @@ def test_thousands_are_read_at_once(new_index) -> None:
     assert index.read("fingerprint", values) == values
 
 
+@settings(max_examples=50)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -129,10 +130,8 @@ def test_a_row_moved_to_another_name_is_absent(new_index, alter) -> None:
 
 
 def test_a_pickle_in_a_row_never_runs_whatever_is_called(new_index, alter, tmp_path) -> None:
-    """The index is a file that others may have written, and diskcache unpickles a row whose mode is 4.
-
-    diskcache's own JSONDisk, the usual advice, does so too: its fetch calls the base class, which unpickles, before it
-    parses JSON. The next test shows it, so that nobody replaces this class by that one.
+    """The index is a file that others may have written, and diskcache unpickles a row whose mode is 4, even with its
+    JSONDisk, which calls the base class before it parses JSON.
     """
     index = new_index()
     index.write("record", {"value": 1, "file": 2})
@@ -162,19 +161,6 @@ def test_a_pickle_in_a_row_never_runs_whatever_is_called(new_index, alter, tmp_p
     cache.clear()
     cache.close()
     assert not (tmp_path / "harmed").exists()
-
-
-def test_the_json_class_that_comes_with_diskcache_would_have_run_it(tmp_path) -> None:
-    cache = diskcache.Cache(str(tmp_path / "other"), disk=diskcache.JSONDisk)
-    cache["a"] = 1
-    connection = sqlite3.connect(tmp_path / "other" / "cache.db")
-    with connection:
-        connection.execute("UPDATE Cache SET mode = 4, value = ?", (pickle.dumps(Harm(tmp_path / "harmed")),))
-    connection.close()
-    with pytest.raises(TypeError):
-        cache.get("a")
-    cache.close()
-    assert (tmp_path / "harmed").exists()
 
 
 def test_a_row_that_names_a_file_neither_reads_nor_deletes_it(new_index, alter, tmp_path) -> None:
