@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonValue, canonical_json
@@ -119,6 +119,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(max_size=9), VALUES, max_size=3), st.text(st.characters(), max_size=30), st.floats())
 def test_what_is_sealed_opens_as_it_was_and_all_else_is_refused_by_who_would_seal_it(
     metrics: dict[str, JsonValue], made_at: str, seconds: float
@@ -152,11 +153,6 @@ def test_what_is_sealed_opens_as_it_was_and_all_else_is_refused_by_who_would_sea
 def test_what_is_not_signed_as_it_has_to_be_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(Refused, match=why):
         TRUST.verify(data, KEY, "main")
-
-
-def test_a_record_is_worth_nothing_under_another_key() -> None:
-    with pytest.raises(Refused, match="another key"):
-        TRUST.verify(TRUST.sign(RECORD, "main"), "f" * 64, "main")
 
 
 def test_a_key_of_ours_that_the_level_is_not_trusted_with_is_refused() -> None:
