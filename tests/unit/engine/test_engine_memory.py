@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from engine_samples import TEXT, Bench, join, node, source_artifact
+from engine_samples import TEXT, Bench, join, node, run_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_store import NotedStore
@@ -20,8 +20,7 @@ from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.memory import container_limits, memory_for_runs, physical_memory_bytes
 from winml_dag.engine.resources import Capacity
-from winml_dag.engine.run import LocalRuns, Runner
-from winml_dag.engine.schedule import RunOptions, Scheduler
+from winml_dag.engine.schedule import RunOptions
 from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import KeyInputs, Record
@@ -46,19 +45,11 @@ class Pairs:
             *[self._node("be_large", number, declared, 160 + salt) for number in pairs],
             *[self._node("be_small", number, 10 * MB, salt) for number in pairs],
         ]
-        graph = Graph.of(nodes, sources)
-        known = {source.name: source_artifact(source, self.store.fingerprints) for source in sources}
-        scratch = self.folder / f"scratch{self._runs}"
-        scratch.mkdir()
-        runner = Runner(
-            graph, self.store, LocalExecutor(), self.store.fingerprints,
-            scratch=scratch, failures=self.folder / "failures", made_by="tests", rebuild=False,
-            timeout_seconds=60.0,  # otherwise a process whose partner never comes would wait for an hour
-        )  # fmt: skip
         order = {node.id: place for place, node in enumerate(nodes)}
         options = RunOptions("here", jobs, True, order=order, memory_bytes=BUDGET)
-        results = Scheduler(graph, known, self.store, LocalRuns(runner, options.jobs), options).run()
-        return {result.node.id: result for result in results}
+        scratch = self.folder / f"scratch{self._runs}"
+        # With a limit: otherwise a process whose partner never comes would wait for an hour.
+        return run_graph(Graph.of(nodes, sources), self.store, LocalExecutor(), options, scratch, timeout_seconds=60.0)
 
     def _pair(self, number: int) -> Source:
         fifo = self.folder / f"fifo{number}"

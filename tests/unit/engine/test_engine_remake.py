@@ -58,27 +58,6 @@ def test_rot_is_found_by_the_stage_that_reads_and_its_maker_runs_first(bench: Be
     assert bench.run(line(salt=1), [weights]).calls == []
 
 
-def test_rot_all_the_way_up_is_healed_from_the_top(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    first = bench.run(line(), [weights])
-    for node_id in ("export", "quantize"):
-        bench.store.rot(first.file(node_id))
-    again = bench.run(line(salt=1), [weights])
-    assert again.calls == ["export", "quantize", "compile"]
-    assert bench.text(again.file("compile")) == "compile1:out(quantize0:out(export0:out(w)))"
-
-
-def test_any_number_of_inputs_may_have_rotted(bench: Bench) -> None:
-    makers = [node(f"part{number}") for number in range(8)]
-    inputs = [maker.output("out") for maker in makers]
-    first = bench.run([*makers, node("merge", *inputs)])
-    for maker in makers:
-        bench.store.rot(first.file(maker.id))
-    again = bench.run([*makers, node("merge", *inputs, salt=1)])
-    assert again.of(Status.FAILED) == []
-    assert again.of(Status.RAN) == ["merge", *(maker.id for maker in makers)]
-
-
 def test_bytes_that_a_source_has_as_well_come_back_from_their_maker(bench: Bench) -> None:
     weights = bench.source("weights", "w")
 
@@ -217,18 +196,6 @@ def test_a_disk_that_damages_whatever_is_stored_ends_the_run_with_advice(tmp_pat
     assert ran.of(Status.FAILED) == ["compile"]
     assert "quantize-out.txt is damaged" in ran.results["compile"].error
     assert "--cache-dir" in ran.results["compile"].advice
-
-
-def test_what_is_made_again_differently_is_passed_on(bench: Bench) -> None:
-    work = writing("export", ["first", "second"])
-    nodes = [node("export"), node("early", "export.out"), node("late", "export.out", "early.out")]
-    first = bench.run(nodes, work=work)
-    bench.store.rot(first.file("export"))
-    edited = [*nodes[:2], node("late", "export.out", "early.out", salt=1)]
-    again = bench.run(edited, work=work)
-    assert bench.text(again.file("early")) == "early0:out(second)"
-    assert bench.text(again.file("late")) == "late1:out(second,early0:out(second))"
-    assert again.of(Status.RAN) == ["early", "export", "late"]
 
 
 def test_results_speak_of_one_and_the_same_graph_after_something_was_made_again_differently(bench: Bench) -> None:
