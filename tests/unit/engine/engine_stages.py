@@ -108,24 +108,3 @@ def tell_and_wait_to_be_ended(config: Config, workspace: Workspace) -> JsonObjec
     Path(workspace.input_file("fifo", ".txt").read_text()).write_text("at work")
     threading.Event().wait()
     return {}
-
-
-def be_large(config: Config, workspace: Workspace) -> JsonObject:
-    """Take that many MB, fail when another large one runs, and end when its small one has run in parallel."""
-    fifo = Path(workspace.input_file("pair", ".txt").read_text())
-    marker = fifo.with_name("large")
-    try:
-        marker.touch(exist_ok=False)
-    except FileExistsError:
-        raise StageError("Two large ones meet.") from None
-    taken = b"x" * (config.text.bits * 10**6)
-    (workspace.outputs["out"] / "text.txt").write_text(fifo.read_text() + str(len(taken)))
-    marker.unlink()
-    return {}
-
-
-def be_small(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    """End when it has met the large one of its pair."""
-    Path(workspace.input_file("pair", ".txt").read_text()).write_text("beside ")
-    (workspace.outputs["out"] / "text.txt").write_text("small")
-    return {}

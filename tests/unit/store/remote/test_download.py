@@ -129,6 +129,16 @@ def test_wrong_bytes_are_refused_aloud_and_the_next_level_is_asked(
     assert here.remotes.traffic().bytes_fetched <= 2 * len(data) + (1 << 20)
 
 
+def test_who_lies_again_and_again_is_left_alone(tmp_path: Path) -> None:
+    remote = FaultyRemote(*[wrong] * 9)
+    here = machine(tmp_path, with_blobs(remote, SMALL, LARGE))
+    for data in (SMALL, SMALL, SMALL, LARGE):
+        assert here.remotes.fetch([entry(data)]) == [entry(data)]
+    assert len(remote.offsets) == here.remotes.traffic().refused == 3
+    assert "is left alone for the rest of this run" in here.said[-1]
+    assert not here.partial_files()
+
+
 def test_a_large_blob_goes_on_where_it_broke_off(tmp_path: Path) -> None:
     remote = FaultyRemote(breaks_off(0.5), breaks_off(0.5))
     here = machine(tmp_path, with_blobs(remote, LARGE))
