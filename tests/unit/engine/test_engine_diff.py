@@ -318,16 +318,6 @@ def test_only_the_newest_records_of_the_stage_are_looked_at(store: Store, keep: 
     assert len(found.changes) == 2
 
 
-def test_what_is_in_the_index_no_more_is_not_found_and_a_record_that_is_read_again_is(store: Store, keep: Keep) -> None:
-    record = keep(config=config(samples=10))
-    store.index.clear()
-    assert nearest(store) is None
-    assert store.record(record.cache_key) == record
-    assert nearest(store) is not None
-    store.records.remove(record.cache_key)
-    assert nearest(store) is None
-
-
 fields = st.fixed_dictionaries({name: st.integers(0, 2) for name in "abc"})
 
 

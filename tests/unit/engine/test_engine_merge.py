@@ -113,13 +113,6 @@ def test_nodes_keep_the_label_of_the_first_part_that_has_them(tmp_path: Path) ->
     assert merged.readers()["b0/n0"] == [(0, "n0"), (1, "n0")]
 
 
-def test_sources_of_one_name_and_other_contents_stay_apart(tmp_path: Path) -> None:
-    step = (("one", 0, ("weights",)),)
-    merged = merge(Parts(tmp_path, [Drawn(("a", "a"), step), Drawn(("b", "a"), step)]).parts)
-    assert len(merged.graph.nodes) == 2
-    assert sorted(merged.sources) == ["b1/weights", "weights"], "and what has equal contents is one source"
-
-
 def test_parts_are_finished_one_after_the_other(tmp_path: Path) -> None:
     chains = [
         Drawn(("a", "a"), (("one", salt, ("weights",)), ("two", 0, ("n0.out",)), ("two", 1, ("n1.out",))))

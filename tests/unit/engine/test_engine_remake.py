@@ -93,41 +93,6 @@ def test_what_has_failed_is_not_tried_again_when_its_input_is_made_again(bench: 
     assert again.of(Status.FAILED) == ["bad"]
 
 
-class MeetingStore(NotedStore):
-    """Blocks fetches of an artifact until the announced number of requests has arrived."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meetings: dict[str, threading.Barrier] = {}
-
-    def fetch(self, artifact: Artifact, folder: Path) -> None:
-        barrier = self.meetings.pop(artifact.digest, None) or self.meetings.pop(f"second {artifact.digest}", None)
-        if barrier is not None:
-            barrier.wait(PATIENCE)
-        super().fetch(artifact, folder)
-
-    def announce_two(self, artifact: Artifact) -> None:
-        barrier = threading.Barrier(2)
-        self.meetings = {artifact.digest: barrier, f"second {artifact.digest}": barrier}
-
-
-def test_two_that_meet_the_same_rot_at_once_both_get_it_made_again(tmp_path: Path) -> None:
-    store = MeetingStore()
-    bench = Bench(tmp_path, store)
-
-    def nodes(salt: int) -> list[Node]:
-        return [node("export"), *(node(f"reader{number}", "export.out", salt=salt) for number in range(2))]
-
-    first = bench.run(nodes(0))
-    store.rot(first.file("export"))
-    record = first.results["export"].record
-    assert record is not None
-    store.announce_two(record.outputs["out"])
-    again = bench.run(nodes(1), jobs=2)
-    assert again.of(Status.FAILED) == []
-    assert sorted(again.calls) == ["export", "reader0", "reader1"]
-
-
 class VanishingStore(NotedStore):
     """The first stored artifact cannot be fetched. All requests but one learn so only after it was regenerated."""
 

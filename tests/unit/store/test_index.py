@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import diskcache
 import pytest
@@ -176,10 +177,21 @@ def test_a_row_that_names_a_file_neither_reads_nor_deletes_it(new_index, alter, 
     assert precious.exists()
 
 
-DAMAGES = ["garbage", "empty header", "read-only header", "odd text", "truncated", "no tables", "odd settings"]
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "garbage": lambda _: b"this is no database " * 500,
+    "empty header": lambda data: b"\0" * 100 + data[100:],
+    "read-only header": lambda data: data[:18] + b"\xff" + data[19:],
+    # A name in the schema that is no valid text, and neither is SQLite's message about it.
+    "odd text": lambda data: data.replace(b"BEGIN UPDATE Settings", b"BEGIN UPDATE \xe1ettings"),
+    "truncated": lambda data: data[:6000],
+}
+ALTERATIONS = {
+    "no tables": ("DROP TABLE Cache", "CREATE TABLE Cache (other)"),
+    "odd settings": ("INSERT INTO Settings VALUES ('disk_surprise', 1)",),
+}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [*DAMAGES, *ALTERATIONS])
 def test_a_damaged_database_is_set_aside_with_a_warning_and_a_fresh_one_begun(
     new_index, alter, tmp_path, caplog, damage
 ) -> None:
@@ -187,24 +199,10 @@ def test_a_damaged_database_is_set_aside_with_a_warning_and_a_fresh_one_begun(
     index.write("record", {str(number): "x" * 500 for number in range(50)})
     index.close()
     path = tmp_path / "index" / "cache.db"
-    if damage == "garbage":
-        path.write_bytes(b"this is no database " * 500)
-    elif damage == "empty header":
-        path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
-    elif damage == "read-only header":
-        data = bytearray(path.read_bytes())
-        data[18] = 0xFF
-        path.write_bytes(data)
-    elif damage == "odd text":
-        # A name in the schema that is no valid text, and neither is SQLite's message about it.
-        path.write_bytes(path.read_bytes().replace(b"BEGIN UPDATE Settings", b"BEGIN UPDATE \xe1ettings"))
-    elif damage == "truncated":
-        path.write_bytes(path.read_bytes()[:6000])
-    elif damage == "no tables":
-        alter("DROP TABLE Cache")
-        alter("CREATE TABLE Cache (other)")
-    else:
-        alter("INSERT INTO Settings VALUES ('disk_surprise', 1)")
+    if damage in DAMAGES:
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    for statement in ALTERATIONS.get(damage, ()):
+        alter(statement)
     with caplog.at_level(logging.WARNING):
         index.write("record", {"1": "new"})
     assert index.read("record", ["1", "2"]) == {"1": "new"}

@@ -92,14 +92,6 @@ def test_of_an_endless_answer_little_is_taken(server: FaultyServer, remote: Remo
     assert server.bytes_sent() < 20 * MOST_RECORD_BYTES
 
 
-def test_nothing_is_unpacked(server: FaultyServer, remote: Remote) -> None:
-    """A gigabyte of zeros is a megabyte as gzip."""
-    server.switch_on(Fault.ENCODED)
-    assert trouble_of(lambda: remote.record(KEY)) == "lying"
-    assert trouble_of(lambda: remote.read(DIGEST)) == "lying"
-    assert all(request.headers["Accept-Encoding"] == "identity" for request in server.requests)
-
-
 def test_a_server_without_ranges_sends_all_and_we_drop_the_beginning(server: FaultyServer, remote: Remote) -> None:
     server.switch_on(Fault.NO_RANGES)
     assert b"".join(remote.read(DIGEST, 700_001)) == DATA[700_001:]
