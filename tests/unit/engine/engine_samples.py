@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 from memory_executor import MemoryExecutor, Work
@@ -13,6 +14,7 @@ from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Reason, StageResult, Status
+from winml_dag.engine.execute import Executor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.progress import Progress
@@ -21,16 +23,20 @@ from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import Fingerprints
+from winml_dag.store.store import Store
 
 TEXT = "text"
 
-# No deadline: machines are shared, and no property is about time.
-properties = settings(max_examples=30, deadline=None)
+properties = settings(max_examples=25)
 
 
 def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:
     """Return the content of the files of *source*."""
     return Artifact.of(fingerprints.entry(file.path, file.name) for file in source.files)
+
+
+def source_artifacts(graph: Graph, store: Store) -> dict[str, Artifact]:
+    return {source.name: source_artifact(source, store.fingerprints) for source in graph.sources.values()}
 
 
 def stage(name: str, slots: Iterable[str] = (), outputs: Iterable[str] = ("out",), *, version: int = 1) -> Stage:
@@ -108,6 +114,38 @@ class Notes:
         self.lines.append(f"{result.status} {result.node.id}")
 
 
+def run_graph(
+    graph: Graph,
+    store: Store,
+    executor: Executor,
+    options: RunOptions,
+    scratch: Path,
+    *,
+    digests: Mapping[str, Artifact] | None = None,
+    notes: Notes | None = None,
+    failures: Path | None = None,
+    **how: Any,
+) -> dict[str, StageResult]:
+    """Run *graph* in the folder *scratch*, and return the results by node. *how*: settings of the ``Runner``."""
+    scratch.mkdir(exist_ok=True)
+    runner = Runner(
+        graph,
+        store,
+        executor,
+        store.fingerprints,
+        scratch=scratch,
+        failures=failures or scratch.with_name("failures"),
+        made_by="tests",
+        rebuild=options.rebuild,
+        **how,
+    )
+    digests = source_artifacts(graph, store) if digests is None else digests
+    runs = LocalRuns(runner, options.jobs)
+    results = Scheduler(graph, digests, store, runs, options, notes or Notes()).run()
+    assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
+    return {result.node.id: result for result in results}
+
+
 @dataclass(frozen=True)
 class Ran:
     """One run: its results by node, the nodes that were executed, and the observer callbacks."""
@@ -157,33 +195,17 @@ class Bench:
         memory_bytes: int | None = None,
         order: Mapping[str, int] | None = None,
     ) -> Ran:
-        graph = Graph.of(nodes, sources)
-        digests = {source.name: source_artifact(source, self.store.fingerprints) for source in graph.sources.values()}
-        executor = MemoryExecutor(work)
-        scratch = self.folder / f"scratch{next(self._numbers)}"
-        scratch.mkdir()
-        runner = Runner(
-            graph,
-            self.store,
-            executor,
-            self.store.fingerprints,
-            scratch=scratch,
-            failures=self.failures,
-            made_by="tests",
-            rebuild=rebuild,
-        )
-        notes = notes or Notes()
+        executor, notes = MemoryExecutor(work), notes or Notes()
         options = RunOptions(scope, jobs, keep_going, rebuild, order=order or {}, memory_bytes=memory_bytes)
-        results = Scheduler(graph, digests, self.store, LocalRuns(runner, options.jobs), options, notes).run()
-        assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
-        return Ran({result.node.id: result for result in results}, executor.calls, notes.lines)
+        scratch = self.folder / f"scratch{next(self._numbers)}"
+        results = run_graph(Graph.of(nodes, sources), self.store, executor, options, scratch, notes=notes)
+        return Ran(results, executor.calls, notes.lines)
 
     def plan(
         self, nodes: Iterable[Node], sources: Iterable[Source] = (), *, scope: str = "here", explain: bool = False
     ) -> list[StageResult]:
         graph = Graph.of(nodes, sources)
-        digests = {source.name: source_artifact(source, self.store.fingerprints) for source in graph.sources.values()}
-        return list(plan_graph(graph, digests, self.store, scope=scope, explain=explain))
+        return list(plan_graph(graph, source_artifacts(graph, self.store), self.store, scope=scope, explain=explain))
 
     def text(self, file: FileEntry) -> str:
         return self.store.bytes_of(file).decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import tempfile
@@ -27,6 +26,8 @@ class Config:
 
 
 def write(config: Config, workspace: Workspace) -> JsonObject:
+    for folder in (Path(), Path(tempfile.gettempdir())):
+        (folder / "no_output.bin").write_bytes(b"x")
     texts = [workspace.input_file(slot, ".txt").read_text() for slot in sorted(workspace.inputs)]
     (workspace.outputs["out"] / "text.txt").write_text(f"{config.text.bits}({','.join(texts)})")
     print("written")
@@ -70,12 +71,6 @@ def pose_as_the_worker(config: Config, workspace: Workspace) -> JsonObject:
     os._exit(0)
 
 
-def litter(config: Config, workspace: Workspace) -> JsonObject:
-    for folder in (Path(), Path(tempfile.gettempdir())):
-        (folder / "litter.bin").write_bytes(b"x")
-    return write(config, workspace)
-
-
 def tell_environment(config: Config, workspace: Workspace) -> JsonObject:
     write(config, workspace)
     names = ("PYTHONHASHSEED", "TZ", "LC_ALL", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "OF_THE_USER")
@@ -86,25 +81,12 @@ def tell_environment(config: Config, workspace: Workspace) -> JsonObject:
         "temporary": tempfile.gettempdir(),
         "encoding": sys.stdout.encoding.lower(),
         "argument_folder_on_path": str(Path.cwd()) in sys.path or "" in sys.path,
+        "modules": sorted({name.partition(".")[0] for name in sys.modules}),
+        "collects_garbage": gc.isenabled(),
+        "leaves_imported_alone": gc.get_freeze_count() > 0,
         "order": list({"weights", "scales", "zero points", "ranges", "nodes"}),
         "inputs": {slot: path.as_posix() for slot, path in workspace.inputs.items()},
     }
-
-
-def tell_modules(config: Config, workspace: Workspace) -> JsonObject:
-    write(config, workspace)
-    return {"modules": json.dumps(sorted(name.partition(".")[0] for name in sys.modules))}
-
-
-def tell_whether_garbage_is_collected(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    return {"collected": gc.isenabled(), "imported_is_left_alone": gc.get_freeze_count() > 0}
-
-
-def wait_to_be_ended(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    """Report through a pipe that it is running, and hang forever."""
-    Path(workspace.input_file("fifo", ".txt").read_text()).write_text("at work")
-    threading.Event().wait()
-    return {}
 
 
 def tell_how_far(config: Config, workspace: Workspace) -> JsonObject:
@@ -114,47 +96,15 @@ def tell_how_far(config: Config, workspace: Workspace) -> JsonObject:
     return write(config, workspace)
 
 
-def tell_an_odd_number_last(config: Config, workspace: Workspace) -> JsonObject:
-    for done in range(100):
-        workspace.progress(done, None, "steps")
-    return write(config, workspace)
-
-
 def tell_and_refuse(config: Config, workspace: Workspace) -> JsonObject:
     workspace.progress(0, 8, "bits")
     workspace.progress(3, 8, "bits")
     return refuse(config, workspace)
 
 
-def tell_and_wait_to_be_ended(config: Config, workspace: Workspace) -> JsonObject:
+def tell_and_wait_to_be_ended(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
+    """Report its progress, and through a pipe that it is running, and hang forever."""
     workspace.progress(64, 512, "samples")
-    return wait_to_be_ended(config, workspace)
-
-
-def tell_where_nothing_can_be_written(config: Config, workspace: Workspace) -> JsonObject:
-    """Block its progress file with a folder."""
-    Path("../progress.json").mkdir()
-    workspace.progress(1, 2, "samples")
-    workspace.progress(2, 2, "samples")
-    return write(config, workspace)
-
-
-def be_large(config: Config, workspace: Workspace) -> JsonObject:
-    """Take that many MB, fail when another large one runs, and end when its small one has run in parallel."""
-    fifo = Path(workspace.input_file("pair", ".txt").read_text())
-    marker = fifo.with_name("large")
-    try:
-        marker.touch(exist_ok=False)
-    except FileExistsError:
-        raise StageError("Two large ones meet.") from None
-    taken = b"x" * (config.text.bits * 10**6)
-    (workspace.outputs["out"] / "text.txt").write_text(fifo.read_text() + str(len(taken)))
-    marker.unlink()
-    return {}
-
-
-def be_small(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    """End when it has met the large one of its pair."""
-    Path(workspace.input_file("pair", ".txt").read_text()).write_text("beside ")
-    (workspace.outputs["out"] / "text.txt").write_text("small")
+    Path(workspace.input_file("fifo", ".txt").read_text()).write_text("at work")
+    threading.Event().wait()
     return {}

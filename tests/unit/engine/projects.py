@@ -7,16 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_samples import source_artifact
+from engine_samples import run_graph
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace, list_folder
-from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.sandbox import FileAccess
-from winml_dag.engine.schedule import RunOptions, Scheduler
+from winml_dag.engine.schedule import RunOptions
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.store.digest import digest_file
 from winml_dag.store.store import Store
@@ -114,27 +113,13 @@ class Project:
         """Run all stages declared so far."""
         store = Store(self.cache)
         try:
-            graph = Graph.of(self.nodes, self._sources())
-            digests = {source.name: source_artifact(source, store.fingerprints) for source in graph.sources.values()}
-            in_place = InPlace(store)
+            graph, in_place = Graph.of(self.nodes, self._sources()), InPlace(store)
+            options = RunOptions("here", jobs, keep_going, rebuild)
+            how = {"failures": store.failures, "in_place": in_place, "access": access}
             with store.scratch.open() as scratch:
-                runner = Runner(
-                    graph,
-                    store,
-                    LocalExecutor(),
-                    store.fingerprints,
-                    scratch=scratch,
-                    failures=store.failures,
-                    made_by="tests",
-                    rebuild=rebuild,
-                    in_place=in_place,
-                    access=access,
-                )
-                options = RunOptions("here", jobs, keep_going, rebuild)
-                results = Scheduler(graph, digests, store, LocalRuns(runner, options.jobs), options).run()
-                assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
+                results = run_graph(graph, store, LocalExecutor(), options, scratch, **how)
             put = frozenset(path.relative_to(self.folder).as_posix() for path in in_place.put_files)
-            return Built({result.node.id: result for result in results}, put)
+            return Built(results, put)
         finally:
             store.close()
 

@@ -52,13 +52,6 @@ def of(memory: int) -> ResourceRequest:
     return ResourceRequest(memory * MB)
 
 
-def test_two_that_are_too_large_together_never_meet_and_small_ones_run_beside() -> None:
-    big, small = (of(200), 10), (of(40), 3)
-    played = play(Capacity(2, 300 * MB), {"big 1": big, "big 2": big, "small 1": small, "small 2": small})
-    assert played.together("big 1") == {"small 1", "small 2"}
-    assert played.began["big 2"] == played.ended["big 1"]
-
-
 def test_what_needs_much_waits_only_for_what_ran_before_it_was_there() -> None:
     """Without a reservation two of the small ones would always run, and it would start after the last of them."""
     small = {f"small {number}": (of(150), 3 + number % 2) for number in range(20)}
@@ -73,31 +66,6 @@ def test_what_fits_beside_the_one_that_waits_goes_on() -> None:
     played = play(Capacity(2, 300 * MB), {"first": (of(200), 10), "big": (of(250), 10), **small})
     assert played.together("first") == {f"small {number}" for number in range(5)}
     assert played.began["big"] == 10
-
-
-def test_more_than_there_is_runs_alone() -> None:
-    played = play(
-        Capacity(4, 100 * MB), {"a": (of(10), 5), "huge": (of(1000), 5), "b": (of(10), 5), "none": (of(0), 5)}
-    )
-    assert not played.together("huge")
-    assert played.together("a") == {"b", "none"} or played.began["huge"] == 5
-
-
-def test_a_device_is_one_run_s_at_a_time_and_keeps_nothing_else_from_running() -> None:
-    npu = ResourceRequest(pools=("npu",))
-    played = play(
-        Capacity(3),
-        {"npu 1": (npu, 4), "npu 2": (npu, 4), "cpu 1": (ResourceRequest(), 6), "cpu 2": (ResourceRequest(), 6)},
-    )
-    assert played.together("npu 1") == {"cpu 1", "cpu 2"}
-    assert played.began["npu 2"] == 4
-
-
-def test_what_is_to_be_alone_is_alone() -> None:
-    beside = {f"beside {number}": (ResourceRequest(), 3) for number in range(4)}
-    played = play(Capacity(3), {"first": (ResourceRequest(), 2), "perf": (ResourceRequest(alone=True), 5), **beside})
-    assert not played.together("perf")
-    assert played.began["perf"] == 2
 
 
 def test_without_a_limit_memory_makes_no_kinds_of_runs() -> None:

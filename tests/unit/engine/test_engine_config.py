@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 
 import pytest
-from engine_samples import properties
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.canonical import canonical_json
@@ -69,7 +68,7 @@ def values(hint: object) -> st.SearchStrategy[typing.Any]:
 
 
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
-@properties
+@settings(max_examples=12)
 @given(data=st.data())
 def test_a_config_comes_back_from_json_as_it_was(kind: type[typing.Any], data: st.DataObject) -> None:
     config = data.draw(values(kind))

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from engine_samples import TEXT, Bench, join, node, source_artifact
+from engine_samples import TEXT, Bench, join, node
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.eta import UNKNOWN_SECONDS, CostModel, expected_work, repeats
-from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.memory import container_limits, memory_for_runs, physical_memory_bytes
 from winml_dag.engine.resources import Capacity
-from winml_dag.engine.run import LocalRuns, Runner
-from winml_dag.engine.schedule import RunOptions, Scheduler
-from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage, Workspace
+from winml_dag.engine.stage import InputSlot, Memory, Node, Source, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import KeyInputs, Record
 
@@ -30,77 +24,26 @@ MB = 10**6
 BUDGET = 300 * MB
 
 
-class Pairs:
-    """Pairs of a large and a small process, on one store."""
+def test_runs_that_are_too_large_together_never_meet_and_small_ones_run_beside(bench: Bench) -> None:
+    """A large one ends only when a small one runs in parallel, and fails when it meets the other large one."""
+    beside, one_large = threading.Barrier(2), threading.Semaphore(1)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.store = NotedStore()
-        self._runs = 0
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        is_large = node.stage.name == "large"
+        assert not is_large or one_large.acquire(blocking=False)
+        beside.wait(60.0)
+        if is_large:
+            one_large.release()
+        return join(node, workspace)
 
-    def run(self, pairs: Sequence[int], declared: int, *, jobs: int, salt: int = 0) -> Mapping[str, StageResult]:
-        """Run the large one of each of *pairs*, which declares *declared* bytes, then each small one."""
-        self._runs += 1
-        sources = [self._pair(number) for number in pairs]
-        nodes = [
-            *[self._node("be_large", number, declared, 160 + salt) for number in pairs],
-            *[self._node("be_small", number, 10 * MB, salt) for number in pairs],
-        ]
-        graph = Graph.of(nodes, sources)
-        known = {source.name: source_artifact(source, self.store.fingerprints) for source in sources}
-        scratch = self.folder / f"scratch{self._runs}"
-        scratch.mkdir()
-        runner = Runner(
-            graph, self.store, LocalExecutor(), self.store.fingerprints,
-            scratch=scratch, failures=self.folder / "failures", made_by="tests", rebuild=False,
-            timeout_seconds=60.0,  # otherwise a process whose partner never comes would wait for an hour
-        )  # fmt: skip
-        order = {node.id: place for place, node in enumerate(nodes)}
-        options = RunOptions("here", jobs, True, order=order, memory_bytes=BUDGET)
-        results = Scheduler(graph, known, self.store, LocalRuns(runner, options.jobs), options).run()
-        return {result.node.id: result for result in results}
+    def sized(name: str, number: int, memory_bytes: int) -> Node:
+        one = node(f"{name} {number}", of=name, salt=number)
+        return replace(one, stage=replace(one.stage, memory=Memory(memory_bytes)))
 
-    def _pair(self, number: int) -> Source:
-        fifo = self.folder / f"fifo{number}"
-        if not fifo.exists():
-            os.mkfifo(fifo)
-        text = self.folder / f"pair{number}.txt"
-        text.write_text(str(fifo))
-        return Source(f"pair{number}", TEXT, (SourceFile("pair.txt", text),))
-
-    def _node(self, work: str, number: int, declared: int, bits: int) -> Node:
-        slots = {"pair": InputSlot(frozenset({TEXT}))}
-        stage = Stage(
-            work, 1, f"engine_stages:{work}", "engine_stages:Config", slots, {"out": TEXT}, memory=Memory(declared)
-        )
-        return Node(f"{work} {number}", stage, {"text": {"bits": bits}}, {"pair": f"pair{number}"})
-
-
-@pytest.fixture
-def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    return Pairs(tmp_path)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="processes meet through a named pipe")
-def test_processes_that_are_too_large_together_never_meet_and_small_ones_run_beside(pairs: Pairs) -> None:
-    """A large one ends only when its small one runs in parallel, and fails when it meets the other large one."""
-    results = pairs.run([1, 2], 200 * MB, jobs=2)
-    assert {result.error for result in results.values()} == {""}
-    assert {result.status for result in results.values()} == {Status.RAN}
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="processes meet through a named pipe")
-def test_what_was_measured_counts_where_too_little_was_declared(pairs: Pairs) -> None:
-    # Next to a large one there is room only for a small one, so nothing else decides.
-    first = pairs.run([1], 0, jobs=2)
-    record = first["be_large 1"].record
-    assert record is not None
-    peak = record.metrics["peak_memory_bytes"]
-    assert isinstance(peak, int)
-    assert peak > 160 * MB
-    again = pairs.run([1, 2], 0, jobs=2, salt=1)
-    assert {result.error for result in again.values()} == {""}
+    nodes = [*(sized("large", number, 200 * MB) for number in (1, 2)), *(sized("small", at, 10 * MB) for at in (1, 2))]
+    order = {node.id: place for place, node in enumerate(nodes)}
+    ran = bench.run(nodes, work=work, jobs=2, memory_bytes=BUDGET, order=order)
+    assert {result.error for result in ran.results.values()} == {""}
 
 
 def test_what_a_run_has_shown_counts_for_those_that_wait_already(bench: Bench) -> None:

@@ -15,13 +15,14 @@ from engine_samples import Bench, Ran, node, read, salt
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from lossy_stores import Lossy
+from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
-from winml_dag.store.digest import digest_bytes
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.digest import digest_bytes, digest_file
 
 SOURCES = ("weights", "data")
 SLOTS = ("left", "right")
@@ -86,8 +87,8 @@ class Builds(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.lossy = Lossy(self.folder)
-        self.bench = Bench(self.folder, self.lossy.store)
+        self.store = NotedStore()
+        self.bench = Bench(self.folder, self.store)
         self.texts = dict.fromkeys(SOURCES, "a")
         self.steps: list[Step] = []
         self.numbers = 0
@@ -97,7 +98,7 @@ class Builds(RuleBasedStateMachine):
         self.lock = threading.Lock()
 
     def teardown(self) -> None:
-        self.lossy.close()
+        self.store.close()
         shutil.rmtree(self.folder)
 
     @initialize(data=st.data(), count=st.integers(1, 6))
@@ -149,15 +150,18 @@ class Builds(RuleBasedStateMachine):
     def lose(self, number: int, kind: str) -> None:
         match kind:
             case "blob" | "rot":
-                for digest in nth(self.lossy.digests(), number):
-                    (self.lossy.rot_blob if kind == "rot" else self.lossy.lose_blob)(digest)
+                for digest in nth((blob.digest for blob in self.store.blobs.all()), number):
+                    file = FileEntry("text", digest, 1)
+                    (self.store.rot if kind == "rot" else self.store.lose)(file)
             case "record":
-                for key in nth(self.lossy.keys(), number):
-                    self.lossy.lose_record(key)
+                for key in nth(self.store.records.keys(), number):
+                    self.store.records.remove(key)
             case "rows":
-                self.lossy.lose_rows(nth(self.lossy.keys(), number))
+                self.store.index.remove("record", nth(self.store.records.keys(), number))
+                self.store.index.remove("latest", self.store.index.names("latest"))
             case "index":
-                self.lossy.lose_index()
+                self.store.close()
+                shutil.rmtree(self.store.folder / "index", ignore_errors=True)
 
     @rule(jobs=st.integers(1, 3), rebuild=st.booleans(), scope=st.sampled_from(["here", "there"]))
     def build(self, jobs: int, rebuild: bool, scope: str) -> None:
@@ -219,8 +223,8 @@ class Builds(RuleBasedStateMachine):
         return ran
 
     def look(self) -> Before:
-        intact = {digest: self.lossy.is_intact(digest) for digest in self.lossy.digests()}
-        keys = self.lossy.keys()
+        intact = {blob.digest: digest_file(blob.path) == blob.digest for blob in self.store.blobs.all()}
+        keys = set(self.store.records.keys())
         spared = {
             work
             for work, key in self.keys.items()
@@ -254,4 +258,4 @@ class Builds(RuleBasedStateMachine):
 
 
 TestBuilds = pytest.mark.slow(Builds.TestCase)
-TestBuilds.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestBuilds.settings = settings(max_examples=30, stateful_step_count=20)

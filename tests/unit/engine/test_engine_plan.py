@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import pytest
 from engine_samples import Bench, join, node
 
 from winml_dag.canonical import JsonObject
@@ -15,14 +16,32 @@ from winml_dag.store.digest import digest_bytes
 LINE = (node("export", "weights"), node("quantize", "export.out"), node("compile", "quantize.out"))
 
 
-def test_before_the_first_build_everything_would_run(bench: Bench) -> None:
-    plan = bench.plan(LINE, [bench.source("weights", "w")])
-    assert [str(result.reason) for result in plan] == [
-        "never built before",
-        "depends on the output of export",
+def explained(
+    bench: Bench, nodes: Iterable[Node], sources: Sequence[Source] = (), *, scope: str = "here"
+) -> dict[str, StageResult]:
+    """Return the plan with complete reasons."""
+    sources = sources or [bench.source("weights", "w")]
+    return {result.node.id: result for result in bench.plan(nodes, sources, scope=scope, explain=True)}
+
+
+@pytest.mark.parametrize("explain", [False, True])
+def test_a_plan_only_reads_and_tells_what_runs_and_why(bench: Bench, explain: bool) -> None:
+    weights = bench.source("weights", "w")
+    assert [(result.status, str(result.reason)) for result in bench.plan(LINE, [weights], explain=explain)] == [
+        (Status.RAN, "never built before"),
+        (Status.RAN, "depends on the output of export"),
+        (Status.RAN, "depends on the output of quantize"),
+    ]
+    bench.run(LINE, [weights])
+    bench.store.calls.clear()
+    edited = (LINE[0], node("quantize", "export.out", salt=1), LINE[2])
+    assert [str(result.reason) for result in bench.plan(edited, [weights], explain=explain)] == [
+        "up to date",
+        "text.salt: 0 -> 1",
         "depends on the output of quantize",
     ]
-    assert {result.status for result in plan} == {Status.RAN}
+    bench.plan(edited, [weights], scope="elsewhere", explain=explain)
+    assert {method for method, _ in bench.store.calls} <= {"record", "latest", *(["records_of"] if explain else [])}
 
 
 def test_after_a_build_nothing_would_run(bench: Bench) -> None:
@@ -33,17 +52,6 @@ def test_after_a_build_nothing_would_run(bench: Bench) -> None:
     assert [result.record for result in plan] == [ran.results[result.node.id].record for result in plan]
 
 
-def test_an_edit_reaches_the_stages_behind_it(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    bench.run(LINE, [weights])
-    edited = (LINE[0], node("quantize", "export.out", salt=1), LINE[2])
-    assert [(result.node.id, str(result.reason)) for result in bench.plan(edited, [weights])] == [
-        ("export", "up to date"),
-        ("quantize", "text.salt: 0 -> 1"),
-        ("compile", "depends on the output of quantize"),
-    ]
-
-
 def test_what_will_be_recomputed_is_estimated_by_its_last_run(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     ran = bench.run(LINE, [weights])
@@ -52,26 +60,9 @@ def test_what_will_be_recomputed_is_estimated_by_its_last_run(bench: Bench) -> N
     assert [result.elapsed_seconds for result in bench.plan(edited, [weights])] == took
 
 
-def test_a_plan_only_reads(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    bench.run(LINE, [weights])
-    bench.store.calls.clear()
-    bench.plan((node("export", "weights", salt=1), *LINE[1:]), [weights], scope="elsewhere")
-    assert {method for method, _ in bench.store.calls} <= {"record", "latest"}
-
-
-LINE = (node("export", "weights"), node("quantize", "export.out"), node("compile", "quantize.out"))
-
-
-def explain(
-    bench: Bench, nodes: Iterable[Node], sources: Iterable[Source], *, scope: str = "here"
-) -> dict[str, StageResult]:
-    return {found.node.id: found for found in bench.plan(nodes, sources, scope=scope, explain=True)}
-
-
 def test_a_source_that_was_edited_is_named_by_its_file(bench: Bench) -> None:
     bench.run(LINE, [bench.source("weights", "old")])
-    reason = explain(bench, LINE, [bench.source("weights", "new")])["export"].reason
+    reason = explained(bench, LINE, [bench.source("weights", "new")])["export"].reason
     old, new = (digest_bytes(text, "xxh3-128") for text in (b"old", b"new"))
     shown = f"{old[:17]} -> {new.partition(':')[2][:8]}"
     assert str(reason) == f"input in0: weights.txt changed ({shown})"
@@ -85,7 +76,7 @@ def test_a_stages_own_output_that_came_out_differently_is_named_by_its_file(benc
     # Another build runs export alone, so that the bytes of its output are already recorded.
     edited = (node("export", "weights", salt=1), *LINE[1:])
     bench.run(edited[:1], [weights], scope="elsewhere")
-    found = explain(bench, edited, [weights])
+    found = explained(bench, edited, [weights])
     assert found["export"].reason.kind == "found"
     assert str(found["quantize"].reason).startswith("input in0: export-out.txt changed (xxh3-128:")
 
@@ -93,7 +84,7 @@ def test_a_stages_own_output_that_came_out_differently_is_named_by_its_file(benc
 def test_the_log_of_a_run_names_the_file_as_the_plan_did(bench: Bench) -> None:
     bench.run(LINE, [bench.source("weights", "old")])
     edited = bench.source("weights", "new")
-    planned = explain(bench, LINE, [edited])["export"].reason
+    planned = explained(bench, LINE, [edited])["export"].reason
     ran = bench.run(LINE, [edited])
     assert ran.reason("export") == str(planned)
     assert ran.reason("quantize").startswith("input in0: export-out.txt changed (xxh3-128:")
@@ -103,7 +94,7 @@ def test_a_waiting_stage_names_what_it_hangs_on_in_the_end_and_what_differs_alre
     weights = bench.source("weights", "w")
     bench.run(LINE, [weights])
     edited = (node("export", "weights", salt=1), LINE[1], node("compile", "quantize.out", salt=2))
-    found = explain(bench, edited, [weights])
+    found = explained(bench, edited, [weights])
     assert found["quantize"].reason.roots == ("export",)
     assert str(found["quantize"].reason) == "depends on the output of export"
     assert found["compile"].reason.roots == ("export",)
@@ -114,10 +105,10 @@ def test_a_waiting_stage_names_the_inputs_of_its_own_that_changed_already(bench:
     line = (node("export", "weights"), node("calibrate", "export.out", "data"))
     bench.run(line, [bench.source("weights", "w"), bench.source("data", "old")])
     sources = [bench.source("weights", "other"), bench.source("data", "new")]
-    reason = explain(bench, line, sources)["calibrate"].reason
+    reason = explained(bench, line, sources)["calibrate"].reason
     assert str(reason).startswith("depends on the output of export; input in1: data.txt changed (xxh3-128:")
     other_way_round = (line[0], node("calibrate", "export.out"))
-    reason = explain(bench, other_way_round, sources)["calibrate"].reason
+    reason = explained(bench, other_way_round, sources)["calibrate"].reason
     assert str(reason) == "depends on the output of export; input in1 is gone"
 
 
@@ -128,17 +119,17 @@ def test_two_roots_are_both_named_and_each_once(bench: Bench) -> None:
         node("join", "left.out", "right.out"),
         node("end", "join.out", "left.out"),
     )
-    found = explain(bench, nodes, [bench.source("weights", "w")])
+    found = explained(bench, nodes, [bench.source("weights", "w")])
     assert found["join"].reason.roots == ("left", "right")
     assert found["end"].reason.roots == ("left", "right")
 
 
 def test_a_first_build_is_said_to_be_one_and_names_what_is_near(bench: Bench) -> None:
     weights = bench.source("weights", "w")
-    assert str(explain(bench, LINE, [weights])["export"].reason) == "never built before"
+    assert str(explained(bench, LINE, [weights])["export"].reason) == "never built before"
     bench.run(LINE, [weights])
     edited = (node("export", "weights", salt=1),)
-    reason = explain(bench, edited, [weights], scope="elsewhere")["export"].reason
+    reason = explained(bench, edited, [weights], scope="elsewhere")["export"].reason
     assert reason.kind == "first build"
     assert str(reason).startswith("never built like this; nearest is ")
     assert str(reason).endswith(" by tests): text.salt: 0 -> 1")
@@ -148,7 +139,9 @@ def test_what_another_build_made_that_is_nearer_than_the_last_is_said_beside_the
     weights = bench.source("weights", "w")
     bench.run([node("export", "weights", salt=1, toolchain={"torch": "2.0"})], [weights])
     bench.run([node("export", "weights", salt=2, toolchain={"torch": "2.0"})], [weights], scope="elsewhere")
-    reason = explain(bench, [node("export", "weights", salt=2, toolchain={"torch": "2.1"})], [weights])["export"].reason
+    reason = explained(bench, [node("export", "weights", salt=2, toolchain={"torch": "2.1"})], [weights])[
+        "export"
+    ].reason
     assert str(reason) == "text.salt: 1 -> 2; torch 2.0 -> 2.1"
     assert reason.nearest is not None
     assert [str(change) for change in reason.nearest.changes] == ["torch 2.0 -> 2.1"]
@@ -166,16 +159,8 @@ def test_the_records_of_a_stage_are_read_once_for_all_of_its_uses(bench: Bench) 
     weights = bench.source("weights", "w")
     nodes = [node(f"n{number}", "weights", of="same", salt=number) for number in range(20)]
     bench.store.calls.clear()
-    explain(bench, nodes, [weights])
+    explained(bench, nodes, [weights])
     assert [about for method, about in bench.store.calls if method == "records_of"] == ["same"]
-
-
-def test_an_explanation_only_reads(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    bench.run(LINE, [weights])
-    bench.store.calls.clear()
-    explain(bench, (node("export", "weights", salt=1), *LINE[1:]), [weights], scope="elsewhere")
-    assert {method for method, _ in bench.store.calls} <= {"record", "records_of", "latest"}
 
 
 def line(*, salt: int = 0, reader: int = 0) -> tuple[Node, ...]:
@@ -193,15 +178,9 @@ def constant_flags(node: Node, workspace: Workspace) -> JsonObject:
     return join(node, workspace)
 
 
-def planned(bench: Bench, nodes: tuple[Node, ...], sources: Sequence[Source] = ()) -> dict[str, StageResult]:
-    """Return the plan with complete reasons."""
-    sources = sources or [bench.source("weights", "w")]
-    return {result.node.id: result for result in bench.plan(nodes, sources, explain=True)}
-
-
 def test_what_reads_such_an_output_is_foreseen_and_says_what_it_stands_on(bench: Bench) -> None:
     bench.run(line(), [bench.source("weights", "w")], work=constant_flags)
-    found = planned(bench, line(salt=1, reader=1))
+    found = explained(bench, line(salt=1, reader=1))
     assert (found["analyze"].status, str(found["analyze"].reason)) == (Status.RAN, "text.salt: 0 -> 1")
     assert (found["optimize"].status, found["optimize"].assumes) == (Status.REUSED, ("analyze",))
     assert (found["quantize"].status, str(found["quantize"].reason)) == (Status.RAN, "text.salt: 0 -> 1")
@@ -212,9 +191,9 @@ def test_what_reads_such_an_output_is_foreseen_and_says_what_it_stands_on(bench:
 
 
 def test_nothing_is_assumed_of_what_never_ran_or_is_known(bench: Bench) -> None:
-    assert planned(bench, line())["optimize"].assumes == ()
+    assert explained(bench, line())["optimize"].assumes == ()
     bench.run(line(), [bench.source("weights", "w")], work=constant_flags)
-    assert {result.assumes for result in planned(bench, line()).values()} == {()}
+    assert {result.assumes for result in explained(bench, line()).values()} == {()}
 
 
 def test_where_it_never_ran_a_plan_goes_by_what_is_read_in_that_slot(bench: Bench) -> None:
@@ -228,7 +207,7 @@ def test_where_it_never_ran_a_plan_goes_by_what_is_read_in_that_slot(bench: Benc
     sources = [bench.source("weights", "w"), bench.source("flags", "{}")]
     bench.run((first,), sources)
     behind = node("behind", "again.out")
-    found = planned(bench, (analyze, again, behind), sources)
+    found = explained(bench, (analyze, again, behind), sources)
     assert found["analyze"].status is Status.RAN
     assert (found["again"].status, found["again"].assumes) == (Status.REUSED, ("analyze",))
     assert (str(found["behind"].reason), found["behind"].assumes) == ("never built before", ("analyze",))

@@ -52,17 +52,6 @@ def test_no_more_is_written_than_anybody_reads_and_the_last_always(told: list[tu
         assert last.done == told[-1][1]
 
 
-def test_in_between_is_written_what_is_new_after_a_while(tmp_path: Path) -> None:
-    clock = Clock()
-    writer = ProgressWriter(tmp_path, clock)
-    written = []
-    for done in range(5):
-        writer(done, 512, "samples")
-        written.append(read_progress(tmp_path))
-        clock.now += PERIOD * 0.6
-    assert [told and told.done for told in written] == [0, 0, 2, 2, 4]
-
-
 def test_the_end_of_a_count_is_written_at_once_however_long_the_work_goes_on_after_it(tmp_path: Path) -> None:
     writer = ProgressWriter(tmp_path, Clock())
     for done in range(9):

@@ -58,27 +58,6 @@ def test_rot_is_found_by_the_stage_that_reads_and_its_maker_runs_first(bench: Be
     assert bench.run(line(salt=1), [weights]).calls == []
 
 
-def test_rot_all_the_way_up_is_healed_from_the_top(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    first = bench.run(line(), [weights])
-    for node_id in ("export", "quantize"):
-        bench.store.rot(first.file(node_id))
-    again = bench.run(line(salt=1), [weights])
-    assert again.calls == ["export", "quantize", "compile"]
-    assert bench.text(again.file("compile")) == "compile1:out(quantize0:out(export0:out(w)))"
-
-
-def test_any_number_of_inputs_may_have_rotted(bench: Bench) -> None:
-    makers = [node(f"part{number}") for number in range(8)]
-    inputs = [maker.output("out") for maker in makers]
-    first = bench.run([*makers, node("merge", *inputs)])
-    for maker in makers:
-        bench.store.rot(first.file(maker.id))
-    again = bench.run([*makers, node("merge", *inputs, salt=1)])
-    assert again.of(Status.FAILED) == []
-    assert again.of(Status.RAN) == ["merge", *(maker.id for maker in makers)]
-
-
 def test_bytes_that_a_source_has_as_well_come_back_from_their_maker(bench: Bench) -> None:
     weights = bench.source("weights", "w")
 
@@ -112,41 +91,6 @@ def test_what_has_failed_is_not_tried_again_when_its_input_is_made_again(bench: 
     again = bench.run([*nodes(1), node("other", salt=1)], work=work, keep_going=True)
     assert sorted(again.calls) == ["bad", "export", "good", "other"]
     assert again.of(Status.FAILED) == ["bad"]
-
-
-class MeetingStore(NotedStore):
-    """Blocks fetches of an artifact until the announced number of requests has arrived."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meetings: dict[str, threading.Barrier] = {}
-
-    def fetch(self, artifact: Artifact, folder: Path) -> None:
-        barrier = self.meetings.pop(artifact.digest, None) or self.meetings.pop(f"second {artifact.digest}", None)
-        if barrier is not None:
-            barrier.wait(PATIENCE)
-        super().fetch(artifact, folder)
-
-    def announce_two(self, artifact: Artifact) -> None:
-        barrier = threading.Barrier(2)
-        self.meetings = {artifact.digest: barrier, f"second {artifact.digest}": barrier}
-
-
-def test_two_that_meet_the_same_rot_at_once_both_get_it_made_again(tmp_path: Path) -> None:
-    store = MeetingStore()
-    bench = Bench(tmp_path, store)
-
-    def nodes(salt: int) -> list[Node]:
-        return [node("export"), *(node(f"reader{number}", "export.out", salt=salt) for number in range(2))]
-
-    first = bench.run(nodes(0))
-    store.rot(first.file("export"))
-    record = first.results["export"].record
-    assert record is not None
-    store.announce_two(record.outputs["out"])
-    again = bench.run(nodes(1), jobs=2)
-    assert again.of(Status.FAILED) == []
-    assert sorted(again.calls) == ["export", "reader0", "reader1"]
 
 
 class VanishingStore(NotedStore):
@@ -217,18 +161,6 @@ def test_a_disk_that_damages_whatever_is_stored_ends_the_run_with_advice(tmp_pat
     assert ran.of(Status.FAILED) == ["compile"]
     assert "quantize-out.txt is damaged" in ran.results["compile"].error
     assert "--cache-dir" in ran.results["compile"].advice
-
-
-def test_what_is_made_again_differently_is_passed_on(bench: Bench) -> None:
-    work = writing("export", ["first", "second"])
-    nodes = [node("export"), node("early", "export.out"), node("late", "export.out", "early.out")]
-    first = bench.run(nodes, work=work)
-    bench.store.rot(first.file("export"))
-    edited = [*nodes[:2], node("late", "export.out", "early.out", salt=1)]
-    again = bench.run(edited, work=work)
-    assert bench.text(again.file("early")) == "early0:out(second)"
-    assert bench.text(again.file("late")) == "late1:out(second,early0:out(second))"
-    assert again.of(Status.RAN) == ["early", "export", "late"]
 
 
 def test_results_speak_of_one_and_the_same_graph_after_something_was_made_again_differently(bench: Bench) -> None:

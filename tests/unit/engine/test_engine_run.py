@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from memory_executor import MemoryExecutor, Work
 from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import key_inputs_of
 from winml_dag.engine.plan import Run, decide
@@ -62,27 +60,3 @@ def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None
     with pytest.raises(Interrupted):
         runner.run(NODE, decision, {})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_library_that_is_another_while_its_stage_runs_fails_it(tmp_path: Path) -> None:
-    library = tmp_path / "library.so"
-    library.write_text("one")
-
-    def work(node: Node, workspace: Workspace) -> JsonObject:
-        library.rename(tmp_path / "kept")
-        library.write_text("two")
-        (workspace.outputs["out"] / f"{node.id}.txt").write_text("done", encoding="utf-8")
-        (tmp_path / "kept").replace(library)
-        return {}
-
-    store = NotedStore()
-    node = replace(NODE, toolchain={"library": store.fingerprints.digest(library)}, tools={"library": library})
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    runner = runner_of(node, work, store, scratch)
-    decision = decide(store.latest(["only"]).get("only"), key_inputs_of(node, {}), store)
-    assert isinstance(decision, Run)
-    result = runner.run(node, decision, {})
-    assert isinstance(result, StageResult)
-    assert result.error == f"{library} changed while it was being used, so nothing was stored."
-    assert store.record(decision.key) is None

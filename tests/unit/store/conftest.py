@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from collect_samples import DAY
-from collect_samples import key as key_of
-from store_samples import KEY
+from store_samples import DAY, KEY
+from store_samples import key as key_of
 
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store

@@ -1,105 +1,110 @@
+"""Blobs: stored once under their digest, fetched as copies or hard links, and never given out when damaged."""
+
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_samples import contents
+from store_samples import contents, spoil
 
 from winml_dag.errors import StoreError
 from winml_dag.store import blobs as module
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, BlobDamaged, Blobs
 from winml_dag.store.digest import digest_bytes
+from winml_dag.store.records import Record
+from winml_dag.store.store import Store
 
-DATA = b"weights" * 100
+DATA, OTHER_DATA = b"weights" * 100, b"WEIGHTS" * 100
 FILE = FileEntry("model.onnx.data", digest_bytes(DATA), len(DATA))
+FILES = {"model.onnx": b"graph", "model.onnx.data": DATA}
 
 
 @pytest.fixture
-def blobs(tmp_path) -> Blobs:
+def empty(tmp_path: Path) -> Blobs:
     return Blobs(tmp_path / "blobs", tmp_path / "quarantine")
 
 
+def ingest(blobs: Blobs, tmp_path: Path) -> FileEntry:
+    (tmp_path / "model.onnx.data").write_bytes(DATA)
+    return blobs.ingest(tmp_path / "model.onnx.data", "xxh3-128")
+
+
 @pytest.fixture
-def ingest(blobs, tmp_path):
-    def ingest(data: bytes = DATA) -> FileEntry:
-        path = tmp_path / "model.onnx.data"
-        path.write_bytes(data)
-        return blobs.ingest(path, "xxh3-128")
-
-    return ingest
+def blobs(empty: Blobs, tmp_path: Path) -> Blobs:
+    """Blobs with ``FILE`` among them."""
+    assert ingest(empty, tmp_path) == FILE
+    return empty
 
 
-def change(path, data: bytes, *, stamped: bool = False) -> None:
-    path.chmod(0o644)
-    path.write_bytes(data)
-    if stamped:
-        os.utime(path, ns=(STAMP_NS, STAMP_NS))
+@pytest.fixture
+def blob(blobs: Blobs) -> Path:
+    return blobs.path(FILE.digest)
 
 
-def test_a_blob_lies_under_its_digest_and_is_read_only(blobs, ingest, tmp_path) -> None:
-    assert ingest() == FILE
-    digits = FILE.digest.removeprefix("xxh3-128:")
-    path = tmp_path / "blobs" / "xxh3-128" / digits[:2] / digits[2:]
-    assert path == blobs.path(FILE.digest)
-    assert path.read_bytes() == DATA
-    assert not stat.S_IMODE(path.stat().st_mode) & 0o222
-    assert not (tmp_path / "model.onnx.data").exists()
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another device."""
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("needs a second file system")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if Path(folder).stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("one file system only")
+        yield Path(folder)
 
 
-def test_ingesting_moves_the_file_itself(blobs, tmp_path) -> None:
+def is_read_only(path: Path) -> bool:
+    return not stat.S_IMODE(path.stat().st_mode) & 0o222
+
+
+def test_a_blob_is_the_file_itself_under_its_digest_and_read_only(empty: Blobs, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(DATA)
     inode = (tmp_path / "big").stat().st_ino
-    blobs.ingest(tmp_path / "big", "xxh3-128")
-    assert blobs.path(FILE.digest).stat().st_ino == inode
+    empty.ingest(tmp_path / "big", "xxh3-128")
+    digits = FILE.digest.removeprefix("xxh3-128:")
+    blob = tmp_path / "blobs" / "xxh3-128" / digits[:2] / digits[2:]
+    assert blob == empty.path(FILE.digest)
+    assert blob.read_bytes() == DATA
+    assert blob.stat().st_ino == inode
+    assert is_read_only(blob)
+    assert not (tmp_path / "big").exists()
 
 
-def test_ingesting_the_same_bytes_again_keeps_the_sound_blob(blobs, ingest, tmp_path) -> None:
-    ingest()
-    inode = blobs.path(FILE.digest).stat().st_ino
-    assert ingest() == FILE
-    assert blobs.path(FILE.digest).stat().st_ino == inode
+def test_the_same_bytes_again_keep_the_sound_blob_and_count_as_stored_just_now(
+    blobs: Blobs, blob: Path, tmp_path: Path
+) -> None:
+    before = blob.stat()
+    while blob.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of the file system advances in ticks
+        ingest(blobs, tmp_path)
     assert not (tmp_path / "model.onnx.data").exists()
+    assert (blob.stat().st_ino, blob.stat().st_mtime_ns) == (before.st_ino, STAMP_NS)
 
 
 @pytest.mark.parametrize("stamped", [False, True])
-def test_ingesting_the_right_bytes_replaces_a_damaged_blob_even_one_that_looks_sound(
-    blobs, ingest, tmp_path, stamped
+def test_the_right_bytes_replace_a_damaged_blob_even_one_that_looks_sound(
+    blobs: Blobs, blob: Path, tmp_path: Path, stamped: bool
 ) -> None:
-    ingest()
-    change(blobs.path(FILE.digest), b"WEIGHTS" * 100, stamped=stamped)
-    ingest()
-    assert blobs.path(FILE.digest).read_bytes() == DATA
-    assert list(contents(tmp_path / "quarantine").values()) == [b"WEIGHTS" * 100]
+    spoil(blob, OTHER_DATA, stamped=stamped)
+    ingest(blobs, tmp_path)
+    assert blob.read_bytes() == DATA
+    assert list(contents(tmp_path / "quarantine").values()) == [OTHER_DATA]
 
 
-def test_an_ordinary_write_to_a_blob_is_noticed_by_its_time_though_the_size_is_the_same(
-    blobs, ingest, tmp_path
+@pytest.mark.parametrize(("damage", "stamped"), [(OTHER_DATA, False), (DATA[:-1], False), (DATA[:-1], True)])
+def test_an_edited_or_short_blob_is_missing(
+    blobs: Blobs, blob: Path, tmp_path: Path, damage: bytes, stamped: bool
 ) -> None:
-    ingest()
-    change(blobs.path(FILE.digest), b"WEIGHTS" * 100)
+    spoil(blob, damage, stamped=stamped)
     assert blobs.missing([FILE]) == [FILE]
-    assert list(contents(tmp_path / "quarantine").values()) == [b"WEIGHTS" * 100]
+    assert list(contents(tmp_path / "quarantine").values()) == [damage]
 
 
-def test_a_blob_whose_time_alone_changed_is_hashed_once_and_stamped_again(blobs, ingest) -> None:
-    ingest()
-    os.utime(blobs.path(FILE.digest))
-    assert blobs.missing([FILE]) == []
-    assert blobs.path(FILE.digest).stat().st_mtime_ns == STAMP_NS
-
-
-def test_a_short_blob_is_noticed_even_with_the_stamp_on_it(blobs, ingest) -> None:
-    ingest()
-    change(blobs.path(FILE.digest), DATA[:-1], stamped=True)
-    assert blobs.missing([FILE]) == [FILE]
-
-
-def test_silent_rot_that_no_stat_shows_is_caught_when_fetched(blobs, ingest, tmp_path) -> None:
-    ingest()
-    change(blobs.path(FILE.digest), b"WEIGHTS" * 100, stamped=True)
+def test_silent_rot_that_no_stat_shows_is_caught_when_fetched(blobs: Blobs, blob: Path, tmp_path: Path) -> None:
+    spoil(blob, OTHER_DATA, stamped=True)
     assert blobs.missing([FILE]) == []
     with pytest.raises(BlobDamaged, match="damaged"):
         blobs.fetch(FILE, tmp_path / "copy")
@@ -107,109 +112,156 @@ def test_silent_rot_that_no_stat_shows_is_caught_when_fetched(blobs, ingest, tmp
     assert blobs.missing([FILE]) == [FILE]
 
 
-def test_a_link_in_place_of_a_blob_is_never_followed(blobs, ingest, tmp_path) -> None:
-    ingest()
-    (tmp_path / "elsewhere").write_bytes(DATA)
-    path = blobs.path(FILE.digest)
-    path.unlink()
-    path.symlink_to(tmp_path / "elsewhere")
+def test_a_blob_whose_time_alone_changed_is_hashed_once_and_stamped_again(blobs: Blobs, blob: Path) -> None:
+    os.utime(blob)
+    assert blobs.missing([FILE]) == []
+    assert blob.stat().st_mtime_ns == STAMP_NS
+
+
+def fetch(blobs: Blobs, target: Path) -> None:
+    blobs.fetch(FILE, target)
+
+
+def link(blobs: Blobs, target: Path) -> None:
+    assert blobs.link(FILE, target, check=False)
+
+
+@pytest.mark.parametrize("take", [fetch, link])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_missing_blob_is_damage_and_a_link_in_its_place_is_never_followed(
+    blobs: Blobs, blob: Path, tmp_path: Path, take: Callable[[Blobs, Path], None], linked: bool
+) -> None:
+    blob.rename(tmp_path / "elsewhere")
+    if linked:
+        blob.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(BlobDamaged):
-        blobs.fetch(FILE, tmp_path / "copy")
+        take(blobs, tmp_path / "target")
+    assert not os.path.lexists(tmp_path / "target")
     assert blobs.missing([FILE]) == [FILE]
     assert (tmp_path / "elsewhere").read_bytes() == DATA
 
 
-def test_a_fetched_copy_is_writable_and_writing_to_it_leaves_the_blob_alone(blobs, ingest, tmp_path) -> None:
-    ingest()
+def test_a_fetched_copy_is_writable_and_writing_to_it_leaves_the_blob_alone(blobs: Blobs, tmp_path: Path) -> None:
     blobs.fetch(FILE, tmp_path / "copy")
-    assert (tmp_path / "copy").stat().st_nlink == 1
     (tmp_path / "copy").write_bytes(b"mine now")
-    assert blobs.missing([FILE]) == []
     assert blobs.is_intact(FILE.digest)
 
 
-def test_an_output_that_is_a_hard_link_to_a_users_file_leaves_that_file_as_it_was(blobs, tmp_path) -> None:
+def test_an_output_that_is_a_hard_link_to_a_users_file_leaves_that_file_as_it_was(empty: Blobs, tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(DATA)
     before = (tmp_path / "mine").stat()
     os.link(tmp_path / "mine", tmp_path / "output")
-    blobs.ingest(tmp_path / "output", "xxh3-128")
+    empty.ingest(tmp_path / "output", "xxh3-128")
     after = (tmp_path / "mine").stat()
     assert (after.st_mode, after.st_mtime_ns, after.st_nlink) == (before.st_mode, before.st_mtime_ns, 1)
     (tmp_path / "mine").write_bytes(b"changed")
-    assert blobs.is_intact(FILE.digest)
+    assert empty.is_intact(FILE.digest)
 
 
-def test_a_file_that_is_written_to_while_it_is_stored_is_refused(blobs, ingest, monkeypatch) -> None:
-    def digest_file(path, function):
-        Path(path).chmod(0o644)
-        Path(path).write_bytes(DATA)
-        return original(path, function)
+def test_a_file_that_is_written_to_while_it_is_stored_is_refused(
+    empty: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_and_digest(path: Path, function: module.DigestFunction) -> str:
+        spoil(Path(path), DATA)
+        return digest_file(path, function)
 
-    original = module.digest_file
-    monkeypatch.setattr(module, "digest_file", digest_file)
+    digest_file = module.digest_file
+    monkeypatch.setattr(module, "digest_file", write_and_digest)
     with pytest.raises(StoreError, match=r"model\.onnx\.data was written to"):
-        ingest()
-    assert blobs.missing([FILE]) == [FILE]
+        ingest(empty, tmp_path)
+    assert empty.missing([FILE]) == [FILE]
 
 
-def test_a_file_that_its_writer_still_writes_to_is_not_trusted_later(blobs, tmp_path) -> None:
+def test_a_file_that_its_writer_still_writes_to_is_not_trusted_later(empty: Blobs, tmp_path: Path) -> None:
     with open(tmp_path / "output", "wb", buffering=0) as writer:
         writer.write(DATA)
-        blobs.ingest(tmp_path / "output", "xxh3-128")
+        empty.ingest(tmp_path / "output", "xxh3-128")
         writer.seek(0)
         writer.write(b"W")
-    assert blobs.missing([FILE]) == [FILE]
+    assert empty.missing([FILE]) == [FILE]
 
 
-def test_blobs_of_both_functions_live_side_by_side(blobs, ingest, tmp_path) -> None:
-    ingest()
+def test_blobs_of_both_functions_are_listed_and_a_foreign_file_without_a_digest(blobs: Blobs, tmp_path: Path) -> None:
     (tmp_path / "shared").write_bytes(DATA)
     entry = blobs.ingest(tmp_path / "shared", "sha256")
     assert entry.digest == digest_bytes(DATA, "sha256")
     assert blobs.missing([FILE, entry]) == []
-    assert {blob.digest for blob in blobs.all()} == {FILE.digest, entry.digest}
-
-
-def test_a_name_that_is_no_blobs_is_listed_without_a_digest(blobs, ingest, tmp_path) -> None:
-    ingest()
     (tmp_path / "blobs" / "notes.txt").write_text("mine")
-    assert sorted(blob.digest for blob in blobs.all()) == ["", FILE.digest]
+    assert {found.digest for found in blobs.all()} == {FILE.digest, entry.digest, ""}
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a second file system")  # noqa: PTH112
-def test_a_file_on_another_device_is_copied_in(tmp_path) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
-        if Path(elsewhere).stat().st_dev == tmp_path.stat().st_dev:
-            pytest.skip("one file system only")
-        blobs = Blobs(tmp_path / "blobs", tmp_path / "quarantine")
-        (Path(elsewhere) / "output").write_bytes(DATA)
-        blobs.ingest(Path(elsewhere) / "output", "xxh3-128")
-        assert not (Path(elsewhere) / "output").exists()
-    assert blobs.missing([FILE]) == []
-    assert len(list(blobs.all())) == 1
-
-
-def test_two_files_of_equal_bytes_are_one_blob(store, publish, tmp_path) -> None:
-    record = publish(store, {"a.bin": DATA, "b.bin": DATA})
-    assert len(list(store.blobs.all())) == 1
-    store.fetch(record.outputs["model"], tmp_path / "fetched")
-    assert contents(tmp_path / "fetched") == {"a.bin": DATA, "b.bin": DATA}
-
-
-def test_a_digest_from_elsewhere_cannot_name_a_path(blobs) -> None:
+def test_a_digest_from_elsewhere_cannot_name_a_path(empty: Blobs) -> None:
     with pytest.raises(StoreError, match="not a digest"):
-        blobs.path("xxh3-128:../../../../etc/passwd")
+        empty.path("xxh3-128:../../../../etc/passwd")
 
 
-def test_a_blob_that_is_found_here_counts_as_stored_just_now(blobs, tmp_path) -> None:
-    (tmp_path / "a").write_bytes(b"data")
-    blob = blobs.path(blobs.ingest(tmp_path / "a", "xxh3-128").digest)
-    before = blob.stat().st_ctime_ns
-    (tmp_path / "b").write_bytes(b"data")
-    while (tmp_path / "b").stat().st_mtime_ns <= before:  # the file system's clock advances in ticks
-        (tmp_path / "b").touch()
-    blobs.ingest(tmp_path / "b", "xxh3-128")
-    assert blob.stat().st_ctime_ns > before
-    assert blob.stat().st_mtime_ns == STAMP_NS
+def test_a_file_on_another_device_is_copied_in(empty: Blobs, elsewhere: Path) -> None:
+    assert ingest(empty, elsewhere) == FILE
+    assert list(elsewhere.iterdir()) == []
+    assert empty.missing([FILE]) == []
+    assert len(list(empty.all())) == 1
+
+
+def test_a_link_is_the_blob_itself_and_read_only_though_another_was_made_writable(
+    blobs: Blobs, blob: Path, tmp_path: Path
+) -> None:
+    link(blobs, tmp_path / "first")
+    assert os.path.samefile(tmp_path / "first", blob)  # noqa: PTH121
+    (tmp_path / "first").chmod(0o644)
+    link(blobs, tmp_path / "second")
+    assert is_read_only(tmp_path / "second")
+    assert blobs.missing([FILE]) == []
+
+
+def test_a_link_takes_the_place_of_a_file_and_of_a_link_and_leaves_nothing_beside_it(
+    blobs: Blobs, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "model.onnx.data").write_bytes(b"old")
+    for _ in range(2):
+        link(blobs, folder / "model.onnx.data")
+        assert contents(folder) == {"model.onnx.data": DATA}
+
+
+@pytest.mark.parametrize(("damage", "stamped"), [(OTHER_DATA, False), (b"short", False), (OTHER_DATA, True)])
+def test_a_blob_that_was_edited_through_a_link_is_not_linked_again(
+    blobs: Blobs, tmp_path: Path, damage: bytes, stamped: bool
+) -> None:
+    """An edit with the time put back is found where a check is asked for."""
+    link(blobs, tmp_path / "linked")
+    spoil(tmp_path / "linked", damage, stamped=stamped)
+    with pytest.raises(BlobDamaged):
+        blobs.link(FILE, tmp_path / "other", check=stamped)
+    assert not (tmp_path / "other").exists()
+    assert list(contents(tmp_path / "quarantine").values()) == [damage]
+    assert (tmp_path / "linked").read_bytes() == damage
+
+
+def test_a_link_that_comes_back_as_an_output_is_not_the_inode_that_is_stored(
+    blobs: Blobs, blob: Path, tmp_path: Path
+) -> None:
+    link(blobs, tmp_path / "linked")
+    assert blobs.ingest(tmp_path / "linked", "xxh3-128").digest == FILE.digest
+    assert blob.stat().st_nlink == 1
+    assert blobs.missing([FILE]) == []
+
+
+def test_where_no_link_can_be_made_the_file_is_a_copy_and_is_named(
+    store: Store, publish: Callable[..., Record], elsewhere: Path
+) -> None:
+    artifact = publish(store, FILES).outputs["model"]
+    assert store.link(artifact, elsewhere / "out") == tuple(FILES)
+    assert contents(elsewhere / "out") == FILES
+    for name in FILES:
+        (elsewhere / "out" / name).write_bytes(b"mine")
+    assert store.missing(artifact.files) == []
+
+
+def test_a_file_that_cannot_be_put_there_at_all_is_an_error_in_words(
+    store: Store, publish: Callable[..., Record], tmp_path: Path
+) -> None:
+    artifact = publish(store, FILES).outputs["model"]
+    (tmp_path / "out" / "model.onnx").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"Cannot put model\.onnx into"):
+        store.link(artifact, tmp_path / "out")

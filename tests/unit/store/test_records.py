@@ -26,12 +26,6 @@ def test_a_record_is_found_again_after_the_index_was_deleted_and_the_index_fille
     assert again.index.names("record") == [KEY]
 
 
-def test_a_record_is_found_while_its_file_is_gone_too(store, publish) -> None:
-    record = publish(store, FILES)
-    store.records.path(KEY).unlink()
-    assert store.record(KEY) == record
-
-
 @pytest.mark.parametrize("text", ["", "{}", "no json", '["0000000000000000",{}]', "[" * 100_000])
 def test_a_record_that_cannot_be_read_counts_as_absent_and_running_again_heals_it(store, publish, text) -> None:
     publish(store, FILES)
@@ -65,17 +59,6 @@ def test_what_was_stored_again_is_read_before_the_index_has_it(store, publish, n
         again = store.publish(new_record(KEY), {"model": fill({"model.onnx": b"another"})})
         assert store.record(KEY) == again
         assert store.latest(["name"]) == {"name": again}
-
-
-def test_keys_come_from_files_and_index_alike(store, publish) -> None:
-    publish(store, FILES)
-    publish(store, FILES, OTHER_KEY)
-    store.records.path(KEY).unlink()
-    store.index.remove("record", [OTHER_KEY])
-    assert store.records.keys() == sorted([KEY, OTHER_KEY])
-    store.records.remove(KEY)
-    store.records.remove(OTHER_KEY)
-    assert store.records.keys() == []
 
 
 JSON = st.recursive(
@@ -112,8 +95,12 @@ def test_a_use_sets_the_time_of_the_records_file(store, publish) -> None:
 def test_a_use_brings_back_a_file_that_was_removed_while_its_row_was_still_there(store, publish) -> None:
     record = publish(store, FILES)
     store.records.path(KEY).unlink()
+    assert store.record(KEY) == record
+    assert store.records.keys() == [KEY]
     store.used([KEY])
     assert store.records.read_file(KEY) == record
+    store.records.remove(KEY)
+    assert store.records.keys() == []
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from servers.memory import MemoryRemote
-from store_samples import KEY, OTHER_KEY, contents
+from store_samples import KEY, OTHER_KEY, contents, spoil
 
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.records import Record
@@ -56,60 +55,31 @@ def made(machine: Machine, new_record: Callable[[str], Record], fill: Fill) -> R
     return record
 
 
-def asked(remote: MemoryRemote, method: str) -> int:
-    return sum(called == method for called, _ in remote.calls)
-
-
-def test_what_one_machine_makes_another_finds_and_keeps_the_record_and_no_blob(
-    machine: Machine, remote: MemoryRemote, made: Record
+@pytest.mark.parametrize("put", [Store.fetch, Store.link])
+def test_blobs_come_when_they_are_fetched_or_linked_and_then_they_are_here(
+    machine: Machine, remote: MemoryRemote, made: Record, tmp_path: Path, put: Callable[..., object]
 ) -> None:
     here = machine("here")
     found = here.record(KEY)
     assert found is not None
     assert dataclasses.replace(found, origin={}) == made
     assert here.came_from_remote(KEY)
-    assert here.missing(found.files()) == []
     assert list(here.blobs.all()) == []
-    here.close()
-    remote.calls.clear()
-    again = machine("here")
-    assert again.record(KEY) == found
-    assert not again.came_from_remote(KEY)
-    assert asked(remote, "record") == 0
-    again.close()
-
-
-def test_blobs_come_when_they_are_fetched_and_then_they_are_here(
-    machine: Machine, remote: MemoryRemote, made: Record, tmp_path: Path
-) -> None:
-    here = machine("here")
-    here.prefetch_records([KEY])
     assert len(here.remote_only(made.files())) == 2
-    here.fetch(made.outputs["model"], tmp_path / "out")
+    put(here, made.outputs["model"], tmp_path / "out")
     assert contents(tmp_path / "out") == FILES
     assert here.remote_only(made.files()) == []
+    # The code that enforces the cache limit counts it as stored, once.
+    assert [here.take_fetched() for _ in range(2)] == [sum(map(len, FILES.values())), 0]
     remote.calls.clear()
-    here.fetch(made.outputs["model"], tmp_path / "again")
-    here.link(made.outputs["model"], tmp_path / "linked")
-    assert contents(tmp_path / "linked") == FILES
-    assert remote.calls == []
+    put(here, made.outputs["model"], tmp_path / "again")
+    assert contents(tmp_path / "again") == FILES
     here.close()
-
-
-def test_a_link_needs_its_blobs_here_as_a_copy_does(machine: Machine, made: Record, tmp_path: Path) -> None:
-    here = machine("here")
-    here.link(made.outputs["model"], tmp_path / "linked")
-    assert contents(tmp_path / "linked") == FILES
-    here.close()
-
-
-def test_what_no_remote_has_is_asked_for_once_in_a_run(machine: Machine, remote: MemoryRemote) -> None:
-    here = machine("here")
-    assert here.prefetch_records([KEY, OTHER_KEY]) == {}
-    assert here.record(KEY) is None
-    assert here.record(OTHER_KEY) is None
-    assert asked(remote, "record") == 2
-    here.close()
+    later = machine("here")
+    assert later.record(KEY) == found
+    assert not later.came_from_remote(KEY)
+    later.close()
+    assert {method for method, _ in remote.calls} == {"close"}
 
 
 def test_a_look_for_many_asks_for_their_blobs_too(machine: Machine, remote: MemoryRemote, made: Record) -> None:
@@ -117,6 +87,7 @@ def test_a_look_for_many_asks_for_their_blobs_too(machine: Machine, remote: Memo
     assert set(here.prefetch_records([KEY, OTHER_KEY])) == {KEY}
     remote.calls.clear()
     assert here.missing(made.files()) == []
+    assert here.record(OTHER_KEY) is None, "what no remote has is asked for once in a run"
     assert remote.calls == []
     here.close()
 
@@ -146,11 +117,7 @@ def test_rot_here_is_healed_by_the_remote(machine: Machine, made: Record, tmp_pa
     here = machine("here")
     here.fetch_ahead(made.files())
     for file in made.files():
-        path = here.blobs.path(file.digest)
-        status = path.stat()
-        path.chmod(0o600)
-        path.write_bytes(b"\x00" * file.size)
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        spoil(here.blobs.path(file.digest), bytes(file.size), stamped=True)
     here.fetch(made.outputs["model"], tmp_path / "out")
     assert contents(tmp_path / "out") == FILES
     here.close()
@@ -172,14 +139,4 @@ def test_a_record_with_other_digests_is_not_found_where_a_cache_had_both(
     assert here.records_of(made.key_inputs.stage, 5) == []
     here.publish(new_record(KEY), {"model": fill(FILES)})
     assert here.latest(["export"]).get("export") is not None
-    here.close()
-
-
-def test_what_has_come_is_told_once(machine: Machine, made: Record, tmp_path: Path) -> None:
-    """The code that enforces the cache limit counts it as stored."""
-    here = machine("here")
-    assert here.take_fetched() == 0
-    here.fetch(made.outputs["model"], tmp_path / "out")
-    assert here.take_fetched() == sum(map(len, FILES.values()))
-    assert here.take_fetched() == 0
     here.close()

@@ -11,7 +11,7 @@ import pytest
 
 from winml_dag.store.files import remove_tree
 
-BYTES = 256 << 20
+BYTES = 128 << 20
 LIMIT = 32 << 20
 
 # The peak of the program itself; that of getrusage starts with the parent's usage at the start.

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from store_samples import KEY, OTHER_KEY, contents
+from store_samples import KEY, OTHER_KEY, contents, spoil
 
 from winml_dag.errors import StoreError
 from winml_dag.store.blobs import STAMP_NS, Blobs
@@ -26,11 +26,6 @@ def two_records(store, publish):
     ]
 
 
-def change(path, data: bytes) -> None:
-    path.chmod(0o644)
-    path.write_bytes(data)
-
-
 @pytest.mark.usefixtures("two_records")
 def test_info_tells_what_is_shared_from_what_it_looks_like(store) -> None:
     found = info(store)
@@ -44,28 +39,33 @@ def test_info_tells_what_is_shared_from_what_it_looks_like(store) -> None:
         assert info(store).scratch_bytes == 5
 
 
-def test_a_new_store_holds_nothing_and_is_clean(store) -> None:
-    assert (info(store).records, info(store).unique_bytes) == (0, 0)
-    assert verify(store).clean
-
-
 @pytest.mark.usefixtures("two_records")
-def test_a_sound_store_is_verified_clean(store) -> None:
+def test_a_sound_store_is_clean_and_has_nothing_to_repair(store) -> None:
     report = verify(store)
     assert report.clean
+    assert report.repaired
     assert (report.records, report.blobs) == (2, 3)
+    assert repair(store) == report
 
 
-def test_verify_finds_silent_rot_names_it_and_puts_it_into_quarantine(store, two_records) -> None:
-    rotten = two_records[0].files()[0]
-    change(store.blobs.path(rotten.digest), b"onf")
-    os.utime(store.blobs.path(rotten.digest), ns=(STAMP_NS, STAMP_NS))
+@pytest.mark.parametrize("harm", ["lost", "rotten"])
+def test_verify_names_a_harmed_blob_and_repair_takes_out_the_record_that_lacks_it(store, two_records, harm) -> None:
+    file = two_records[0].files()[0]
+    if harm == "lost":
+        store.blobs.path(file.digest).unlink()
+    else:
+        spoil(store.blobs.path(file.digest), b"onf", stamped=True)
     report = verify(store)
     assert not report.clean
-    assert report.damaged == (rotten.digest,)
+    assert report.damaged == ((file.digest,) if harm == "rotten" else ())
     assert report.incomplete == (KEY,)
-    assert list(contents(store.quarantine).values()) == [b"onf"]
-    assert verify(store).damaged == ()
+    assert list(contents(store.quarantine).values()) == ([b"onf"] if harm == "rotten" else [])
+    report = repair(store)
+    assert (report.removed, report.incomplete, report.damaged, report.records) == ((KEY,), (KEY,), (), 1)
+    assert report.repaired
+    assert store.record(KEY) is None
+    assert store.record(OTHER_KEY) == two_records[1]
+    assert verify(store).clean
 
 
 @pytest.mark.parametrize("denied", [False, True], ids=["a file is in its place", "nobody may make it"])
@@ -78,7 +78,7 @@ def test_a_damaged_blob_stays_damaged_where_there_can_be_no_quarantine(store, tw
     else:
         store.quarantine.write_text("in the way")
     rotten = two_records[0].files()[0]
-    change(store.blobs.path(rotten.digest), b"onf")
+    spoil(store.blobs.path(rotten.digest), b"onf")
     for _ in range(2):
         assert verify(store).damaged == (rotten.digest,)
         assert store.missing([rotten]) == [rotten]
@@ -102,41 +102,19 @@ def test_verify_writes_a_record_file_that_was_deleted_again(store, two_records) 
 
 
 @pytest.mark.usefixtures("two_records")
-def test_verify_names_files_that_a_store_does_not_have_and_leaves_them(store) -> None:
-    (store.blobs.folder / "thesis.docx").write_text("precious")
-    assert verify(store).foreign == ("blobs/thesis.docx",)
-    assert (store.blobs.folder / "thesis.docx").read_text() == "precious"
-
-
-@pytest.mark.usefixtures("two_records")
-def test_verify_sweeps_what_the_dead_left_unfinished_and_not_what_the_living_are_at(store) -> None:
-    fresh, stamped = store.blobs.folder / "1.partial", store.blobs.folder / "2.partial"
-    for path in (fresh, stamped):
-        path.write_text("half")
-    os.utime(stamped, ns=(STAMP_NS, STAMP_NS))
-    assert verify(store).clean
-    assert fresh.exists()
-    assert stamped.exists()
-
-
-@pytest.mark.usefixtures("two_records")
-def test_verify_sweeps_unfinished_work_that_is_old(store, monkeypatch) -> None:
-    (store.blobs.folder / "1.partial").write_text("half")
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 7200)
-    assert verify(store).clean
-    assert not (store.blobs.folder / "1.partial").exists()
-
-
-@pytest.mark.usefixtures("two_records")
-@pytest.mark.parametrize(("hours", "stays"), [(23, True), (25, False)])
-def test_what_came_of_a_blob_from_a_remote_is_kept_for_a_day(store, monkeypatch, hours: int, stays: bool) -> None:
-    store.incoming.mkdir()
-    (store.incoming / "1.partial").write_text("half")
+@pytest.mark.parametrize(
+    ("folder", "hours", "stays"),
+    [("blobs", 0, True), ("blobs", 2, False), ("incoming", 23, True), ("incoming", 25, False)],
+)
+def test_verify_sweeps_unfinished_work_that_is_old(store, monkeypatch, folder: str, hours: int, stays: bool) -> None:
+    partial = store.folder / folder / "1.partial"
+    partial.parent.mkdir(exist_ok=True)
+    partial.write_text("half")
+    os.utime(partial, ns=(STAMP_NS, STAMP_NS))
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + hours * 3600)
     assert verify(store).clean
-    assert (store.incoming / "1.partial").exists() == stays
+    assert partial.exists() == stays
 
 
 @pytest.mark.usefixtures("two_records")
@@ -175,36 +153,6 @@ def test_verify_sets_right_the_time_of_a_blob_that_was_copied_without_it_and_say
     assert report.clean
     assert report.restamped == (moved.digest,)
     assert verify(store).restamped == ()
-
-
-@pytest.mark.usefixtures("two_records")
-def test_a_sound_store_has_nothing_to_repair(store) -> None:
-    report = repair(store)
-    assert report.clean
-    assert report.repaired
-    assert report == verify(store)
-
-
-def test_repair_takes_out_records_that_lack_a_blob_and_names_them(store, two_records) -> None:
-    lost = two_records[0].files()[0]
-    store.blobs.path(lost.digest).unlink()
-    report = repair(store)
-    assert report.removed == report.incomplete == (KEY,)
-    assert report.records == 1
-    assert report.repaired
-    assert store.record(KEY) is None
-    assert store.record(OTHER_KEY) == two_records[1]
-    assert verify(store).clean
-
-
-def test_repair_follows_up_on_a_blob_that_was_damaged(store, two_records) -> None:
-    rotten = two_records[0].files()[0]
-    change(store.blobs.path(rotten.digest), b"onf")
-    report = repair(store)
-    assert (report.damaged, report.removed) == ((rotten.digest,), (KEY,))
-    assert not report.clean
-    assert report.repaired
-    assert verify(store).clean
 
 
 @pytest.mark.usefixtures("two_records")
@@ -249,15 +197,3 @@ def test_repair_forgets_rows_that_are_no_rows_of_ours(store) -> None:
     with sqlite3.connect(store.folder / "index" / "cache.db") as database:
         assert database.execute("SELECT COUNT(*) FROM Cache").fetchone()[0] == count - 1
     database.close()
-
-
-def test_repair_of_a_store_with_a_damaged_index_begins_it_afresh(store, two_records) -> None:
-    store.close()
-    database = store.folder / "index" / "cache.db"
-    database.write_bytes(database.read_bytes()[:5000])
-    again = Store(store.folder)
-    report = repair(again)
-    assert report.repaired
-    assert again.index.names("record") == sorted([KEY, OTHER_KEY])
-    assert again.record(KEY) == two_records[0]
-    again.close()

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from collect_samples import collected, key, keys, settle
-from store_samples import contents
+from store_samples import collected, contents, key, keys, settle
 
 from winml_dag.store import gc as module
 from winml_dag.store.gc import Limits, collect
@@ -19,7 +18,6 @@ LIVE = """
 import sys
 from pathlib import Path
 from winml_dag.store.store import Store
-from winml_dag.store.upkeep import verify
 store = Store(Path(sys.argv[1]))
 with store.scratch.open():
     for line in sys.stdin:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.store import usage as module
@@ -19,27 +19,16 @@ def found(store: Store) -> Statistics:
     return read_statistics(store.folder, store.locks)
 
 
-def test_a_cache_without_builds_has_no_statistics(store) -> None:
+def test_builds_are_counted_up(store) -> None:
     assert found(store) == Statistics()
     assert found(store).hit_ratio is None
-    assert found(store).estimated_bytes is None
-
-
-def test_builds_are_counted_up(store) -> None:
     log_build(store.folder, reused=0, ran=4, seconds_saved=0, stored_bytes=1000)
     log_build(store.folder, reused=3, ran=1, seconds_saved=12.34, stored_bytes=200)
     counted = found(store)
     assert (counted.builds, counted.reused, counted.ran, counted.seconds_saved) == (2, 3, 5, 12.34)
     assert counted.hit_ratio == 3 / 8
     assert counted.since is not None
-
-
-def test_the_size_is_what_was_measured_last_and_what_was_stored_since(store) -> None:
-    log_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=1000)
-    assert found(store).estimated_bytes is None
-    log_size(store.folder, 700)
-    log_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=50)
-    assert found(store).estimated_bytes == 750
+    assert counted.estimated_bytes is None, "nothing was measured yet"
 
 
 def test_what_went_to_remotes_is_added_up_and_stays_when_lines_are_put_together(store) -> None:
@@ -56,11 +45,9 @@ def test_what_went_to_remotes_is_added_up_and_stays_when_lines_are_put_together(
     assert (store.folder / FILE).stat().st_size < module._LONG_BYTES
     assert found(store) == compacted
     assert (compacted.traffic, compacted.builds) == (added, 1)
-
-
-def test_a_line_about_remotes_of_an_older_version_counts(store) -> None:
-    (store.folder / FILE).write_text("remote 17 5 3\nremote 17 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1\nremote 17\n")
-    assert found(store).traffic == Traffic(requests=5, records_found=3)
+    with open(store.folder / FILE, "a") as file:
+        file.write(f"remote 17 5 3\nremote {'1 ' * 30}\nremote 17\n")
+    assert found(store).traffic == added + Traffic(requests=5, records_found=3), "an older version has fewer numbers"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +71,7 @@ def test_a_torn_or_damaged_line_is_left_out_and_spoils_no_other(store, damage) -
     assert found(store).seconds_saved == 2
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=300))
 def test_no_file_whatever_is_in_it_is_an_error(tmp_path_factory, data) -> None:
     store = Store(tmp_path_factory.mktemp("any"))
@@ -122,12 +110,12 @@ def test_a_file_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
 def test_many_processes_may_note_at_once(store) -> None:
     script = (
         "import sys; from winml_dag.store.cache_folder import log_build\n"
-        "for _ in range(300): log_build(sys.argv[1], reused=1, ran=0, seconds_saved=0.1)"
+        "for _ in range(150): log_build(sys.argv[1], reused=1, ran=0, seconds_saved=0.1)"
     )
     crowd = [subprocess.Popen([sys.executable, "-c", script, str(store.folder)]) for _ in range(4)]
     assert [process.wait() for process in crowd] == [0] * 4
-    assert found(store).builds == 1200
-    assert found(store).seconds_saved == 120
+    assert found(store).builds == 600
+    assert found(store).seconds_saved == 60
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,16 +52,17 @@ def remote(server: FaultyServer) -> Remote:  # noqa: ARG001
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
+def s3_running() -> Iterator[S3]:
     with s3_server() as s3:
         yield s3
 
 
-@contextmanager
-def environment(monkeypatch: pytest.MonkeyPatch, s3: S3) -> Iterator[None]:
-    for name, value in s3.environment.items():
+@pytest.fixture
+def s3(s3_running: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
+    """A running S3, with its credentials in the environment."""
+    for name, value in s3_running.environment.items():
         monkeypatch.setenv(name, value)
-    yield
+    return s3_running
 
 
 def test_somebody_who_was_first_meanwhile_wins(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
@@ -74,32 +74,31 @@ def test_somebody_who_was_first_meanwhile_wins(server: FaultyServer, remote: Rem
     assert not remote.put_record(KEY, b"data")
 
 
-def test_a_big_file_goes_in_parts(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with environment(monkeypatch, s3):
-        remote = open_remote(f"{s3.url}/parts", "main")
-        gone: list[int] = []
-        path = written(tmp_path / "big", BIG)
-        assert remote.put(digest_of(BIG), path, gone.append)
-        assert sum(gone) == len(BIG)
-        # Progress is reported during the upload, which distinguishes slow from dead.
-        assert len(gone) > 1
-        assert b"".join(remote.read(digest_of(BIG))) == BIG
-        assert not remote.put(digest_of(BIG), path, gone.append)
+def test_a_big_file_goes_in_parts(s3: S3, tmp_path: Path) -> None:
+    remote = open_remote(f"{s3.url}/parts", "main")
+    gone: list[int] = []
+    path = written(tmp_path / "big", BIG)
+    assert remote.put(digest_of(BIG), path, gone.append)
+    assert sum(gone) == len(BIG)
+    # Progress is reported during the upload, which distinguishes slow from dead.
+    assert len(gone) > 1
+    assert b"".join(remote.read(digest_of(BIG))) == BIG
+    assert not remote.put(digest_of(BIG), path, gone.append)
 
 
-def test_a_bucket_that_is_not_there_is_said_to_be_so(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with environment(monkeypatch, s3):
-        remote = open_remote("s3://none-such", "main")
-        path = written(tmp_path / "big", BIG)
-        for ask in (
-            lambda: remote.record(KEY),
-            lambda: remote.put_record(KEY, b"data"),
-            lambda: remote.read(digest_of(BIG)),
-        ):
-            with pytest.raises(RemoteError, match="has no such bucket") as raised:
-                ask()
-            assert raised.value.trouble == "forbidden"
-        assert trouble_of(lambda: remote.put(digest_of(BIG), path, unheard)) == "forbidden"
+@pytest.mark.usefixtures("s3")
+def test_a_bucket_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+    remote = open_remote("s3://none-such", "main")
+    path = written(tmp_path / "big", BIG)
+    for ask in (
+        lambda: remote.record(KEY),
+        lambda: remote.put_record(KEY, b"data"),
+        lambda: remote.read(digest_of(BIG)),
+    ):
+        with pytest.raises(RemoteError, match="has no such bucket") as raised:
+            ask()
+        assert raised.value.trouble == "forbidden"
+    assert trouble_of(lambda: remote.put(digest_of(BIG), path, unheard)) == "forbidden"
 
 
 def test_missing_credentials_are_said_to_be_so(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:

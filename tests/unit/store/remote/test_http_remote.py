@@ -62,35 +62,6 @@ def test_what_it_answered_is_told(server: FaultyServer, remote: Remote) -> None:
         remote.record(KEY)
 
 
-def test_what_breaks_off_is_no_answer(server: FaultyServer, remote: Remote, file: Path) -> None:
-    server.switch_on(Fault.DROP, method="GET")
-    assert trouble_of(lambda: remote.record(KEY)) == "unreachable"
-    pieces = remote.read(DIGEST)
-    came = bytearray()
-
-    def read_on() -> None:
-        for piece in pieces:
-            came.extend(piece)
-
-    assert trouble_of(read_on) == "unreachable"
-    assert DATA.startswith(bytes(came))
-    server.switch_off()
-    assert bytes(came) + b"".join(remote.read(DIGEST, len(came))) == DATA
-
-    server.content.clear()
-    server.switch_on(Fault.DROP, method="PUT")
-    assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == "unreachable"
-    assert server.content == {}
-
-
-def test_a_server_that_is_not_there_is_unreachable(remote: Remote, server: FaultyServer) -> None:
-    server.switch_on(Fault.RESET)
-    assert trouble_of(lambda: remote.record(KEY)) == "unreachable"
-    with FaultyServer() as gone:
-        url = gone.url
-    assert trouble_of(lambda: open_remote(url).record(KEY)) == "unreachable"
-
-
 def test_what_waits_in_this_machine_has_not_gone(
     server: FaultyServer, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,14 +90,6 @@ def test_of_an_endless_answer_little_is_taken(server: FaultyServer, remote: Remo
     pieces.close()  # type: ignore[attr-defined]
     # Data in system buffers counts as sent too.
     assert server.bytes_sent() < 20 * MOST_RECORD_BYTES
-
-
-def test_nothing_is_unpacked(server: FaultyServer, remote: Remote) -> None:
-    """A gigabyte of zeros is a megabyte as gzip."""
-    server.switch_on(Fault.ENCODED)
-    assert trouble_of(lambda: remote.record(KEY)) == "lying"
-    assert trouble_of(lambda: remote.read(DIGEST)) == "lying"
-    assert all(request.headers["Accept-Encoding"] == "identity" for request in server.requests)
 
 
 def test_a_server_without_ranges_sends_all_and_we_drop_the_beginning(server: FaultyServer, remote: Remote) -> None:
@@ -268,23 +231,6 @@ def self_signed(folder: Path) -> Path:
         + certificate.public_bytes(serialization.Encoding.PEM)
     )
     return path
-
-
-def test_a_big_blob_takes_no_memory(nginx: Nginx, tmp_path: Path) -> None:
-    path = tmp_path / "big"
-    with open(path, "wb") as file:
-        file.truncate(64 << 20)
-    with open(path, "rb") as file:
-        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-    remote = open_remote(nginx.url, "memory")
-    tracemalloc.start()
-    try:
-        assert remote.put(digest, path, unheard)
-        assert sum(len(piece) for piece in remote.read(digest)) == 64 << 20
-        most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert most < 4 << 20
 
 
 def test_nginx_lets_pull_requests_write_their_own_only(nginx: Nginx) -> None:

@@ -77,7 +77,7 @@ def test_a_blob_that_is_there_does_not_go_again(with_blob: Remote, tmp_path: Pat
     assert gone == []
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(offset=some.one_of(some.integers(0, len(DATA) + 2), some.sampled_from([0, 1, len(DATA) - 1, len(DATA)])))
 def test_reading_goes_on_from_anywhere(with_blob: Remote, offset: int) -> None:
     assert b"".join(with_blob.read(digest_of(DATA), offset)) == DATA[offset:]
@@ -91,7 +91,7 @@ def test_a_blob_that_is_nowhere_is_said_to_be_so_at_once(remote: Remote) -> None
 
 
 def test_reading_may_be_given_up_at_any_time(with_blob: Remote) -> None:
-    for _ in range(40):
+    for _ in range(10):
         begun = with_blob.read(digest_of(DATA))
         next(begun)
         if hasattr(begun, "close"):

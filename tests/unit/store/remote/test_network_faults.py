@@ -89,10 +89,15 @@ def test_a_fault_is_a_trouble_whatever_was_asked(
     assert trouble_of(lambda: remote.put(digest_of(MIDDLE), middle, unheard)) == trouble
 
 
-def test_what_breaks_off_is_no_answer(server: FaultyServer, remote: Remote) -> None:
+def test_what_breaks_off_is_no_answer(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
     server.switch_on(Fault.DROP, method="GET")
     assert trouble_of(lambda: remote.record(KEY)) == "unreachable"
     assert trouble_of(lambda: list(remote.read(digest_of(BIG)))) == "unreachable"
+    server.content.clear()
+    server.switch_on(Fault.DROP, method="PUT")
+    middle = written(tmp_path / "middle", MIDDLE)
+    assert trouble_of(lambda: remote.put(digest_of(MIDDLE), middle, unheard)) == "unreachable"
+    assert server.content == {}
 
 
 def test_a_server_that_says_nothing_is_slow(

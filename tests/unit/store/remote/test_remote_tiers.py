@@ -143,14 +143,6 @@ def test_one_level_in_trouble_costs_the_others_nothing(tmp_path: Path, trouble: 
     assert here.said[0].endswith("it is ignored for the rest of this run, and what it may have is built here.")
 
 
-def test_a_record_that_never_ends_is_a_lie(tmp_path: Path) -> None:
-    near, far = ScriptedRemote(), remote_with(KEYS[0])
-    near.fail("record", "lying")
-    here = machine(tmp_path, near, far)
-    assert here.remotes.records([KEYS[0]]).keys() == {KEYS[0]}
-    assert here.said == ["The remote http://level0/c is lying: that is refused."]
-
-
 def test_with_no_remote_nothing_happens(tmp_path: Path) -> None:
     here = machine(tmp_path)
     record = here.make(b"ours")

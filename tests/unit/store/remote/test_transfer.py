@@ -61,23 +61,6 @@ def pauses(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return pauses
 
 
-class Clock:
-    """Advances on request."""
-
-    def __init__(self) -> None:
-        self.now = time.monotonic()
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(transfer, "monotonic", clock)
-    return clock
-
-
 def test_what_may_pass_is_tried_again_after_longer_and_longer_pauses(guarded: Guarded, pauses: list[float]) -> None:
     guarded.remote.fail("record", "unreachable", "failing", "unreachable")
     assert guarded.record() == b"{}"
@@ -107,12 +90,15 @@ def test_a_dead_remote_costs_a_few_attempts_within_two_seconds_and_then_nothing(
 
 @pytest.mark.parametrize("others_are_answered", [True, False])
 def test_what_was_too_slow_is_asked_once_more_if_others_are_answered(
-    guarded: Guarded, clock: Clock, others_are_answered: bool
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, others_are_answered: bool
 ) -> None:
     """An overloaded machine would mistake its own slowness for that of the remote."""
+    now = time.monotonic()
+    monkeypatch.setattr(transfer, "monotonic", lambda: now)
 
     def is_slow() -> bool:
-        clock.now += ATTEMPT_SECONDS
+        nonlocal now
+        now += ATTEMPT_SECONDS
         if others_are_answered:
             guarded.breaker.run(Transfer(), lambda: guarded.remote.record(KEY))
         raise RemoteError.too_slow()

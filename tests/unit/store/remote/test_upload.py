@@ -135,22 +135,6 @@ def test_what_broke_off_is_put_again_and_counted_as_it_went(tmp_path: Path) -> N
     assert told[-1] == (len(b"graph"), len(b"graph"))
 
 
-def test_settling_tells_of_all_that_has_gone_and_returns_when_all_is_there(tmp_path: Path) -> None:
-    remote, let = ScriptedRemote(), threading.Event()
-    remote.before["put"].append(lambda: let.wait(60))
-    here = Machine(tmp_path / "cache", remote)
-    here.remotes.offer(here.make(b"graph", b"weights"))
-    told: list[tuple[int, int]] = []
-
-    def tell(gone: int, of: int) -> None:
-        told.append((gone, of))
-        let.set()
-
-    here.remotes.settle(tell)
-    assert told[-1] == (12, 12)
-    assert remote.records.keys() == {KEYS[0]}
-
-
 def test_closing_gives_up_what_has_not_gone_and_leaves_no_record_without_blobs(tmp_path: Path) -> None:
     remote, begun, until = ScriptedRemote(), threading.Semaphore(0), threading.Event()
     remote.hang("put", begun, until)
