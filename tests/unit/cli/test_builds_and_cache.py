@@ -103,3 +103,17 @@ def test_reproducing_a_build_uses_its_records() -> None:
 )
 def test_a_limit_that_is_none_is_refused(option: str, value: str, told: str, says) -> None:
     assert told in says("build", "-c", "recipe.yaml", option, value, code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--scheduler", "tcp://one:1"], "--scheduler is for a cluster. Also give --executor dask."),
+        (["--workers", "2", "--executor", "local"], "--workers is for a cluster."),
+        (["--worker-tag", "npu"], "--worker-tag is for a cluster."),
+        (["--executor", "dask", "--workers", "2", "--scheduler", "tcp://one:1"], "Give one of them."),
+    ],
+)
+def test_contradictory_options_of_a_cluster_are_refused(options: list[str], told: str, says) -> None:
+    assert told in says("build", "--onnx", "none.onnx", "-o", "out", *options, code=2)
+    assert not Path("out").exists()
