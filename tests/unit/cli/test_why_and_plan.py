@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,16 +208,3 @@ def test_a_record_of_before_files_were_noted_is_still_compared(built: Project) -
     assert built.says("why") == "Nothing would run: everything is cached.\n"
     save_sample("b")
     assert built.why("calibrate") == ["input data changed"]
-
-
-def test_explaining_imports_nothing_heavy(built: Project) -> None:
-    built.edit_samples()
-    script = (
-        "import sys\nfrom winml_dag.cli import run\n"
-        "run(['why', '-c', 'recipe.yaml', '-o', 'other', '--cache-dir', 'cache'])\n"
-        "print(*sorted(m.partition('.')[0] for m in sys.modules), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "nearest is" in done.stdout
-    heavy = {"torch", "transformers", "onnx", "onnxruntime", "onnxscript", "numpy", "networkx", "rich"}
-    assert not heavy & set(done.stderr.split())
