@@ -1,7 +1,7 @@
 """What must change no key: where, when, by whom and how verbosely a build is planned, and the spelling of a recipe.
 
 The environments are real: the command runs in them, with a cache that has a result for every key. A key that differed
-would be a cache miss, and so be noticed.
+would be a cache miss, and so be noticed. What differs in its arguments only runs in one process, one after the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -75,6 +75,11 @@ class Surroundings:
     environment: Mapping[str, str] | None = None
     umask: int = -1
     options: tuple[str, ...] = ()
+
+    @property
+    def needs_a_process(self) -> bool:
+        is_usual = self.environment is None and self.umask == -1 and self.at == "project"
+        return not is_usual or "--executor" in self.arguments
 
 
 _PLAN = ("plan", "-c", "recipe.json")
@@ -150,7 +155,6 @@ REMOTES: Mapping[str, Surroundings] = {
 
 @pytest.mark.slow
 def test_surroundings_reach_nothing(tmp_path: Path) -> None:
-    """In one test: the command takes half a second each time."""
     project = tmp_path / "project"
     make_project(project)
     make_files(project)
@@ -164,13 +168,11 @@ def test_surroundings_reach_nothing(tmp_path: Path) -> None:
     for cache in {each.cache for each in (*SURROUNDINGS.values(), *REMOTES.values())} - {"cache"}:
         shutil.copytree(tmp_path / "cache", tmp_path / cache)
 
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda each: run_in(tmp_path, each), SURROUNDINGS.values()))
     expected = {node: ("reused", key) for node, key in keys_of_nodes.items()}
     assert len(expected) == 8
-    assert dict(zip(SURROUNDINGS, found, strict=True)) == dict.fromkeys(SURROUNDINGS, expected)
+    assert run_in_all(tmp_path, SURROUNDINGS) == dict.fromkeys(SURROUNDINGS, expected)
 
-    shared = {name: run_in(tmp_path, each) for name, each in REMOTES.items()}
+    shared = run_in_all(tmp_path, REMOTES)
     assert shared == dict.fromkeys(REMOTES, shared["off"])
     assert not isinstance(shared["off"], str)
     # Nothing was really built, so only the key of the first stage is available.
@@ -188,29 +190,64 @@ def fill_cache(project: Path, cache: Path, scratch: Path) -> dict[str, str]:
     return filled
 
 
-def run_in(folder: Path, wanted: Surroundings) -> dict[str, tuple[str, str]] | str:
-    """Return the status and key of every stage, or the output of a command that failed."""
-    project, cache = folder / wanted.at, folder / wanted.cache
-    arguments = [argument.format(project=project, cache=cache) for argument in wanted.arguments]
-    named = "--cache-dir" in arguments
+# Runs commands with the current folder and the cache of each, and prints their exit codes, stdout and stderr.
+_COMMANDS = """
+import contextlib, io, json, os, sys
+from winml_dag.cli import run
+told = []
+for folder, cache, arguments in json.load(sys.stdin):
+    os.chdir(folder)
+    os.environ["WINML_DAG_CACHE_DIR"] = cache
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as messages:
+        code = run(arguments)
+    told.append([code, out.getvalue(), messages.getvalue()])
+print(json.dumps(told))
+"""
+
+Outcome = dict[str, tuple[str, str]] | str
+
+
+def run_in_all(folder: Path, wanted: Mapping[str, Surroundings]) -> dict[str, Outcome]:
+    """Return the status and key of every stage, or the output of a command that failed, by the name of surroundings."""
+    together = [name for name, each in wanted.items() if not each.needs_a_process]
+    groups = [[name] for name in wanted if name not in together] + ([together] if together else [])
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda names: run_in(folder, [wanted[name] for name in names]), groups)
+        return {
+            name: told
+            for names, those in zip(groups, found, strict=True)
+            for name, told in zip(names, those, strict=True)
+        }
+
+
+def run_in(folder: Path, those: Sequence[Surroundings]) -> list[Outcome]:
+    first = those[0]
+    commands = []
+    for each in those:
+        project, cache = folder / each.at, folder / each.cache
+        arguments = [argument.format(project=project, cache=cache) for argument in each.arguments]
+        used = folder / "never" if "--cache-dir" in arguments else cache
+        commands.append((str(project / each.folder), str(used), [*arguments, "--format", "json"]))
+    packages = str(folder / first.at / "packages")
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(project / "packages"), *filter(None, sys.path)]),
-        "WINML_DAG_CACHE_DIR": str(folder / "never" if named else cache),
-        **(wanted.environment or {}),
+        "PYTHONPATH": os.pathsep.join([packages, *filter(None, sys.path)]),
+        **(first.environment or {}),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "winml_dag", *arguments, "--format", "json"],
-        cwd=project / wanted.folder,
+        [sys.executable, "-c", _COMMANDS],
+        input=json.dumps(commands),
         env=environment,
-        umask=wanted.umask if os.name == "posix" else -1,
+        umask=first.umask if os.name == "posix" else -1,
         capture_output=True,
         encoding="utf-8",
-        check=False,
+        check=True,
     )
-    if done.returncode:
-        return done.stderr
-    stages = json.loads(done.stdout)["builds"][0]["stages"]
+    return [messages if code else _keys_in(out) for code, out, messages in json.loads(done.stdout)]
+
+
+def _keys_in(out: str) -> Outcome:
+    stages = json.loads(out)["builds"][0]["stages"]
     return {stage["id"]: (stage["status"], stage["cache_key"]) for stage in stages if stage["cache_key"]}
 
 

@@ -7,41 +7,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import yaml
-from memory_executor import MemoryExecutor
-from onnx import TensorProto, helper
-
-from winml_dag.canonical import JsonObject
 from winml_dag.cli import run
-from winml_dag.engine.stage import Node, Workspace
+from winml_dag.engine.events import Status
 from winml_dag.pipeline import build as module
-from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.run import Driver
 from winml_dag.store.gc import Limits, collect
 from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WINML_DAG_CACHE_DIR", "cache")
-    monkeypatch.delenv("WINML_DAG_CACHE_MAX_SIZE", raising=False)
-
-
-def _work(node: Node, workspace: Workspace) -> JsonObject:
-    for slot, folder in workspace.outputs.items():
-        (folder / node.stage.published.get(slot, f"{slot}.json")).write_text(f"{node.stage.name} {slot}")
-    return {}
+from tiny_builds import build_tiny, save_model
 
 
 def test_a_collection_while_files_are_put_in_place_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "tiny.onnx")
     publish = module.publish
     collections = []
 
@@ -50,16 +29,14 @@ def test_a_collection_while_files_are_put_in_place_takes_nothing_away(monkeypatc
         return publish(*arguments, **options)
 
     monkeypatch.setattr(module, "publish", collected_before)
-    store = Store(Path("cache"))
-    overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="fp32")
-    planned = plan_request(Request(None, overrides, Path("out")), store, download=False)
-    executor = MemoryExecutor(_work)
-    assert not module.build(planned, Driver(store, executor=executor)).failed
+    overrides = Overrides(onnx=save_model(Path("tiny.onnx")), ep="cpu", precision="fp32")
+    result = build_tiny(Request(None, overrides, Path("out")))
+    assert not result.failed
     (done,) = collections
     assert done is not None
     assert done.records == 0
-    assert done.records_in_use == len(executor.calls) == len(set(executor.calls)) > 0
-    assert Path("out/model.onnx").read_text() == "finalize model"
+    assert done.records_in_use == [view.status for view in result.stages].count(Status.RAN) > 0
+    assert Path("out/model.onnx").read_text().startswith("finalize model")
 
 
 @pytest.fixture
@@ -115,21 +92,28 @@ def test_reproducing_a_build_uses_its_records() -> None:
     assert [record.stat().st_mtime > 10**9 for record in records] == [True, True]
 
 
-@pytest.mark.parametrize("seconds", ["nan", "0", "-1", "soon"])
-def test_a_timeout_that_is_no_time_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("recipe.yaml").write_text("stages: {hello: {command: [sh, -c, exit 0]}}")
-    assert run(["build", "-c", "recipe.yaml", "--stage-timeout", seconds]) == 2
-    assert "'--stage-timeout'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        *(("--stage-timeout", seconds, "'--stage-timeout'") for seconds in ("nan", "0", "-1", "soon")),
+        ("--memory", "16", "'16' is not a size. Write a number and B, KB"),
+        ("--memory", "lots", "'lots' is not a size"),
+        ("--memory", "0", "no limit is none"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(option: str, value: str, told: str, says) -> None:
+    assert told in says("build", "-c", "recipe.yaml", option, value, code=2)
 
 
 @pytest.mark.parametrize(
-    ("memory", "told"),
+    ("options", "told"),
     [
-        ("16", "'16' is not a size. Write a number and B, KB"),
-        ("lots", "'lots' is not a size"),
-        ("0", "no limit is none"),
+        (["--scheduler", "tcp://one:1"], "--scheduler is for a cluster. Also give --executor dask."),
+        (["--workers", "2", "--executor", "local"], "--workers is for a cluster."),
+        (["--worker-tag", "npu"], "--worker-tag is for a cluster."),
+        (["--executor", "dask", "--workers", "2", "--scheduler", "tcp://one:1"], "Give one of them."),
     ],
 )
-def test_memory_that_is_no_size_is_refused(memory: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["build", "-c", "recipe.yaml", "--memory", memory]) == 2
-    assert told in capsys.readouterr().err
+def test_contradictory_options_of_a_cluster_are_refused(options: list[str], told: str, says) -> None:
+    assert told in says("build", "--onnx", "none.onnx", "-o", "out", *options, code=2)
+    assert not Path("out").exists()

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from winml_dag.cli import run
 from winml_dag.cli.cache import command
+from winml_dag.engine.keys import cache_key
 from winml_dag.store.cache_folder import log_build
 from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.remote.settings import SigningKey
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
 FIXTURES = Path(__file__).parents[3] / "cache_fixtures"
 KEYS = {name: digit * 64 for name, digit in (("export", "a"), ("optimize", "b"), ("quantize", "c"))}
 MADE = {"export": "2026-01-03", "optimize": "2026-01-01", "quantize": "2026-01-02"}
-
-
-@pytest.fixture(autouse=True)
-def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("WINML_DAG_CACHE_MAX_SIZE", raising=False)
 
 
 @pytest.fixture
@@ -56,22 +51,13 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def says(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def says(*arguments: str, code: int = 0) -> str:
-        assert run(["cache", *arguments]) == code
-        out, errors = capsys.readouterr()
-        return out if code != 2 else errors
-
-    return says
+def says(says) -> Callable[..., str]:
+    return lambda *arguments, code=0: says("cache", *arguments, code=code)
 
 
 @pytest.fixture
-def tells(says: Callable[..., str]) -> Callable[..., dict[str, Any]]:
-    def tells(*arguments: str, code: int = 0) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(says(*arguments, "--format", "json", code=code))
-        return value
-
-    return tells
+def tells(tells) -> Callable[..., dict[str, Any]]:
+    return lambda *arguments: tells("cache", *arguments)
 
 
 def test_info_tells_what_is_there_and_what_was_saved(store, says, tells) -> None:
@@ -115,8 +101,7 @@ def test_what_a_plan_that_stands_was_used_for_counts_as_used(store, tells) -> No
 @pytest.mark.usefixtures("store")
 def test_list_can_be_of_one_stage(tells) -> None:
     (record,) = tells("list", "--stage", "optimize")["records"]
-    assert record["key"] == KEYS["optimize"]
-    assert record["used_at"] == "2001-09-09T01:46:41+00:00"
+    assert (record["key"], record["used_at"]) == (KEYS["optimize"], "2001-09-09T01:46:41+00:00")
     assert tells("list", "--stage", "compile")["records"] == []
 
 
@@ -246,17 +231,43 @@ EVERY = {
 
 @pytest.mark.parametrize("arguments", EVERY.values(), ids=EVERY)
 def test_a_cache_of_an_unknown_format_is_refused_by_every_command_and_left_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+    folder: Path, arguments: tuple[str, ...], says
 ) -> None:
-    shutil.copytree(FIXTURES / "format-1-unknown-format", tmp_path / "cache")
-    before = sorted(path for path in (tmp_path / "cache").rglob("*"))
-    assert run(["cache", *arguments]) == 1
-    errors = capsys.readouterr().err
+    shutil.copytree(FIXTURES / "format-1-unknown-format", folder / "cache")
+    before = sorted((folder / "cache").rglob("*"))
+    errors = says(*arguments, code=1)
     assert "has format '999', and this version knows 1 only" in errors
     assert "choose another folder" in errors
-    assert sorted(path for path in (tmp_path / "cache").rglob("*")) == before
+    assert sorted((folder / "cache").rglob("*")) == before
 
 
 def test_every_command_of_the_cache_is_tried_with_an_unknown_format() -> None:
     """Except those about remotes, which open no cache."""
     assert command.commands.keys() - {"remote"} == EVERY.keys()
+
+
+class TestShowOrigin:
+    """Of a record from a remote: who made it, where, and who signed it."""
+
+    @pytest.fixture(autouse=True)
+    def cache(self, folder: Path) -> None:
+        maker = Maker("winml_dag 0.1.0", run="https://ci/77", revision="4f1c2a9", host="x", tools={"onnx": "1.23"})
+        trust = Trust((SigningKey("ci-2026", b"k" * 32),), maker, key_of=cache_key)
+        made = KeyInputs("export", 1, {"export": {"opset": 21}}, {}, {"torch": "2.13"})
+        record = Record(cache_key(made), made.config_hash, made, {}, made_at="2026-11-22T10:00:00+00:00")
+        store = Store(folder / "cache")
+        store.records.write(trust.verify(trust.sign(record, "main"), record.cache_key, "main"))
+        store.records.write(replace(record, cache_key="0" * 64))
+        store.close()
+        self.key = record.cache_key
+
+    def test_what_the_remote_said_is_shown_and_is_a_field_of_json(self, says, tells) -> None:
+        shown = says("show", self.key)
+        assert "from a remote, which says\n" in shown
+        for line in ("maker.run: https://ci/77", "maker.tools.onnx: 1.23", "namespace: main", "signed_by: ci-2026"):
+            assert f"  {line}\n" in shown
+        origin = tells("show", self.key)["origin"]
+        assert (origin["signed_by"], origin["namespace"], origin["maker"]["revision"]) == ("ci-2026", "main", "4f1c2a9")
+
+    def test_a_record_that_was_made_here_has_none(self, says) -> None:
+        assert "from a remote" not in says("show", "0000")

@@ -2,66 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import onnx
 import pytest
 import yaml
-from memory_executor import MemoryExecutor
-from onnx import TensorProto, helper
-
-from winml_dag.canonical import JsonObject
 from winml_dag.cli import run
-from winml_dag.engine.stage import Node, Workspace
-from winml_dag.pipeline.build import build
 from winml_dag.pipeline.clean import clean
-from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.run import Driver
 from winml_dag.store.below import Below
 from winml_dag.store.store import Store
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WINML_DAG_CACHE_DIR", "cache")
-
-
-def _work(node: Node, workspace: Workspace) -> JsonObject:
-    for slot, folder in workspace.outputs.items():
-        (folder / node.stage.published.get(slot, f"{slot}.json")).write_text(f"{node.stage.name} {slot}")
-    return {}
+from tiny_builds import build_tiny, save_model
 
 
 def builds() -> None:
-    """Run a build whose stages work in this process."""
-    if not Path("tiny.onnx").exists():
-        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "tiny.onnx")
+    if not Path("recipe.yaml").exists():
+        save_model(Path("tiny.onnx"))
         recipe = {"model": "tiny.onnx", "ep": "cpu", "precision": "fp32", "output_dir": "out", "auto": False}
         Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
-    store = Store(Path("cache"))
-    planned = plan_request(Request(Path("recipe.yaml"), Overrides()), store, download=False)
-    assert not build(planned, Driver(store, executor=MemoryExecutor(_work))).failed
-    store.close()
+    assert not build_tiny(Request(Path("recipe.yaml"), Overrides())).failed
 
 
 @pytest.fixture
-def says(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def says(*arguments: str, code: int = 0) -> str:
-        capsys.readouterr()
-        assert run(["clean", *arguments]) == code
-        out, errors = capsys.readouterr()
-        return out if code == 0 else errors
-
-    return says
+def says(says) -> Callable[..., str]:
+    return lambda *arguments, code=0: says("clean", *arguments, code=code)
 
 
 def names(folder: str = "out") -> set[str]:
@@ -77,7 +44,7 @@ def test_all_that_the_build_put_goes_with_the_folder_and_the_cache_stays(says, a
     assert names() == PUT
     assert says(*arguments) == "Removed 4 files of out. The results are still cached.\n"
     assert not Path("out").exists()
-    assert {"tiny.onnx", "recipe.yaml", "cache"} == names(".")
+    assert names(".") == {"tiny.onnx", "recipe.yaml", "cache"}
     builds()
     assert names() == PUT
 
@@ -98,12 +65,12 @@ def test_settings_that_nest_deeper_than_any_reader_stay(says) -> None:
     assert names() == {"winml_build_config.json"}
 
 
-def test_what_was_edited_and_what_is_the_users_stays_and_is_named(says) -> None:
+def test_what_was_edited_and_what_is_the_users_stays_and_is_named(tells) -> None:
     builds()
     Path("out/optimized.onnx").write_text("mine now")
     Path("out/winml_build_config.json").write_text("{}")
     Path("out/notes.txt").write_text("mine")
-    value = json.loads(says("-o", "out", "--format", "json"))
+    value = tells("clean", "-o", "out")
     assert {Path(path).name for path in value["edited"]} == {"optimized.onnx", "winml_build_config.json"}
     assert {Path(path).name for path in value["removed"]} == {"model.onnx", "build_manifest.json"}
     assert names() == {"optimized.onnx", "winml_build_config.json", "notes.txt"}
@@ -133,7 +100,7 @@ def test_nothing_behind_a_link_goes(says) -> None:
     Path("out/model.onnx").rename("precious.onnx")
     Path("out/model.onnx").symlink_to(Path("precious.onnx").absolute())
     assert "kept, because it was edited" in says("-o", "out")
-    assert Path("precious.onnx").read_text() == "finalize model"
+    assert Path("precious.onnx").read_text().startswith("finalize model")
 
 
 def test_a_manifest_that_names_files_elsewhere_is_none_of_ours(says) -> None:
@@ -184,41 +151,22 @@ def test_a_recipe_whose_model_has_gone_can_be_cleaned(says) -> None:
     assert says("-c", "recipe.yaml").startswith("Removed 4 files")
 
 
-@pytest.fixture
-def own_stages(tmp_path: Path) -> Path:
-    """Build a recipe with a user-defined stage, and return its folder."""
-    folder = tmp_path / "own"
-    folder.mkdir()
-    (folder / "name.txt").write_text("you")
-    (folder / "greet.py").write_text("import sys\nopen(sys.argv[2], 'w').write('hello ' + open(sys.argv[1]).read())\n")
-    recipe: dict[str, Any] = {
-        "stages": {
-            "greet": {
-                "command": [sys.executable, "{inputs.script}", "{inputs.name}", "{outputs.text}"],
-                "inputs": {"script": "./greet.py", "name": "./name.txt"},
-                "outputs": {"text": "made/deep/greeting.txt"},
-            }
+def test_of_what_a_recipes_own_stages_put_beside_it_all_goes_but_edits(folder: Path, says) -> None:
+    (folder / "copy.py").write_text("import sys, shutil; shutil.copy(*sys.argv[1:])")
+    stages = {
+        name: {
+            "command": [sys.executable, "{inputs.script}", "{inputs.script}", "{outputs.text}"],
+            "inputs": {"script": "./copy.py"},
+            "outputs": {"text": f"made/{name}/text.txt"},
         }
+        for name in ("one", "two")
     }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert run(["build", "-c", str(folder / "recipe.yaml"), "-q"]) == 0
-    assert (folder / "made/deep/greeting.txt").read_text() == "hello you"
-    return folder
-
-
-def test_what_a_recipes_own_stages_put_beside_it_goes_too(says, own_stages: Path) -> None:
-    (own_stages / "made" / "mine.txt").write_text("mine")
-    assert says("-c", str(own_stages / "recipe.yaml")).startswith("Removed 2 files")
-    assert sorted(path.name for path in own_stages.rglob("*")) == [
-        "greet.py",
-        "made",
-        "mine.txt",
-        "name.txt",
-        "recipe.yaml",
-    ]
-
-
-def test_what_was_edited_of_it_stays(says, own_stages: Path) -> None:
-    (own_stages / "made/deep/greeting.txt").write_text("good bye")
-    assert "kept, because it was edited: " in says("-c", str(own_stages / "recipe.yaml"))
-    assert (own_stages / "made/deep/greeting.txt").read_text() == "good bye"
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    assert run(["build", "-c", "recipe.yaml", "-q"]) == 0
+    (folder / "made/two/text.txt").write_text("edited")
+    (folder / "made/mine.txt").write_text("mine")
+    told = says("-c", "recipe.yaml")
+    assert f"kept, because it was edited: {Path('made/two/text.txt')}" in told.replace(f"{folder}{os.sep}", "")
+    assert "Removed 2 files" in told
+    left = {path.relative_to(folder / "made").as_posix() for path in (folder / "made").rglob("*")}
+    assert left == {"mine.txt", "two", "two/text.txt"}

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 import pytest
-
 from winml_dag.api.arguments import SweepArguments
 from winml_dag.api.builds import _OVERRIDES, _words
-from winml_dag.cli import build, run
+from winml_dag.cli import build
 from winml_dag.cli.options import given_words
 
 LINES = (
@@ -68,19 +67,12 @@ def test_every_argument_of_a_sweep_from_python_is_an_option() -> None:
     ids=" ".join,
 )
 def test_an_option_that_does_not_fit_is_refused_whether_the_build_is_up_to_date_or_not(
-    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str], monkeypatch: pytest.MonkeyPatch, says
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("winml_dag.file_reading.SETTLED_NS", 0)
-    recipe = {"stages": {"one": {"command": ["python3", "-c", ""]}}}
-    Path("recipe.json").write_text(json.dumps(recipe))
-    told = []
+    Path("recipe.json").write_text(json.dumps({"stages": {"one": {"command": ["python3", "-c", ""]}}}))
+    before = says("build", "-c", "recipe.json", *options, code=2)
     for _ in range(2):
-        assert run(["build", "-c", "recipe.json", *options]) == 2
-        told.append(capsys.readouterr().err)
-        run(["build", "-c", "recipe.json"])
-        capsys.readouterr()
-    run(["build", "-c", "recipe.json"])
-    assert "Up to date" in capsys.readouterr().out
-    assert told[0] == told[1]
+        up_to_date = says("build", "-c", "recipe.json")
+    assert "Up to date" in up_to_date
+    assert says("build", "-c", "recipe.json", *options, code=2) == before

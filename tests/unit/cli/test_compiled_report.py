@@ -6,23 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from memory_executor import MemoryExecutor
-from onnx import TensorProto, helper
-
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import builds_json
 from winml_dag.cli.stage_lines import compiled_lines
-from winml_dag.engine.stage import Node, Workspace
 from winml_dag.ep.registry import QNN
-from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.manifest import read_manifest
-from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.run import Driver
-from winml_dag.store.store import Store
+
+from tiny_builds import build_tiny, save_model
 
 pytest.importorskip("onnxruntime_qnn", reason="a plan for QNN needs onnxruntime-qnn")
 
@@ -50,40 +43,30 @@ PARTED: JsonObject = {
 }
 
 
-def built(folder: Path, compiled: JsonObject) -> BuildResult:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), folder / "tiny.onnx")
-
-    def work(node: Node, workspace: Workspace) -> JsonObject:
-        for slot, output in workspace.outputs.items():
-            (output / node.stage.published.get(slot, f"{slot}.json")).write_text(node.id)
-        return compiled if node.stage.name == "compile" else {}
-
-    store = Store(folder / "cache")
-    request = Request(None, Overrides(onnx=folder / "tiny.onnx", ep="qnn", precision="fp32"), folder / "out")
-    planned = plan_request(request, store, download=False)
-    return build(planned, Driver(store, executor=MemoryExecutor(work)))
+def built(compiled: JsonObject) -> BuildResult:
+    model = save_model(Path("tiny.onnx"))
+    request = Request(None, Overrides(onnx=model, ep="qnn", precision="fp32"), Path("out"))
+    return build_tiny(request, metrics={"compile": compiled})
 
 
-def test_one_line_tells_of_a_model_that_was_compiled_whole(tmp_path: Path) -> None:
-    assert list(compiled_lines(built(tmp_path, COMPILED))) == [
+def test_one_line_tells_of_a_model_that_was_compiled_whole() -> None:
+    assert list(compiled_lines(built(COMPILED))) == [
         f"compiled for {QNN.name} npu: 1 partition, nothing on the CPU, 23.8 MiB binary, SDK 2.51.0, 1.1 s"
     ]
 
 
-def test_what_stays_on_the_cpu_is_counted_and_named_what_computes_first(tmp_path: Path) -> None:
-    first, second = compiled_lines(built(tmp_path, PARTED))
+def test_what_stays_on_the_cpu_is_counted_and_named_what_computes_first() -> None:
+    first, second = compiled_lines(built(PARTED))
     assert "3 partitions, 4 nodes on the CPU, " in first
     assert second == "on the CPU: 2 Gather, 1 Cast, 1 QuantizeLinear (/a, /b, /c, ...)"
 
 
-def test_programs_get_all_of_it_from_json_and_from_the_manifest(tmp_path: Path) -> None:
-    result = built(tmp_path, PARTED)
+def test_programs_get_all_of_it_from_json_and_from_the_manifest() -> None:
+    result = built(PARTED)
     told: dict[str, Any] = json.loads(json.dumps(builds_json([result], 0.0)))["builds"][0]["compilation"]
     assert {name: told[name] for name in PARTED} == PARTED
     assert (told["execution_provider"], told["device"], told["cached"]) == (QNN.name, "npu", False)
-    manifest = read_manifest(tmp_path / "out")
+    manifest = read_manifest(Path("out"))
     assert manifest is not None
     stage = next(stage for stage in manifest.value["stages"] if stage["name"] == "compile")
     assert {name: stage[name] for name in PARTED} == PARTED

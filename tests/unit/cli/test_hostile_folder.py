@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-
-from winml_dag.cli import run
 from winml_dag.store.digest import digest_file
 
 PRECIOUS = {".bashrc": "precious", "deep/letter.txt": "precious"}
 COPY = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2])"
-
-Says = Callable[..., str]
 
 
 def fill(folder: Path, files: Mapping[str, str]) -> None:
@@ -61,23 +57,13 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture
-def says(capsys: pytest.CaptureFixture[str]) -> Says:
-    def says(*arguments: str, code: int = 0) -> str:
-        capsys.readouterr()
-        assert run([*arguments]) == code
-        return "".join(capsys.readouterr())
-
-    return says
-
-
 COMMANDS = {"build": ("build", "-c", "recipe.yaml", "-o", "out", "-q"), "clean": ("clean", "-o", "out")}
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("name", ["journal.json", "taking-back.json"])
 def test_a_journal_that_came_with_the_folder_is_not_carried_on(
-    home: Path, says: Says, command: tuple[str, ...], name: str
+    home: Path, says, command: tuple[str, ...], name: str
 ) -> None:
     journal = json.dumps({"put": ["assets/.bashrc"], "remove": ["assets/deep/letter.txt", "notes.txt"]})
     fill(Path("out"), {"notes.txt": "mine", f".winml-dag-new/{name}": journal})
@@ -90,7 +76,7 @@ def test_a_journal_that_came_with_the_folder_is_not_carried_on(
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_files_behind_a_link_that_a_manifest_lists_stay(home: Path, says: Says, command: tuple[str, ...]) -> None:
+def test_files_behind_a_link_that_a_manifest_lists_stay(home: Path, says, command: tuple[str, ...]) -> None:
     files = [entry(f"assets/{name}", home / name) for name in PRECIOUS]
     write_manifest(Path("out"), files=files)
     Path("out/assets").symlink_to(home, target_is_directory=True)
@@ -99,7 +85,7 @@ def test_files_behind_a_link_that_a_manifest_lists_stay(home: Path, says: Says, 
 
 
 @pytest.mark.parametrize("folder", ["../../home", "../..", "../../home/deep/.."])
-def test_files_of_a_folder_that_a_manifest_names_stay(home: Path, says: Says, folder: str) -> None:
+def test_files_of_a_folder_that_a_manifest_names_stay(home: Path, says, folder: str) -> None:
     inner = "home/" if folder == "../.." else ""
     write_manifest(Path("out"), folder=folder, stages=placed(*(entry(inner + name, home / name) for name in PRECIOUS)))
     told = says("clean", "-o", "out", code=2)
@@ -109,7 +95,7 @@ def test_files_of_a_folder_that_a_manifest_names_stay(home: Path, says: Says, fo
     assert contents(home) == PRECIOUS
 
 
-def test_files_behind_a_link_that_a_manifest_says_were_put_beside_the_recipe_stay(home: Path, says: Says) -> None:
+def test_files_behind_a_link_that_a_manifest_says_were_put_beside_the_recipe_stay(home: Path, says) -> None:
     for command in (("build", "-c", "recipe.yaml", "-q"), ("clean", "-c", "recipe.yaml")):
         entries = [entry(f"assets/{name}", home / name) for name in PRECIOUS]
         write_manifest(Path(".winml-dag/recipe.yaml"), folder="../..", stages=placed(*entries))
@@ -121,9 +107,7 @@ def test_files_behind_a_link_that_a_manifest_says_were_put_beside_the_recipe_sta
 
 @pytest.mark.parametrize("link", [".winml-dag", ".winml-dag/recipe.yaml"])
 @pytest.mark.parametrize("command", ["build", "plan", "clean"])
-def test_a_folder_that_nobody_has_named_is_not_reached_by_a_link(
-    home: Path, says: Says, link: str, command: str
-) -> None:
+def test_a_folder_that_nobody_has_named_is_not_reached_by_a_link(home: Path, says, link: str, command: str) -> None:
     Path(link).parent.mkdir(exist_ok=True)
     Path(link).symlink_to(home, target_is_directory=True)
     assert "is reached by a link" in says(command, "-c", "recipe.yaml", code=2)

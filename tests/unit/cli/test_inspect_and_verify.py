@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import shutil
@@ -17,93 +18,50 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
-
-from winml_dag.canonical import JsonObject
-from winml_dag.cli import run
 from winml_dag.cli.inspect import Inspected, described_json, described_lines
-from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.onnxmodel.description import describe_model
 from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.verification import provenance_of, verify
-from winml_dag.pipeline.build import build
-from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.run import Driver
 from winml_dag.store.digest import digest_file
-from winml_dag.store.store import Store
 
-Says = Callable[..., str]
-
-
-def tiny(path: Path, **changes: Any) -> Path:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], **changes), path)
-    return path
+from tiny_builds import build_tiny, save_model
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``out``, filled by a build whose stages pass the model on."""
     folder = tmp_path_factory.mktemp("built")
-    content = tiny(folder / "tiny.onnx").read_bytes()
-
-    def work(node: Node, workspace: Workspace) -> JsonObject:
-        for slot, place in workspace.outputs.items():
-            name = next(iter(node.stage.published.values()), None)
-            (place / (name or f"{slot}.json")).write_bytes(content if name else b"{}")
-        return {}
-
+    content = save_model(folder / "tiny.onnx").read_bytes()
     recipe = {"model": "tiny.onnx", "ep": "cpu", "precision": "fp32", "output_dir": "out", "auto": False}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    store = Store(folder / "cache")
-    planned = plan_request(Request(folder / "recipe.yaml", Overrides()), store, download=False)
-    assert not build(planned, Driver(store, executor=MemoryExecutor(work))).failed
-    store.close()
+    with contextlib.chdir(folder):
+        assert not build_tiny(Request(Path("recipe.yaml"), Overrides()), content=lambda _: content).failed
     return folder / "out"
 
 
 @pytest.fixture
-def out(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(built, tmp_path / "out")
-    monkeypatch.chdir(tmp_path)
+def out(built: Path, folder: Path) -> Path:
+    shutil.copytree(built, folder / "out")
     return Path("out")
 
 
-@pytest.fixture
-def says(capsys: pytest.CaptureFixture[str]) -> Says:
-    def says(*arguments: str, code: int = 0, errors: bool = False) -> str:
-        capsys.readouterr()
-        assert run([*arguments]) == code
-        out, messages = capsys.readouterr()
-        return messages if errors else out
-
-    return says
-
-
-def value(text: str) -> dict[str, Any]:
-    (line,) = text.splitlines()
-    parsed: dict[str, Any] = json.loads(line)
-    return parsed
-
-
-def test_an_output_folder_tells_its_model_and_where_it_comes_from(out: Path, says: Says) -> None:
+def test_an_output_folder_tells_its_model_and_where_it_comes_from(out: Path, says, tells) -> None:
     text = says("inspect", "out")
     assert text.startswith(f"{out / 'model.onnx'}: ")
     for words in (
         "x  float32[1, 4]",
         "1: Relu 1",
-        "opset ai.onnx 17",
+        "opset ai.onnx 21",
         "finalize, as it was built",
         "tiny.onnx in fp32 for CPUExecutionProvider (cpu)",
         "all models of out:",
         "optimized.onnx",
     ):
         assert words in text
-    found = value(says("inspect", "-m", "out", "-f", "json"))
+    found = tells("inspect", "-m", "out")
     assert found["precision"]["name"] == "fp32"
     assert found["provenance"]["made_by"] == "finalize"
     assert found["provenance"]["matches"] is True
@@ -111,9 +69,9 @@ def test_an_output_folder_tells_its_model_and_where_it_comes_from(out: Path, say
     assert found["errors"] == found["warnings"] == []
 
 
-def test_a_model_that_was_changed_since_its_build_is_told(out: Path, says: Says) -> None:
-    tiny(out / "optimized.onnx", producer_name="somebody")
-    found = value(says("inspect", "out/optimized.onnx", "--format", "json"))
+def test_a_model_that_was_changed_since_its_build_is_told(out: Path, says, tells) -> None:
+    save_model(out / "optimized.onnx", producer_name="somebody")
+    found = tells("inspect", "out/optimized.onnx")
     assert found["provenance"]["matches"] is False
     assert "It is not the file that its build made" in found["warnings"][0]
     assert "optimize.0, changed since" in says("inspect", "out/optimized.onnx")
@@ -123,62 +81,50 @@ def test_a_model_that_was_changed_since_its_build_is_told(out: Path, says: Says)
     assert "warning: out/build_manifest.json is damaged" in says("inspect", "out").replace("\\", "/")
 
 
-def test_what_is_no_model_is_refused_in_a_sentence(out: Path, says: Says) -> None:
-    assert "There is nothing to inspect" in says("inspect", code=2, errors=True)
-    assert "does not exist" in says("inspect", "none.onnx", code=3, errors=True)
+def test_what_is_no_model_is_refused_in_a_sentence(out: Path, says, tells) -> None:
+    assert "There is nothing to inspect" in says("inspect", code=2)
+    assert "does not exist" in says("inspect", "none.onnx", code=3)
     (out / "model.onnx").write_bytes((out / "model.onnx").read_bytes()[:-9])
-    assert "cut short or damaged" in says("inspect", "out/model.onnx", code=3, errors=True)
-    assert "cut short or damaged" in value(says("inspect", "out", "--format", "json", code=3))["errors"][0]
+    assert "cut short or damaged" in says("inspect", "out/model.onnx", code=3)
+    assert "cut short or damaged" in tells("inspect", "out", code=3)["errors"][0]
     Path("empty").mkdir()
-    assert "has no ONNX model" in says("inspect", "empty", code=3, errors=True)
+    assert "has no ONNX model" in says("inspect", "empty", code=3)
     for name in ("a.onnx", "b.onnx"):
-        tiny(Path("empty") / name)
-    assert "several models: a.onnx, b.onnx" in says("inspect", "empty", code=3, errors=True)
+        save_model(Path("empty") / name)
+    assert "several models: a.onnx, b.onnx" in says("inspect", "empty", code=3)
 
 
-def test_a_missing_binary_is_told_and_the_rest_too(tmp_path: Path, says: Says) -> None:
-    nodes = [
-        helper.make_node("EPContext", ["x"], ["z"], domain="com.microsoft", embed_mode=0, ep_cache_context="a.bin"),
-        helper.make_node("EPContext", ["z"], ["w"], domain="com.microsoft", embed_mode=0, ep_cache_context="b.bin"),
-        helper.make_node("Relu", ["w"], ["y"], name="last"),
-    ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    model = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=opsets), model)
-    text = says("inspect", str(model), code=3)
+def test_missing_binaries_are_told_and_the_rest_too(tmp_path: Path, says, tells) -> None:
+    def context(read: str, made: str, binary: str) -> onnx.NodeProto:
+        attributes = {"embed_mode": 0, "ep_cache_context": binary}
+        return helper.make_node("EPContext", [read], [made], domain="com.microsoft", **attributes)
+
+    last = helper.make_node("Relu", ["w"], ["y"], name="last")
+    model = save_model(tmp_path / "m.onnx", context("x", "z", "a.bin"), context("z", "w", "b.bin"), last)
+    text = says("inspect", model, code=3)
     assert "a.bin, missing" in text
     assert "left to the CPU: last (Relu)" in text
-    found = value(says("inspect", str(model), "--format", "json", code=3))
+    found = tells("inspect", model, code=3)
     binary, _ = found["files"]
-    assert (binary["name"], binary["holds"], binary["present"], binary["size_bytes"]) == (
-        "a.bin",
-        "binary",
-        False,
-        None,
-    )
+    expected = {"name": "a.bin", "holds": "binary", "present": False, "size_bytes": None}
+    assert {name: binary[name] for name in expected} == expected
     for name, text in zip(("a.bin", "b.bin"), found["errors"], strict=True):
         assert f"{name}, which m.onnx needs, does not exist" in text
-    assert all(text in found["error"] for text in found["errors"])
+        assert text in found["error"]
     assert found["cpu_nodes"] == [{"name": "last", "op_type": "Relu"}]
 
 
-def test_a_folder_as_it_was_built_is_sound(out: Path, says: Says) -> None:
+def test_a_folder_as_it_was_built_is_sound(out: Path, says, tells) -> None:
     (out / "notes.txt").write_text("mine")
     text = says("verify", "out")
     assert f"not of the build: {out / 'notes.txt'}" in text
     assert "Intact: out, 3 of 3 files as built" in text
-    found = value(says("verify", "out", "--format", "json"))
+    found = tells("verify", "out")
     assert found["sound"] is True
     assert found["folders"][0]["extra"] == ["notes.txt"]
-    assert [Path(file["path"]).name for file in found["folders"][0]["files"]] == [
-        "model.onnx",
-        "optimized.onnx",
-        "winml_build_config.json",
-    ]
 
 
-def test_every_file_that_is_not_as_built_is_named(out: Path, says: Says) -> None:
+def test_every_file_that_is_not_as_built_is_named(out: Path, says) -> None:
     content = bytearray((out / "model.onnx").read_bytes())
     content[-1] ^= 1
     (out / "model.onnx").write_bytes(content)
@@ -195,15 +141,15 @@ def test_every_file_that_is_not_as_built_is_named(out: Path, says: Says) -> None
 
 
 @pytest.mark.parametrize("found", ["missing", "changed"])
-def test_an_intermediate_that_is_not_as_built_is_told_and_no_fault(out: Path, says: Says, found: str) -> None:
+def test_an_intermediate_that_is_not_as_built_is_told_and_no_fault(out: Path, says, tells, found: str) -> None:
     if found == "missing":
         (out / "optimized.onnx").unlink()
     else:
-        tiny(out / "optimized.onnx", producer_name="somebody")
+        save_model(out / "optimized.onnx", producer_name="somebody")
     text = says("verify", "out")
     assert f"{found}, an intermediate: {out / 'optimized.onnx'}" in text
     assert "Intact: out, 2 of 3 files as built" in text
-    (folder,) = value(says("verify", "out", "--format", "json"))["folders"]
+    (folder,) = tells("verify", "out")["folders"]
     assert {Path(file["path"]).name: (file["found"], file["intermediate"]) for file in folder["files"]} == {
         "model.onnx": ("sound", False),
         "optimized.onnx": (found, True),
@@ -212,12 +158,12 @@ def test_an_intermediate_that_is_not_as_built_is_told_and_no_fault(out: Path, sa
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "winml_build_config.json"])
-def test_what_is_shipped_must_be_there(out: Path, says: Says, name: str) -> None:
+def test_what_is_shipped_must_be_there(out: Path, name: str, says) -> None:
     (out / name).unlink()
     assert f"missing: {out / name}" in says("verify", "out", code=1)
 
 
-def test_a_folder_that_a_killed_build_left_half_written_is_not_sound(out: Path, says: Says) -> None:
+def test_a_folder_that_a_killed_build_left_half_written_is_not_sound(out: Path, says) -> None:
     (out / ".winml-dag-new").mkdir()
     (out / ".winml-dag-new" / "journal.json").write_text("{}")
     text = says("verify", "out", code=1)
@@ -225,12 +171,12 @@ def test_a_folder_that_a_killed_build_left_half_written_is_not_sound(out: Path, 
     assert "not of the build" not in text
 
 
-def test_one_file_is_checked_alone(out: Path, says: Says) -> None:
+def test_one_file_is_checked_alone(out: Path, says) -> None:
     (out / "optimized.onnx").write_bytes(b"other")
     assert "1 of 1 file as built" in says("verify", "out/model.onnx")
     assert "changed: " in says("verify", "out/optimized.onnx", code=1)
-    tiny(out / "mine.onnx")
-    assert "does not list mine.onnx" in says("verify", "out/mine.onnx", code=3, errors=True)
+    save_model(out / "mine.onnx")
+    assert "does not list mine.onnx" in says("verify", "out/mine.onnx", code=3)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +195,7 @@ def test_one_file_is_checked_alone(out: Path, says: Says) -> None:
     ],
 )
 def test_a_manifest_that_was_edited_contradicts_itself(
-    out: Path, says: Says, edit: Callable[[dict[str, Any]], None], words: str
+    out: Path, edit: Callable[[dict[str, Any]], None], words: str, says
 ) -> None:
     path = out / "build_manifest.json"
     manifest = json.loads(path.read_text())
@@ -285,9 +231,9 @@ def test_damage_of_a_manifest_is_never_more_than_a_sentence(out: Path, data: st.
         path.write_bytes(whole)
 
 
-def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says: Says) -> None:
+def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says) -> None:
     """Somebody replaces a model and its entry in the list of files, but not the output of finalize."""
-    tiny(out / "model.onnx", producer_name="somebody")
+    save_model(out / "model.onnx", producer_name="somebody")
     path = out / "build_manifest.json"
     manifest = json.loads(path.read_text())
     entry = next(entry for entry in manifest["files"] if entry["name"] == "model.onnx")
@@ -306,19 +252,19 @@ def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says: Says) -
         ('{"schema_version": 1, "stages": [], "files": [{"name": "../a"}]}', "is damaged: A file in a record"),
     ],
 )
-def test_a_manifest_that_is_none_of_ours_is_refused(out: Path, says: Says, text: str, words: str) -> None:
+def test_a_manifest_that_is_none_of_ours_is_refused(out: Path, text: str, words: str, says, tells) -> None:
     (out / "build_manifest.json").write_text(text)
-    assert words in says("verify", "out", code=3, errors=True)
-    assert words in value(says("verify", "out", "--format", "json", code=3))["errors"][0]
+    assert words in says("verify", "out", code=3)
+    assert words in tells("verify", "out", code=3)["errors"][0]
 
 
-def test_a_folder_without_a_manifest_is_refused(out: Path, says: Says) -> None:
+def test_a_folder_without_a_manifest_is_refused(out: Path, says) -> None:
     (out / "build_manifest.json").unlink()
-    assert "nothing says what should be in it" in says("verify", "out", code=3, errors=True)
-    assert "nothing says what model.onnx should be" in says("verify", "out/model.onnx", code=3, errors=True)
+    assert "nothing says what should be in it" in says("verify", "out", code=3)
+    assert "nothing says what model.onnx should be" in says("verify", "out/model.onnx", code=3)
 
 
-def test_outputs_of_own_stages_are_verified_where_they_lie(tmp_path: Path, says: Says) -> None:
+def test_outputs_of_own_stages_are_verified_where_they_lie(tmp_path: Path, says) -> None:
     (tmp_path / "a.txt").write_text("source")
     recipe = {
         "stages": {"copy": {"command": ["cp", "{inputs.text}", "{outputs.copy}"],
@@ -390,7 +336,7 @@ def test_nodes_without_inputs_and_outputs_are_told_of(tmp_path: Path) -> None:
 
 
 def test_what_is_in_a_model_cannot_write_to_the_terminal(tmp_path: Path) -> None:
-    model = onnx.load(tiny(tmp_path / "m.onnx"))
+    model = onnx.load(save_model(tmp_path / "m.onnx"))
     model.graph.node[0].op_type = "Relu\x1b[2J"
     model.metadata_props.add(key="characters", value="a\nb\u202ec")
     onnx.save(model, tmp_path / "m.onnx")
@@ -408,14 +354,21 @@ def test_sizes_beyond_every_machine_are_damage(tmp_path: Path) -> None:
         describe_model(tmp_path / "m.onnx")
 
 
-@pytest.mark.usefixtures("out")
-def test_neither_command_imports_anything_heavy() -> None:
+def test_commands_that_only_look_import_nothing_heavy(built: Path) -> None:
+    Path("sweep.yaml").write_text(f"{{model: {built.parent / 'tiny.onnx'}, matrix: {{precision: [fp32, w8a8]}}}}")
+    recipe = str(built.parent / "recipe.yaml")
+    commands = [
+        ["inspect", str(built)],
+        ["verify", str(built)],
+        ["why", "-c", recipe, "-o", "other", "--min-cosine", "0.5", "--cache-dir", str(built.parent / "cache")],
+        ["plan", "-c", "sweep.yaml"],
+    ]
     code = (
-        "import sys\nfrom winml_dag.cli import run\n"
-        "assert run(['inspect', 'out']) == 0 and run(['verify', 'out']) == 0\n"
-        "heavy = ('onnx', 'numpy', 'onnxruntime', 'torch', 'networkx', 'rich', 'diskcache',\n"
-        "         'cyclonedx', 'in_toto_attestation', 'google.protobuf')\n"
-        "print([name for name in heavy if name in sys.modules])"
+        f"import sys\nfrom winml_dag.cli import run\nassert [run(words) for words in {commands}] == [0] * 4\n"
+        "heavy = {'onnx', 'numpy', 'onnxruntime', 'onnxscript', 'torch', 'transformers', 'networkx', 'rich',\n"
+        "         'cyclonedx', 'in_toto_attestation', 'google.protobuf'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "nearest is" in done.stdout

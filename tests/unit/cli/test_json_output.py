@@ -9,18 +9,10 @@ from typing import Any
 
 import click
 import pytest
-
 from winml_dag.cli import cli, run
 from winml_dag.cli.command import Command
 
 HEAD = ["command", "exit_code", "error", "warnings"]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WINML_DAG_CACHE_DIR", "cache")
-    return tmp_path
 
 
 def inner_commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:

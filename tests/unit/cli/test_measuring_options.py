@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-
-from winml_dag.cli import run
 
 
 @pytest.mark.parametrize(
@@ -21,48 +18,30 @@ from winml_dag.cli import run
         (["eval", "--min", "accuracy=most"], "--min: 'most' is not a number"),
     ],
 )
-def test_numbers_that_are_none_or_too_large_are_refused(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_that_are_none_or_too_large_are_refused(arguments: list[str], words: str, tells) -> None:
     command, *options = arguments
-    assert run([command, "nowhere.onnx", *options, "--format", "json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert told["success"] is False
-    assert words in told["errors"][0]
+    assert words in tells(command, "nowhere.onnx", *options, code=2)["errors"][0]
 
 
-def test_what_eval_cannot_do_is_told_before_a_recipe_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_eval_cannot_do_is_told_before_a_recipe_is_built(tells) -> None:
     # The model does not exist: any attempt to find it, in order to build it, reports that.
     Path("recipe.yaml").write_text("model: nowhere.onnx\nloader: {task: image-classification}\n", encoding="utf-8")
-    assert run(["eval", "-c", "recipe.yaml", "-f", "json"]) == 2
-    assert "no labelled data" in json.loads(capsys.readouterr().out)["errors"][0]
-    assert run(["eval", "-c", "recipe.yaml", "--mode", "compare", "-f", "json"]) == 3
-    assert "nowhere.onnx" in json.loads(capsys.readouterr().out)["errors"][0]
+    assert "no labelled data" in tells("eval", "-c", "recipe.yaml", code=2)["errors"][0]
+    assert "nowhere.onnx" in tells("eval", "-c", "recipe.yaml", "--mode", "compare", code=3)["errors"][0]
 
 
-@pytest.mark.parametrize("command", [["perf"], ["eval", "--mode", "compare"]], ids=["perf", "eval"])
+@pytest.mark.parametrize("command", [["perf"], ["eval", "--mode", "compare"]], ids=" ".join)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ([], "encoder, decoder. Name one of them"),
         (["--submodel", "encodr"], "no component 'encodr'; did you mean 'encoder'"),
     ],
-    ids=["none", "unknown"],
 )
 def test_a_recipe_of_several_components_is_not_built_until_one_of_them_is_named(
-    command: list[str],
-    options: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: list[str], options: list[str], words: str, tells
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     loader = "loader: {model_type: marian, task: translation, random_weights: {}}"
     Path("recipe.yaml").write_text(f"{loader}\noutput_dir: out\n", encoding="utf-8")
-    assert run([*command, "-c", "recipe.yaml", *options, "-f", "json"]) == 2
-    assert words in json.loads(capsys.readouterr().out)["errors"][0]
+    assert words in tells(*command, "-c", "recipe.yaml", *options, code=2)["errors"][0]
     assert not Path("out").exists()

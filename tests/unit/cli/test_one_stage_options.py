@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-
-from winml_dag.cli import cli, run
+from winml_dag.cli import cli
 from winml_dag.cli.build import command as build_command
 from winml_dag.cli.options import request_from
 from winml_dag.cli.stages import COMMANDS, request_of
 from winml_dag.pipeline.request import Request
+
+from tiny_builds import save_model
 
 # winml-cli's options, verbatim, as far as they apply here.
 WINML_CLI = {
@@ -26,16 +26,12 @@ WINML_CLI = {
         *("--input-specs", "--dynamic-axes", "--export-config", "--trust-remote-code"),
     ),
     "optimize": (
-        "-m",
-        "--model",
-        "-o",
-        "--output",
-        "--ep",
-        "-d",
-        "-c",
-        "-l",
-        "--list-capabilities",
-        "--enable-gelu-fusion",
+        *("-m", "--model", "-o", "--output", "--ep", "-d", "-c", "-l", "--list-capabilities", "--enable-gelu-fusion"),
+    ),
+    "quantize": (
+        *("-m", "--model", "-o", "--output", "-p", "--precision", "-c", "--config", "--samples", "--method"),
+        *("--weight-type", "--activation-type", "--per-channel", "--symmetric", "--reduce-range", "--task"),
+        *("--model-id", "--overwrite", "-v", "-q"),
     ),
     "compile": (
         *("-m", "--model", "-o", "--output", "--output-dir", "--ep", "-d", "--ep-options", "--validate", "--embed"),
@@ -58,36 +54,59 @@ def test_options_are_alike_and_those_of_winml_cli_are_there(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "section", "settings"),
+    ("line", "section", "settings"),
     [
-        (("export", "-m", "bert"), "export", {}),
-        (
-            ("export", "-m", "bert", "--batch-size", "2", "--no-dynamo", "--opset", "20", "--no-hierarchy"),
-            "export",
-            {"batch_size": 2, "dynamo": False, "opset_version": 20, "enable_hierarchy_tags": False},
-        ),
-        (("optimize", "-m", "m.onnx"), "optim", {}),
-        (
-            ("optimize", "-m", "m.onnx", "--enable", "gelu-fusion", "--disable", "layer_norm_fusion"),
-            "optim",
-            {"gelu_fusion": True, "layer_norm_fusion": False},
-        ),
-        (
-            ("optimize", "-m", "m.onnx", "--enable-gelu-fusion", "--disable-layer-norm-fusion"),
-            "optim",
-            {"gelu_fusion": True, "layer_norm_fusion": False},
-        ),
-        (("optimize", "-m", "m.onnx", "--min-cosine", "0.5"), "validate", {"min_cosine": 0.5}),
-        (("compile", "-m", "m.onnx", "--min-cosine", "0.5"), "validate", {"min_cosine": 0.5}),
+        ("export -m bert -o x.onnx", "export", {}),
+        ("export -m bert -o x.onnx --batch-size 2 --no-dynamo --opset 20 --no-hierarchy", "export",
+         {"batch_size": 2, "dynamo": False, "opset_version": 20, "enable_hierarchy_tags": False}),
+        ("optimize -m m.onnx", "optim", {}),
+        ("optimize -m m.onnx --enable gelu-fusion --disable layer_norm_fusion", "optim",
+         {"gelu_fusion": True, "layer_norm_fusion": False}),
+        ("optimize -m m.onnx --enable-gelu-fusion --disable-layer-norm-fusion", "optim",
+         {"gelu_fusion": True, "layer_norm_fusion": False}),
+        ("optimize -m m.onnx --min-cosine 0.5", "validate", {"min_cosine": 0.5}),
+        ("compile -m m.onnx --min-cosine 0.5", "validate", {"min_cosine": 0.5}),
+        ("compile -m m.onnx", "compile", {}),
+        ("quantize -m m.onnx", "quant", {}),
+        ("quantize -m m.onnx --samples 20 --method entropy", "quant",
+         {"samples": 20, "calibration_method": "entropy"}),
+        ("quantize -m m.onnx --weight-type int8 --activation-type uint16", "quant",
+         {"weight_type": "int8", "activation_type": "uint16"}),
+        ("quantize -m m.onnx --per-channel --symmetric --reduce-range", "quant",
+         {"per_channel": True, "symmetric": True, "reduce_range": True}),
+        ("quantize -m m.onnx --no-per-channel", "quant", {"per_channel": False}),
+        ("quantize -m m.onnx --task fill-mask --model-id org/name", "quant",
+         {"task": "fill-mask", "model_id": "org/name"}),
+        ("quantize -m m.onnx --dataset org/data --dataset-subset en --dataset-split test", "quant",
+         {"dataset_name": "org/data", "dataset_subset": "en", "dataset_split": "test"}),
+        ("quantize -m m.onnx --seed 3 --distribution normal", "quant", {"seed": 3, "distribution": "normal"}),
+        ("quantize -m m.onnx --exclude-node a --exclude-node b* --exclude-op-type Softmax", "quant",
+         {"nodes_to_exclude": ["a", "b*"], "op_types_to_exclude": ["Softmax"]}),
+        ("quantize -m m.onnx -p int4 -p fp16", "quant", {"rtn_float_type": "float16"}),
     ],
-)
-def test_an_option_is_a_field_of_a_section(arguments: tuple[str, ...], section: str, settings: dict[str, Any]) -> None:
-    output = ("-o", "x.onnx") if arguments[0] == "export" else ()
-    assert asked(*arguments, *output).overrides.section(section) == settings
+)  # fmt: skip
+def test_an_option_is_a_field_of_a_section(line: str, section: str, settings: dict[str, Any]) -> None:
+    assert asked(*line.split()).overrides.section(section) == settings
 
 
-def test_files_of_winml_cli_are_fields_of_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_paths_are_relative_to_where_the_user_stands(folder: Path) -> None:
+    paths = ("-c", "elsewhere/recipe.json", "--calibration-data", "data.npz", "--load-calibration", "ranges.json")
+    assert asked("quantize", "-m", "m.onnx", *paths).overrides.section("quant") == {
+        "calibration_data": str(folder / "data.npz"),
+        "calibration_load_path": str(folder / "ranges.json"),
+    }
+
+
+def test_options_beside_those_of_sections() -> None:
+    line = "quantize -m m.onnx -p w8a16 --ep qnn -d npu --no-validate -t fill-mask --save-calibration r.json"
+    request = asked(*line.split())
+    overrides = request.overrides
+    assert (overrides.precision, overrides.ep, overrides.device, overrides.validate) == ("w8a16", "qnn", "npu", False)
+    assert (overrides.onnx, overrides.task, request.save_ranges) == (Path("m.onnx"), "fill-mask", Path("r.json"))
+    assert asked("quantize", "-m", "m.onnx").overrides.validate is None
+
+
+def test_files_of_winml_cli_are_fields_of_export() -> None:
     files = {
         "inputs.json": {"ids": {"dtype": "int32", "shape": [1, "length"]}},
         "axes.json": {"logits": {"0": "batch"}},
@@ -105,9 +124,7 @@ def test_files_of_winml_cli_are_fields_of_export(tmp_path: Path, monkeypatch: py
     }
 
 
-def test_options_of_a_compilation_are_fields_of_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert asked("compile", "-m", "m.onnx").overrides.section("compile") == {}
+def test_options_of_a_compilation_are_fields_of_compile() -> None:
     request = asked(
         *("compile", "-m", "m.onnx", "--ep-option", "vtcm_mb=4", "--ep-options", "rpc_control_latency=a=b", "--embed"),
         *("--compiler", "qairt", "--qnn-sdk-root", "sdk", "--soc-model", "60", "--htp-arch", "73"),
@@ -117,7 +134,7 @@ def test_options_of_a_compilation_are_fields_of_compile(tmp_path: Path, monkeypa
         "provider_options": {"vtcm_mb": "4", "rpc_control_latency": "a=b"},
         "embed_context": True,
         "compiler": "qairt",
-        "qnn_sdk_root": str(tmp_path / "sdk"),
+        "qnn_sdk_root": str(Path("sdk").absolute()),
         "soc_model": "60",
         "htp_arch": 73,
         "htp_optimization_level": 1,
@@ -130,6 +147,7 @@ def test_results_lie_beside_the_model_or_where_the_user_says() -> None:
     model = ("-m", "in/m.onnx")
     assert asked("optimize", *model).output_file == Path("in/m_opt.onnx")
     assert asked("calibrate", *model).output_file == Path("in/m_ranges.json")
+    assert asked("quantize", *model).output_file == Path("in/m_quantized.onnx")
     assert asked("compile", *model).output_file == Path("in/m_compiled.onnx")
     assert asked("compile", *model, "--output-dir", "out").output_file == Path("out/m_compiled.onnx")
     assert asked("compile", *model, "-o", "x.onnx").output_file == Path("x.onnx")
@@ -143,46 +161,55 @@ def test_two_calls_that_ask_otherwise_are_never_taken_for_one() -> None:
     calls += [("optimize", *model, "-o", "m_ranges.json"), ("optimize", *model, "--enable", "gelu_fusion")]
     calls += [("compile", *model, "--embed"), ("compile", *model, "--ep-option", "a=b"), ("compile", *model, *model)]
     calls[-1] += ("--output-dir", ".")
+    calls += [
+        ("quantize", *model, *more.split())
+        for more in ("--samples 3", "-p int4", "-p int4 -p fp16", "-o a.onnx", "--no-validate", "--seed 1",
+                     "--exclude-node 1", "--save-calibration r.json", "-t fill-mask")
+    ]  # fmt: skip
     assert len({asked(*call).words for call in calls}) == len(calls)
 
 
 Refused = Callable[..., str]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a float model, a compiled one, a quantized one, and a file that is not a model."""
-    monkeypatch.chdir(tmp_path)
-    _save("m.onnx", helper.make_node("Add", ["x", "w"], ["y"]))
-    _save("c.onnx", helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=1, source="QNN"))
-    _save("q.onnx", helper.make_node("QLinearAdd", ["x", "x"], ["y"], domain="com.microsoft"))
-    (tmp_path / "theirs.onnx").write_bytes(b"mine")
-    (tmp_path / "bad.yaml").write_text("optimm: {}\n", encoding="utf-8")
-    return tmp_path
+@pytest.fixture(autouse=True)
+def models(folder: Path) -> None:
+    """Models of every kind that a command may refuse, and a file that is none."""
+    node = helper.make_node
+    ours = "com.microsoft"
+    one = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    scale, zero = numpy_helper.from_array(np.float32(0.1), "s"), numpy_helper.from_array(np.uint8(0), "z")
+    blocks = numpy_helper.from_array(np.zeros((4, 1, 8), np.uint8), "b")
+    save_model(folder / "m.onnx", node("Add", ["x", "w"], ["y"]), constants=(one,))
+    save_model(folder / "c.onnx", node("EPContext", ["x"], ["y"], domain=ours, embed_mode=1, source="QNN"))
+    save_model(folder / "q.onnx", node("QLinearAdd", ["x", "x"], ["y"], domain=ours))
+    save_model(
+        folder / "qdq.onnx",
+        node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+        constants=(scale, zero),
+    )
+    save_model(folder / "half.onnx", dtype=TensorProto.FLOAT16)
+    matmul = node("MatMulNBits", ["x", "b", "w"], ["y"], domain=ours, K=4, N=4, bits=4, block_size=16)
+    save_model(folder / "blocks.onnx", matmul, constants=(blocks, one))
+    (folder / "theirs.onnx").write_bytes(b"mine")
+    (folder / "bad.yaml").write_text("optimm: {}\n", encoding="utf-8")
 
 
 @pytest.fixture
-def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(folder: Path, says) -> Refused:
     """Runs a command that must leave the folder unchanged, and returns its output."""
 
+    def contents() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
     def refused(*arguments: str, code: int = 2) -> str:
-        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        assert run([*arguments, "--cache-dir", "cache"]) == code
-        assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err + said.out
-        return said.err
+        before = contents()
+        said = says(*arguments, code=code)
+        assert contents() == before
+        return said
 
     return refused
-
-
-def _save(path: str, node: onnx.NodeProto) -> None:
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
-    weights = [numpy_helper.from_array(np.ones(4, np.float32), "w")]
-    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    graph = helper.make_graph([node], "g", [value], [result], weights)
-    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=10), path)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +235,26 @@ def _save(path: str, node: onnx.NodeProto) -> None:
                                   " QNNExecutionProvider, which cannot be optimized. Use the ONNX model"
                                   " that it was compiled from."),
         ("optimize -m q.onnx", 2, "q.onnx is quantized already (QOperator). Use the float32 model."),
+        ("quantize -m qdq.onnx", 2, "qdq.onnx is quantized already (QDQ). Use the float32 model."),
+        ("quantize -m q.onnx", 2, "q.onnx is quantized already (QOperator)"),
+        ("quantize -m c.onnx", 2, "which cannot be quantized. Use the ONNX model that it was compiled from."),
+        ("quantize -m half.onnx -p fp16", 2, "has tensors in float16, and only float32 can be quantized."),
+        *((f"quantize -m blocks.onnx -p {precision}", 2, "its weights are quantized already (MatMulNBits)")
+          for precision in ("int8", "int4", "dynamic")),
+        ("quantize -m nope.onnx", 3, "nope.onnx does not exist"),
+        ("quantize -m .", 2, "is a folder, and `quantize` takes an ONNX model. For a PyTorch model there is"),
+        ("quantize -m m.onnx -p fp32", 2, "There is nothing to quantize: precision fp32 needs no quantization."),
+        ("quantize -m m.onnx -p auto", 2, "nothing to quantize"),
+        ("quantize -m m.onnx -p int9", 2, "'int9' is not a precision; did you mean"),
+        ("quantize -m m.onnx -p int8 -p int4", 2, "a model in int8 is quantized already"),
+        ("quantize -m m.onnx -o ./m.onnx --overwrite", 2, "m.onnx is the model that is read"),
+        ("quantize -m m.onnx -o a:b.onnx", 2, "'a:b.onnx' is not a name of a file on every system"),
+        ("quantize -m m.onnx -p int4 --save-calibration r.json", 2, "rtn needs no activation ranges"),
+        ("quantize -m m.onnx --sample 3", 2, "(Did you mean one of: '--samples', '--set'?)"),
+        ("quantize -m m.onnx --samples 0", 2, "0 is not in the range x>=1"),
+        ("quantize -m m.onnx --weight-type int3", 2, "'int3' is not one of"),
+        ("quantize -m m.onnx --ep qmn", 2, "There is no execution provider 'qmn'"),
+        ("quantize --model=", 2, "must not be empty"),
         ("calibrate -m c.onnx", 2, "which cannot be calibrated"),
         ("calibrate -m q.onnx", 2, "quantized already"),
         ("calibrate -m m.onnx -o x.onnx", 2, "x.onnx does not end with .json"),
@@ -236,25 +283,21 @@ def test_mistakes_end_with_a_sentence(refused: Refused, arguments: str, code: in
     assert message in refused(*arguments.split(), code=code)
 
 
-def test_a_build_takes_settings_of_sections_as_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_build_takes_settings_of_sections_as_options(folder: Path) -> None:
     given = ("--ep-option", "vtcm_mb=4", "--no-embed", "--min-cosine", "0.5", "--input-data", "a.npz", "--no-validate")
     parameters = build_command.make_context("build", ["--onnx", "m.onnx", "-o", "out", *given]).params
     request, _ = request_from({**parameters, "recipe": None})
     overrides = request.overrides
     assert overrides.section("compile") == {"provider_options": {"vtcm_mb": "4"}, "embed_context": False}
-    assert overrides.section("validate") == {"min_cosine": 0.5, "input_data": str(tmp_path / "a.npz")}
+    assert overrides.section("validate") == {"min_cosine": 0.5, "input_data": str(folder / "a.npz")}
     assert overrides.validate is False
 
 
 @pytest.mark.parametrize("recipe", ["validate: {enabled: false}", "compile: {validate: false}"])
-def test_validate_is_wanted_whatever_the_recipe_says(
-    folder: Path, capsys: pytest.CaptureFixture[str], recipe: str
-) -> None:
+def test_validate_is_wanted_whatever_the_recipe_says(folder: Path, recipe: str, tells) -> None:
     (folder / "off.yaml").write_text(recipe, encoding="utf-8")
     found = []
     for option in ([], ["--validate"]):
-        assert run(["plan", "--onnx", "m.onnx", "-c", "off.yaml", "-f", "json", "--cache-dir", "cache", *option]) == 0
-        stages = json.loads(capsys.readouterr().out)["builds"][0]["stages"]
+        stages = tells("plan", "--onnx", "m.onnx", "-c", "off.yaml", *option)["builds"][0]["stages"]
         found += [stage["status"] for stage in stages if stage["stage"] == "validate"]
     assert found == ["skipped", "ran"]

