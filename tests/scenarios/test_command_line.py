@@ -20,6 +20,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
     perceptron(tmp_path / "m.onnx")
     (tmp_path / "r.yaml").write_text("model: m.onnx\n", encoding="utf-8")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/config.json").write_text("{}", encoding="utf-8")
     return tmp_path
 
 
@@ -36,6 +38,8 @@ def test_the_command_alone_prints_the_help_and_the_exit_codes() -> None:
         (["r.yaml"], 0, "Built out"),
         (["build", "r.yaml"], 0, "Built out"),
         (["m.onnx", "--ep", "cpu"], 0, "Built out"),
+        (["folder"], 2, "There is no output folder."),
+        (["build", "folder"], 2, "There is no output folder."),
         (["r.yml"], 3, "There is no recipe r.yml; did you mean 'r.yaml'?"),
         (["bulid", "-c", "r.yaml"], 2, "There is no command 'bulid'. Did you mean 'build'?"),
         (["run", "-c", "r.yaml"], 2, "There is no command 'run'. Use winml-dag build."),

@@ -165,7 +165,7 @@ def test_a_recipe_is_built_and_its_result_evaluated_as_its_section_says(shared: 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("good.onnx", "--dataset", "rows.jsonl"), 2, "What is good.onnx for? Nobody says."),
+        (("good.onnx", "--dataset", "rows.jsonl"), 2, "The task of good.onnx is unknown."),
         ((*LABELLED[:5], "--dataset", "gone.jsonl"), 3, "gone.jsonl does not exist"),
         ((*LABELLED, "--label-mapping", "cat"), 2, "'cat' is neither a JSON file nor LABEL=CLASS"),
         ((*LABELLED, "--min", "accurracy=1"), 2, "there is no metric 'accurracy'"),

@@ -15,6 +15,7 @@ import sys as system  # importing the command sys binds its name in this package
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,7 @@ COMMANDS = {
     "config": ("winml_dag.cli.config", "Write a recipe with every decision made."),
     "clean": ("winml_dag.cli.clean", "Remove the files of a build from its output folder."),
     "cache": ("winml_dag.cli.cache", "Inspect and manage the cache."),
-    "worker": ("winml_dag.cli.worker", "Run stages of builds on other machines here."),
+    "worker": ("winml_dag.cli.worker", "Run stages for builds on other machines."),
     "sys": ("winml_dag.cli.sys", "Show versions, execution providers and devices."),
 }
 # What similar tools call a command, and the command to use.
@@ -169,7 +170,7 @@ class LazyGroup(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and _model_or_recipe(args[0]):
+        if args and args[0] not in COMMANDS and _model_or_recipe(args[0]):
             args = ["build", *args]
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             raise click.UsageError(f"There is no command {args[0]!r}. {_instead(args[0])}", ctx)
@@ -188,8 +189,10 @@ def _instead(word: str) -> str:
 
 def _model_or_recipe(word: str) -> str:
     """Return the option for *word* if it is obviously a model or a recipe, else an empty text."""
-    word = word.casefold()
-    return "-c" if word.endswith(_RECIPES) or word.startswith("catalog:") else "-m" if word.endswith(".onnx") else ""
+    name = word.casefold()
+    if name.endswith(_RECIPES) or name.startswith("catalog:"):
+        return "-c"
+    return "-m" if name.endswith(".onnx") or Path(word, "config.json").is_file() else ""
 
 
 def _with_flags(command: click.Command, words: list[str]) -> list[str]:

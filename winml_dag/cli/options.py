@@ -121,7 +121,7 @@ def _build_options(*first: Callable[[Any], Any]) -> Callable[[F], F]:
             click.option(
                 "--max-optim-iterations",
                 type=click.IntRange(0, 20),
-                help="How many times findings of analyze may lead to another optimize [3].",
+                help="Rounds of optimize after the first, for findings of analyze [3].",
             ),
             click.option(
                 "--allow-unsupported-nodes", is_flag=True, help="Build even if the target cannot run some operators."

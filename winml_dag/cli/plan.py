@@ -109,7 +109,7 @@ def plan(
         echo(Note(notice), err=True)
     names = {name for view in result.stages if view.result is not None for name in view.result.assumes}
     if assumed := [view.id for view in result.stages if view.id in names]:
-        echo(Note(f"What follows {', '.join(assumed)} assumes that it finds the same as last time."), err=True)
+        echo(Note(f"The plan after {', '.join(assumed)} assumes the same findings as last time."), err=True)
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
     unknown = len(to_run) - len(known)

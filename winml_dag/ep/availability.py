@@ -105,9 +105,7 @@ def _named_ep(named: Named) -> ExecutionProvider:
     except UsageError as error:
         raise UsageError(f"{named.where}: {error.message}", advice=error.advice) from error
     if ep == CPU:
-        raise UsageError(
-            f"{named.where}: {CPU.name} is part of every onnxruntime and runs here.", advice="Leave it out."
-        )
+        raise UsageError(f"{named.where}: {CPU.name} is part of every onnxruntime and runs here.", advice="Remove it.")
     return ep
 
 

@@ -300,7 +300,7 @@ def _check(target: Target, table: Mapping[str, Option], name: str, value: str) -
         usable = (known for known, entry in table.items() if not entry.refusal)
         raise UsageError(f"{target.ep.name} has no provider option {name!r}.", advice=nearest(name, usable))
     if option.refusal:
-        raise UsageError(f"Provider option {name!r} cannot be set: {option.refusal}.", advice="Leave it out.")
+        raise UsageError(f"Provider option {name!r} cannot be set: {option.refusal}.", advice="Remove it.")
     if option.values and value not in option.values:
         raise UsageError(f"Provider option {name!r} cannot be {value!r}.", advice=nearest(value, option.values))
     if option.pattern and not re.fullmatch(option.pattern, value):

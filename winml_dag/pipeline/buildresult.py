@@ -186,7 +186,7 @@ def _kept_to_limit(store: Store) -> str:
     if done is None:
         return ""
     return (
-        f"The cache had outgrown its limit of {limit_text(store.folder)}, so {counted(done.records, 'record')} and "
-        f"{counted(done.blobs, 'blob')} that were used longest ago were removed, {size_text(done.freed_bytes)}; "
+        f"The cache was above its limit of {limit_text(store.folder)}, so {counted(done.records, 'record')} and "
+        f"{counted(done.blobs, 'blob')}, the least recently used, were removed, {size_text(done.freed_bytes)}; "
         f"{size_text(done.left_bytes)} are left."
     )

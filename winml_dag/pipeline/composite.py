@@ -153,7 +153,7 @@ def _refuse_in_common(context: ResolveContext, parts: Mapping[Component, Build])
     recipe = context.recipe
     if recipe.stages:
         raise RecipeError(
-            "Stages of your own cannot stand between those of several components.",
+            "Custom stages cannot be placed between those of several components.",
             advice="Build one component with --submodel, or take `stages` away.",
         )
     targets = {component.name: f"{build.target.ep.name} ({build.target.device})" for component, build in parts.items()}

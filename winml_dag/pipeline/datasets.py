@@ -213,7 +213,7 @@ def _in_subfolder(name: str, data: Sequence[str], subset: str | None, asker: Ask
         folders = sorted({file.split("/")[0] for file in data if "/" in file})
         raise InputError(
             f"{asker.subset}: {name} has no card that describes {subset!r}, and no folder of that name.",
-            advice=f"Its folders are: {', '.join(folders)}." if folders else "Leave it out.",
+            advice=f"Its folders are: {', '.join(folders)}." if folders else "Remove it.",
         )
     return inside
 

@@ -141,7 +141,7 @@ class _Sizes:
             stated = "; ".join(f"{spec.name} {_listed(spec.shape)}" for spec in self.specs.values())
             raise UsageError(
                 f"export.batch_size is {size}, but no input of the model has an open first dimension: {stated}.",
-                advice="Leave it out, or export the model with a dynamic batch.",
+                advice="Remove it, or export the model with a dynamic batch.",
             )
 
     def fix_batch(self, fixed_for: str) -> str:
@@ -195,7 +195,7 @@ class _Sizes:
     def _take_shape(self, spec: TensorSpec, shape: tuple[int | str, ...], where: str) -> None:
         if spec.shape == (UNKNOWN_RANK,):
             if spec.dtype == NO_TENSOR:
-                raise UsageError(f"{where}: it is not a tensor, so it has no shape.", advice="Leave it out.")
+                raise UsageError(f"{where}: it is not a tensor, so it has no shape.", advice="Remove it.")
             self._whole[spec.name] = tuple(dim if isinstance(dim, int) else UNKNOWN_DIMENSION for dim in shape)
             return
         if len(shape) != len(spec.shape):
@@ -216,7 +216,7 @@ class _Sizes:
                 raise UsageError(
                     f"{where} says {size} for axis {axis} of {spec.name!r}, which the model fixes at {dim}:"
                     f" {_listed(spec.shape)}.",
-                    advice="Leave it out, or export the model with this dimension open.",
+                    advice="Remove it, or export the model with this dimension open.",
                 )
         elif dim != UNKNOWN_DIMENSION:
             self._name(dim, size, where)
@@ -230,7 +230,7 @@ class _Sizes:
         if known != size and not self._yielding:
             raise UsageError(
                 f"The dimension {name!r} is {known} by {said}, and {size} by {where}.",
-                advice="A name is one size wherever it stands.",
+                advice="Equal names mean equal sizes.",
             )
 
     def _size(self, name: str, axis: int, dim: int | str) -> int | str:

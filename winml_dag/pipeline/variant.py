@@ -177,7 +177,7 @@ def _onnx_model(context: ResolveContext, name: str, path: Path) -> Model:
     if other := sorted({*context.overrides.section("export")} - {*OF_ONNX}):
         raise UsageError(
             f"{name} is ONNX already, so nothing is exported, and export.{other[0]} could change nothing.",
-            advice="Leave it out, or give the PyTorch model. The sizes of inputs can be given.",
+            advice="Remove it, or give the PyTorch model. The sizes of inputs can be given.",
         )
     return Model(name, onnx=OnnxFile.at(path))
 

@@ -157,7 +157,7 @@ def test_gc_sets_the_limit_that_it_keeps_to_from_then_on(store, says, tells) -> 
     assert len(store.records.keys()) == 3
     assert says("gc", "--limit", "20KB", "--dry-run").startswith("Would remove 2 records, ")
     assert tells("limit")["limit_bytes"] is None
-    begins = f"The cache in {store.folder} is kept to 20KB.\nRemoved 0 records, 0 blobs and 0 leftovers, "
+    begins = f"The cache in {store.folder} is limited to 20KB.\nRemoved 0 records, 0 blobs and 0 leftovers, "
     assert says("gc", "--limit", "20KB", "--max-size", "1GB").startswith(begins)
     says("gc")
     assert store.records.keys() == [KEYS["quantize"]]
@@ -188,11 +188,11 @@ def test_what_is_no_size_or_duration_is_refused(says, arguments, words) -> None:
 
 def test_limit_is_set_told_and_removed(store, says, tells, monkeypatch) -> None:
     assert says("limit") == "The cache has no limit.\n"
-    assert says("limit", "50GiB") == f"The cache in {store.folder} is kept to 50GiB.\n"
+    assert says("limit", "50GiB") == f"The cache in {store.folder} is limited to 50GiB.\n"
     assert tells("limit")["limit_bytes"] == 50 * 2**30
     assert "limit          50GiB\n" in says("info")
     monkeypatch.setenv("WINML_DAG_CACHE_MAX_SIZE", "1GB")
-    assert says("limit") == f"The cache in {store.folder} is kept to 1GB, by WINML_DAG_CACHE_MAX_SIZE.\n"
+    assert says("limit") == f"The cache in {store.folder} is limited to 1GB, by WINML_DAG_CACHE_MAX_SIZE.\n"
     monkeypatch.setenv("WINML_DAG_CACHE_MAX_SIZE", "none")
     assert says("limit") == "The cache has no limit, by WINML_DAG_CACHE_MAX_SIZE.\n"
     monkeypatch.delenv("WINML_DAG_CACHE_MAX_SIZE")

@@ -67,8 +67,8 @@ def test_completing_again_changes_nothing(data):
         ({"soc_model": "60,88"}, "above 0"),
         ({"soc_model": "0"}, "above 0"),
         ({"enable_htp_fp16_precision": "yes"}, "enable_htp_fp16_precision"),
-        ({"backend_path": "libQnnHtp.so"}, "Leave it out"),
-        ({"profiling_level": "basic"}, "Leave it out"),
+        ({"backend_path": "libQnnHtp.so"}, "Remove it"),
+        ({"profiling_level": "basic"}, "Remove it"),
         ({"device_type": "GPU"}, "contradicts"),
     ],
 )

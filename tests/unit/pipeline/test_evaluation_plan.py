@@ -150,7 +150,7 @@ def test_a_field_that_means_nothing_here_is_refused_by_name(model: Path, field: 
     ("said", "dataset", "error", "message"),
     [
         ({"task": "text-generation"}, None, UsageError, "no metrics for text-generation"),
-        ({}, None, UsageError, "Nobody says"),
+        ({}, None, UsageError, "is unknown"),
         (TASK, {}, UsageError, r"no labelled data.*eval\.dataset\.path in the recipe"),
         (TASK, {"path": "./gone"}, InputError, "eval.dataset.path: .*gone does not exist"),
         (

@@ -92,7 +92,7 @@ def test_a_name_that_is_also_the_size_of_something_else_is_no_batch() -> None:
         (specs(pixels=("N", 3)), asked(pixel=(1, 3)), "no input 'pixel'; did you mean 'pixels'?"),
         (specs(x=("N", 3)), asked(2, x=(4, 3)), "The dimension 'N' is 2 by"),
         (specs(x=("?", 3)), asked(2, x=(4, 3)), "Axis 0 of 'x' is 2 by"),
-        (specs(x=("N", 3), y=("N", 3)), asked(x=(4, 3), y=(2, 3)), "A name is one size wherever it stands."),
+        (specs(x=("N", 3), y=("N", 3)), asked(x=(4, 3), y=(2, 3)), "Equal names mean equal sizes."),
         (specs(x=("N", 3)), asked(2, {"batch_size": 3}), "batch_size is 3, and export.batch_size is 2"),
     ],
 )

@@ -39,7 +39,7 @@ def test_a_model_of_the_hub_has_one_folder_wherever_its_recipe_lies(tmp_path: Pa
 
 
 def test_without_recipe_and_model_the_missing_model_is_named_first(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No model is named. Give a recipe"):
+    with pytest.raises(UsageError, match=r"No model is named\. Give a recipe"):
         output_dir_of(Request(None, Overrides()), tmp_path)
 
 

@@ -103,7 +103,7 @@ def _limit_sentence(store: Store) -> str:
     from winml_dag.store.usage import VARIABLE, limit_text
 
     text, by = limit_text(store.folder), f", by {VARIABLE}" if os.environ.get(VARIABLE) else ""
-    return f"The cache in {store.folder} is kept to {text}{by}." if text else f"The cache has no limit{by}."
+    return f"The cache in {store.folder} is limited to {text}{by}." if text else f"The cache has no limit{by}."
 
 
 @click.command(cls=Command)

@@ -203,7 +203,7 @@ def with_npu_settings(
         if target.ep != QNN or target.device != "npu":
             raise UsageError(
                 f"compile.{field} is for {QNN.name} on the npu, not for {target.ep.name} on the {target.device}.",
-                advice="Leave it out.",
+                advice="Remove it.",
             )
         option = option_of(field)
         if result.setdefault(option, value) != value:

@@ -178,7 +178,7 @@ def _task(built: BuiltModel, section: Eval) -> str:
     task = EVALUATED_AS.get(said, said)
     if task not in TASKS:
         raise UsageError(
-            f"There are no metrics for {said}." if said else f"What is {built.name} for? Nobody says.",
+            f"There are no metrics for {said}." if said else f"The task of {built.name} is unknown.",
             advice=f"Give --task, one of: {', '.join(TASKS)}; or --mode compare.",
         )
     return task
@@ -231,7 +231,7 @@ def _data(request: EvaluationRequest) -> Source | None:
     asks_for_split = dataset.name is not None or dataset.split != Dataset().split
     if path.is_file() and asks_for_split:
         field = _ASKER.split if dataset.name is None else _ASKER.subset
-        raise UsageError(f"{field}: a file has no splits or subsets, and {path} is one.", advice="Leave it out.")
+        raise UsageError(f"{field}: a file has no splits or subsets, and {path} is one.", advice="Remove it.")
     if path.is_file() or (path.is_dir() and not asks_for_split and not has_splits(path)):
         source = calibration_source(path, _ASKER.name)
     elif not path.exists() and (is_path_like(dataset.path) or kind_of(dataset.path)):
