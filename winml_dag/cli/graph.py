@@ -95,10 +95,10 @@ def _of_cells(
     sweep: Sweep, cells: Sequence[Cell], request: Request, store: Store
 ) -> tuple[tuple[PlannedBuild, ...], tuple[str, ...]]:
     from winml_dag.cli.sweepplan import requests_of
-    from winml_dag.pipeline.plan_cache import plan_each, refuse_if_all_the_same
+    from winml_dag.pipeline.plan_cache import look_at_each, refuse_if_all_the_same
     from winml_dag.report.graphview import PlannedBuild
 
-    planned = plan_each(tuple(requests_of(sweep, cells, request)), store, download=False, needs_folder=False)
+    planned = look_at_each(requests_of(sweep, cells, request), store)
     refuse_if_all_the_same(planned)
     last = _last(request.output_dir or sweep.output_dir)
     builds = tuple(

@@ -15,7 +15,7 @@ from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.resources import Capacity
 from winml_dag.errors import StageError
 from winml_dag.pipeline.build import DryRun, dry_run
-from winml_dag.pipeline.plan_cache import plan_each
+from winml_dag.pipeline.plan_cache import look_at_each
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.recipe.sweep import Shard, shards
 from winml_dag.store.quantities import duration_text
@@ -37,8 +37,7 @@ def look_at_sweep(
 
     *jobs*: the number of parallel stages to assume.
     """
-    requests = tuple(requests_of(sweep, cells, request))
-    planned = plan_each(requests, store, download=False, needs_folder=False)
+    planned = look_at_each(requests_of(sweep, cells, request), store)
     capacity = Capacity(jobs, memory_for_runs())
     dry_run_result = dry_run(planned, store, capacity, rebuild=rebuild)
     if as_json:

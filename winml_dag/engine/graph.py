@@ -242,18 +242,19 @@ class _Merging:
         ids = {}
         for node in part.graph.nodes:
             identity = _identity(node, {slot: known[name][0] for slot, name in node.inputs.items()})
-            inputs = {slot: known[name][1] for slot, name in node.inputs.items()}
-            new = replace(node, id=f"{part.label}/{node.id}", inputs=inputs)
-            kept = self.nodes.setdefault(identity, new)
+            kept = self.nodes.get(identity)
+            if kept is None:
+                inputs = {slot: known[name][1] for slot, name in node.inputs.items()}
+                kept = self.nodes[identity] = replace(node, id=f"{part.label}/{node.id}", inputs=inputs)
             ids[node.id] = kept.id
             for slot in node.stage.outputs:
-                known[node.output(slot)] = (json_hash([identity, slot]), kept.output(slot))
+                known[node.output(slot)] = (f"{identity}.{slot}", kept.output(slot))
         return ids
 
     def _sources(self, part: Part) -> Iterator[tuple[str, tuple[str, str]]]:
         for name, source in part.graph.sources.items():
             artifact = part.sources[name]
-            identity = json_hash([source.kind, artifact.digest])
+            identity = f"{source.kind} {artifact.digest}"
             if identity not in self.sources:
                 free = name if name not in self.artifacts else f"{part.label}/{name}"
                 self.sources[identity] = replace(source, name=free)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -65,6 +66,11 @@ def _spellings(ep: ExecutionProvider) -> tuple[str, ...]:
     return tuple(spelling.lower() for spelling in (ep.name, ep.alias, *ep.aliases))
 
 
+@cache
+def _by_spelling(path: tuple[str, ...]) -> Mapping[str, ExecutionProvider]:
+    return {spelling: ep for ep in (*EXECUTION_PROVIDERS, *_from_packages(path)) for spelling in _spellings(ep)}
+
+
 def drivers(device: str) -> tuple[ExecutionProvider, ...]:
     """Return the providers to try for *device* alone, in order. Raises as :func:`execution_providers`."""
     return tuple(sorted((ep for ep in execution_providers() if device in ep.places), key=lambda ep: ep.places[device]))
@@ -86,8 +92,7 @@ def find_ep(text: str) -> ExecutionProvider:
     Raises:
         UsageError: there is none, with the nearest spelling; and as :func:`execution_providers` does.
     """
-    for known in (EXECUTION_PROVIDERS, execution_providers()):
-        if found := next((ep for ep in known if text.lower() in _spellings(ep)), None):
-            return found
+    if found := _by_spelling(tuple(sys.path)).get(text.lower()):
+        return found
     spellings = (spelling for ep in execution_providers() for spelling in (ep.name, ep.alias))
     raise UsageError(f"There is no execution provider {text!r}.", advice=nearest(text, spellings))

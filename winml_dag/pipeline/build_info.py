@@ -199,8 +199,8 @@ def _recipe(loaded: LoadedRecipe) -> JsonObject:
 
 
 def _options(overrides: Overrides) -> JsonObject:
-    values = asdict(overrides)
-    given = {field.name: values[field.name] for field in fields(overrides) if values[field.name] != field.default}
+    values = {field.name: (getattr(overrides, field.name), field.default) for field in fields(overrides)}
+    given = {name: value for name, (value, default) in values.items() if value != default}
     plain: JsonObject = json.loads(json.dumps(given, default=Path.as_posix))
     return plain
 

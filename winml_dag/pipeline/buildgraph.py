@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ class BuildSummary:
     asked: JsonObject = field(default_factory=dict)
     final_only: bool = False
 
-    @property
+    @cached_property
     def scope(self) -> str:
         """The name that a build is recorded under: its output folder or file, by which the user identifies it."""
         return str(self.output_dir.resolve() / (self.output_file or ""))

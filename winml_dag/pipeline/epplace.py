@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from winml_dag.configuration import config_file
 from winml_dag.engine.keys import installed_distributions, normalised, versions_in
 from winml_dag.ep.availability import environment_of, installed, package_of
 from winml_dag.ep.registry import CPU, Target, is_emulated, runtime_builds
@@ -119,8 +118,3 @@ def _machine(target: Target) -> dict[str, str]:
         "processor": host.processor,
         **{f"{target.device} device {number}": name for number, name in enumerate(accelerators)},
     }
-
-
-def configuration() -> tuple[Path, ...]:
-    """Return the files that configure environments, whether or not they exist."""
-    return (config_file().absolute(),)

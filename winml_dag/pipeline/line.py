@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.pipeline.search import CHECK
+from winml_dag.pipeline.sources import Known
 from winml_dag.pipeline.variant import Build, chosen
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
@@ -29,8 +31,6 @@ from winml_dag.stages.validate import ValidateConfig
 from winml_dag.store.digest import Fingerprints
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from winml_dag.ep.qairt import QairtSdk
 
 # Their output is the model that they read, so it has its kind.
@@ -65,20 +65,22 @@ class Line:
         build: Build,
         fingerprints: Fingerprints,
         rewired: Mapping[str, Mapping[str, str]],
+        known: Known | None = None,
         *,
         prefix: str = "",
         start: Start | None = None,
     ) -> None:
         """Create a line.
 
-        *rewired*: inputs of built-in stages that the recipe replaces, by stage and slot. *prefix* is prepended to the
-        ids. *start*: the model that the line starts from, if that is not a source of the build.
+        *rewired*: inputs of built-in stages that the recipe replaces, by stage and slot. *known*: what was read for
+        other builds. *prefix* is prepended to the ids. *start*: the model that the line starts from, if that is not a
+        source of the build.
         """
         self._build = build
         self._fingerprints = fingerprints
         self._rewired = rewired
-        self.looked_at: list[Path] = []
-        self._places: dict[Target, EpPlace] = {}
+        self.looked_at: dict[Path, None] = {}
+        self._known = known or Known()
         self._prefix = prefix
         inputs = build.inputs
         self._kind = artifact_types.FLOAT_MODEL if inputs.model is None else inputs.model.kind
@@ -113,7 +115,7 @@ class Line:
             elif name == "validate" and config is not None:
                 yield self._validate(config)
             elif name != "analyze" and config is not None:
-                node = self._node(name, stage, config)
+                node = self._node(name, stage, config_json(config))
                 if name == "calibrate" and (saved := build.save_ranges):
                     node = replace(node, folder=saved.folder, paths={"ranges": saved.path})
                 elif name == "finalize" and build.also:
@@ -124,12 +126,14 @@ class Line:
         """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.sections`."""
         build, model = self._build, self._artifacts["model"]
         optimize, analyze, search = chosen(build.optimize), chosen(build.analyze), build.search
+        place = self._place(build.target) if analyze is not None and analyze.target.asks else HERE
+        # The same in each round.
+        optimizing, analyzing = (None if config is None else config_json(config) for config in (optimize, analyze))
         for number in range(search.rounds + 1):
-            if optimize is not None:
-                yield self._taken(self._node(f"optimize.{number}", LINE["optimize"], optimize, model=model))
-            if analyze is not None:
-                place = self._place(build.target) if analyze.target.asks else HERE
-                node = self._node(f"analyze.{number}", LINE["analyze"], analyze, place)
+            if optimizing is not None:
+                yield self._taken(self._node(f"optimize.{number}", LINE["optimize"], optimizing, model=model))
+            if analyzing is not None:
+                node = self._node(f"analyze.{number}", LINE["analyze"], analyzing, place)
                 checked = number == search.rounds and search.refuses_unsupported
                 yield self._taken(replace(node, check=CHECK) if checked else node)
 
@@ -139,28 +143,28 @@ class Line:
             data = {"data": None, "input_data": inputs.validation_data, "processor": inputs.validation_processor}
             self._artifacts |= data
         if build.sensitivity is not None:
-            yield self._node("sensitivity", SENSITIVITY, build.sensitivity)
+            yield self._node("sensitivity", SENSITIVITY, config_json(build.sensitivity))
         for node_id, quantize in zip(quantize_ids(build), chosen(build.quantize) or (), strict=False):
-            yield self._taken(self._node(node_id, quantize_stage(quantize.quant.mode), quantize))
+            yield self._taken(self._node(node_id, quantize_stage(quantize.quant.mode), config_json(quantize)))
 
     def _validate(self, config: ValidateConfig) -> Node:
         target = Target(find_ep(config.target.execution_provider), config.target.device)
         # The origin of the ranges; irrelevant for random inputs.
         runs_on_data = self._artifacts.get("data") is not None or self._artifacts.get("input_data") is not None
         ranges = self._rewired.get("quantize", {}).get("ranges", self._artifacts["ranges"]) if runs_on_data else None
-        node = self._node("validate", LINE["validate"], config, self._place(target), ranges=ranges)
+        node = self._node("validate", LINE["validate"], config_json(config), self._place(target), ranges=ranges)
         self._artifacts["validation"] = node.output("report")
         return node
 
     def export(self, stage: Stage, config: ComponentsConfig) -> Node:
         """Return the export as *stage* declares it; it may output more models than this line uses."""
-        return self._node("export", stage, config)
+        return self._node("export", stage, config_json(config))
 
     def _compile(self, config: CompileConfig) -> Node:
         build = self._build
-        node = self._node("compile", LINE["compile"], config, self._place(build.target))
+        node = self._node("compile", LINE["compile"], config_json(config), self._place(build.target))
         if build.sdk is not None:
-            self.looked_at += _paths_of(build.sdk)
+            self.looked_at |= dict.fromkeys(_paths_of(build.sdk))
             return _of_sdk(node, build.sdk, self._fingerprints)
         return _of_models(node, build.also) if build.also else node
 
@@ -175,7 +179,7 @@ class Line:
         self,
         node_id: str,
         stage: Stage,
-        config: DataclassInstance,
+        config: JsonObject,
         place: EpPlace = HERE,
         **replaced: Source | str | None,
     ) -> Node:
@@ -192,7 +196,7 @@ class Line:
         return Node(
             id=f"{self._prefix}{node_id}",
             stage=stage,
-            config=config_json(config),
+            config=config,
             inputs={**inputs, **rewired},
             kinds={"model": self._kind} if stage.name in _KEEP_KIND else {},
             toolchain=place.toolchain((*stage.packages, *packages)),
@@ -203,11 +207,12 @@ class Line:
         )
 
     def _place(self, target: Target) -> EpPlace:
-        """Return the environment for *target*; cached, since compile and validate both need it."""
-        if target not in self._places:
-            self._places[target] = ep_place(target, self._fingerprints)
-            self.looked_at += self._places[target].looked_at
-        return self._places[target]
+        """Return the environment for *target*, which several stages and builds may need."""
+        places = self._known.places
+        if target not in places:
+            places[target] = ep_place(target, self._fingerprints)
+        self.looked_at |= dict.fromkeys(places[target].looked_at)
+        return places[target]
 
 
 # compile and finalize for several models that share a binary, and compile with the QAIRT SDK.

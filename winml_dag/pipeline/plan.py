@@ -12,14 +12,15 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from winml_dag.configuration import config_file
 from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Source
 from winml_dag.ep.availability import environments_behind
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
-from winml_dag.pipeline.epplace import configuration
 from winml_dag.pipeline.layout import RANGES, is_builtin, prefixed, reserved
 from winml_dag.pipeline.line import Line, Start, id_of
+from winml_dag.pipeline.sources import Known
 from winml_dag.pipeline.variant import (
     Build,
     BuiltIn,
@@ -38,47 +39,51 @@ from winml_dag.store.artifact import Artifact
 from winml_dag.store.digest import Fingerprints
 
 
-def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
-    """Return the graph of *build*, with every source digested.
+def plan_build(
+    build: Build | CompositeBuild | OnlyDeclared, fingerprints: Fingerprints, known: Known | None = None
+) -> BuildGraph:
+    """Return the graph of *build*, with every source digested. *known*: what other builds of the same plan have read.
 
     Raises:
         UsageError: when a stage cannot take its input (a compiled or quantized model), and for errors in stages that
             the recipe declares.
         InputError: when a source cannot be read.
     """
-    for path in configuration():
-        before_reading(path)
     if isinstance(build, OnlyDeclared):
         return _plan_declared(build, fingerprints)
+    known = known or Known()
     if isinstance(build, CompositeBuild):
-        return _plan_composite(build, fingerprints)
+        return _plan_composite(build, fingerprints, known)
+    configured, not_configured = _configuration()
     own = UserPlan() if build.declared is None else _plan_own(build, build.declared, fingerprints)
-    line = Line(build, fingerprints, own.rewired)
+    line = Line(build, fingerprints, own.rewired, known)
     nodes = tuple(line.nodes())
     sources = [*_sources(build), *own.sources]
     graph = _graph((*nodes, *own.nodes), sources, build.declared)
-    configured = tuple(path for path in configuration() if path.exists())
     return BuildGraph(
         summary=build.summary,
         graph=graph,
         steps=tuple(_steps(build, graph.nodes)),
-        sources=_digested(sources, fingerprints),
+        sources=_digested(sources, fingerprints, known),
         final=nodes[-1].id,
         looked_at=(*_looked_at(build, line), *own.looked_at, *configured),
-        absent=(*own.absent, *build.search.absent, *(path for path in configuration() if path not in configured)),
+        absent=(*own.absent, *build.search.absent, *not_configured),
         programs=own.programs,
     )
 
 
-def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints) -> BuildGraph:
+def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints, known: Known) -> BuildGraph:
     """Plan one export, followed by a line for each component."""
-    export = Line(next(iter(build.parts.values())), fingerprints, {}).export(export_stage(build.parts), build.export)
+    configured, not_configured = _configuration()
+    line = Line(next(iter(build.parts.values())), fingerprints, {}, known)
+    export = line.export(export_stage(build.parts), build.export)
     nodes, steps = [export], [Step(export.id, export.stage.name)]
     looked_at, absent = list[Path](), list[Path]()
     sources: dict[str, Source] = {}
     for name, part in build.parts.items():
         prefix, slot = f"{name}.", prefixed("model", name)
-        line = Line(part, fingerprints, {}, prefix=prefix, start=Start(export.output(slot), export.kind(slot)))
+        start = Start(export.output(slot), export.kind(slot))
+        line = Line(part, fingerprints, {}, known, prefix=prefix, start=start)
         of_part = tuple(line.nodes())
         nodes += of_part
         of_line = (step for step in _steps(part, of_part) if step.stage != "export")
@@ -91,11 +96,18 @@ def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints) -> BuildG
         summary=build.summary,
         graph=graph,
         steps=tuple(steps),
-        sources=_digested(list(sources.values()), fingerprints),
+        sources=_digested(list(sources.values()), fingerprints, known),
         final=nodes[-1].id,
-        looked_at=(*looked_at, *(path for path in configuration() if path.exists())),
-        absent=(*absent, *(path for path in configuration() if not path.exists())),
+        looked_at=(*looked_at, *configured),
+        absent=(*absent, *not_configured),
     )
+
+
+def _configuration() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the file that configures environments of providers: first if it exists, else second."""
+    path = config_file().absolute()
+    before_reading(path)
+    return ((path,), ()) if path.exists() else ((), (path,))
 
 
 def _sources(build: Build) -> list[Source]:
@@ -151,7 +163,7 @@ def _plan_declared(build: OnlyDeclared, fingerprints: Fingerprints) -> BuildGrap
         summary=build.summary,
         graph=graph,
         steps=tuple(Step(node.id, node.stage.name) for node in graph.nodes),
-        sources=_digested(own.sources, fingerprints),
+        sources=_digested(own.sources, fingerprints, Known()),
         final=None,
         looked_at=own.looked_at,
         absent=own.absent,
@@ -174,10 +186,12 @@ def _graph(nodes: Sequence[Node], sources: Sequence[Source], declared: Declared 
         raise
 
 
-def _digested(sources: Sequence[Source], fingerprints: Fingerprints) -> dict[str, Artifact]:
-    """Digest all sources together: one index lookup for thousands of files."""
-    entries = iter(fingerprints.entries([(file.path, file.name) for source in sources for file in source.files]))
-    return {source.name: Artifact.of(islice(entries, len(source.files))) for source in sources}
+def _digested(sources: Sequence[Source], fingerprints: Fingerprints, known: Known) -> dict[str, Artifact]:
+    """Digest all new sources together: one index lookup for thousands of files."""
+    new = [source for source in sources if source not in known.artifacts]
+    entries = iter(fingerprints.entries([(file.path, file.name) for source in new for file in source.files]))
+    known.artifacts.update((source, Artifact.of(islice(entries, len(source.files)))) for source in new)
+    return {source.name: known.artifacts[source] for source in sources}
 
 
 def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,16 +37,19 @@ from winml_dag.file_reading import (
 )
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.plan_text import CachedPlan, placed_text, plan_text, text_of
+from winml_dag.pipeline.plan_text import CachedPlan, load_plan, placed_text, plan_text, text_of
 from winml_dag.pipeline.publish import build_settings
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.uptodate import (
     ABSENT,
+    MALFORMED,
     CurrentPlan,
     Entry,
     Groups,
     Header,
+    check,
     content_of,
+    environment_fingerprint,
     file_of,
     places_of,
     program_content,
@@ -271,26 +274,19 @@ def plan_request(
     Raises:
         UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`, and for sources that cannot be read.
     """
-    from winml_dag.pipeline.uptodate import MALFORMED, check
-
     words = request.words
     current_plan = current_plan or (None if words is None else check(str(store.folder), words))
     if current_plan is not None:
-        from winml_dag.pipeline.plan_text import load_plan
-
         # If a source is gone, planning again either reports it or finds that it is not needed.
         with suppress(*MALFORMED, InputError):
             return load_plan(current_plan, store, part=part)
-    from winml_dag.file_reading import FirstLooks
-    from winml_dag.pipeline.uptodate import environment_fingerprint
-
-    began_ns = time.time_ns()
-    around = around or environment_fingerprint(began_ns)
     # Imported here: a current plan needs neither recipe nor declarations, which take 0.1 s to import.
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
     from winml_dag.pipeline.variant import OnlyDeclared
 
+    began_ns = time.time_ns()
+    around = around or environment_fingerprint(began_ns)
     looks = FirstLooks()
     with reads_logged(looks):
         if request.command is not None:
@@ -318,20 +314,38 @@ class Planned:
     graph: BuildGraph | WinmlDagError
 
 
-def plan_each(
-    requests: Iterable[tuple[str, Request]], store: Store, *, download: bool = True, needs_folder: bool = True
-) -> tuple[Planned, ...]:
-    """Plan each request, by its label; one that cannot be planned has an error instead of a graph."""
-    from winml_dag.pipeline.uptodate import environment_fingerprint
-
+def plan_each(requests: Iterable[tuple[str, Request]], store: Store) -> tuple[Planned, ...]:
+    """Plan each request, by its label, to build it; one that cannot be planned has an error instead of a graph."""
     # Take it once for all requests: it is the same for each, and takes a third of the time to plan one.
     environment = environment_fingerprint(time.time_ns())
+    return _each(requests, lambda request: plan_request(request, store, download=True, around=environment))
+
+
+def look_at_each(requests: Iterable[tuple[str, Request]], store: Store) -> tuple[Planned, ...]:
+    """Plan each request like :func:`plan_each`, but only to look at it.
+
+    Nothing is downloaded, and no output folder is needed. The plan cache is not used: loading or saving the plan of one
+    build of many takes as long as planning it.
+    """
+    # Imported here, as above.
+    from winml_dag.pipeline.plan import plan_build
+    from winml_dag.pipeline.resolve import build_of
+    from winml_dag.pipeline.sources import Known
+
+    known = Known()
+
+    def plan(request: Request) -> BuildGraph:
+        build = build_of(request, store.folder, known, download=False, needs_folder=False)
+        return plan_build(build, store.fingerprints, known)
+
+    return _each(requests, plan)
+
+
+def _each(requests: Iterable[tuple[str, Request]], plan: Callable[[Request], BuildGraph]) -> tuple[Planned, ...]:
     found = []
     for label, request in requests:
         try:
-            graph: BuildGraph | WinmlDagError = plan_request(
-                request, store, download=download, needs_folder=needs_folder, around=environment
-            )
+            graph: BuildGraph | WinmlDagError = plan(request)
         except WinmlDagError as error:
             graph = error
         found.append(Planned(label, graph))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
+from functools import cache
 from typing import Any
 
 from winml_dag.ep.provider import Integers, Target
@@ -113,8 +114,7 @@ def operators_by_default(quant: Quant, target: Target) -> tuple[str, ...] | None
 
 def _quantize_fields(quant: Quant) -> QuantizeFields:
     """Return the fields of *quant*, whose types are set, that its mode reads."""
-    read = [field.name for field in fields_of(QuantizeFields) if _is_read(quant.mode, field.name)]
-    values: dict[str, Any] = {name: getattr(quant, name) for name in read}
+    values: dict[str, Any] = {name: getattr(quant, name) for name in _fields_read(quant.mode)}
     values = {name: _distinct(value) if isinstance(value, tuple) else value for name, value in values.items()}
     if quant.mode == "static":
         overrides = (
@@ -126,6 +126,11 @@ def _quantize_fields(quant: Quant) -> QuantizeFields:
         # Also set with 16 bits, where it has no effect, so that editing the precision reports only that change.
         values["equalize"] = quant.equalize is not False
     return QuantizeFields(**values)
+
+
+@cache
+def _fields_read(mode: str) -> tuple[str, ...]:
+    return tuple(field.name for field in fields_of(QuantizeFields) if _is_read(mode, field.name))
 
 
 def _distinct(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -299,5 +304,7 @@ def _is_read(mode: str, name: str) -> bool:
 
 
 def _says_something(quant: Quant, name: str) -> bool:
+    if name not in quant.model_fields_set:
+        return False
     defaults = (Quant.model_fields[name].get_default(call_default_factory=True), _WRITTEN_BY_DEFAULT.get(name))
     return getattr(quant, name) not in (*defaults, ())

@@ -26,7 +26,7 @@ from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.quantization import quant_for, quant_section, quantize_configs, refuse_other_quantize
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
-from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.pipeline.sources import Known, OnnxFile
 from winml_dag.pipeline.variant import (
     Build,
     CompositeBuild,
@@ -58,12 +58,12 @@ _DONE = {"compile": "compiled again", "optimize": "optimized", "quantize": "quan
 
 
 def build_of(
-    request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True
+    request: Request, cache_dir: Path, known: Known | None = None, *, download: bool, needs_folder: bool = True
 ) -> Build | CompositeBuild | OnlyDeclared:
     """Return the build that *request* describes.
 
     Without *needs_folder* the build is only planned: without an output folder it uses one in the cache, and what only
-    another machine has is reported, not an error.
+    another machine has is reported, not an error. *known*: what other builds of the same plan have read.
 
     Raises:
         UsageError, InputError: as for :func:`resolve`; also when no output folder is named.
@@ -73,7 +73,7 @@ def build_of(
     if loaded is not None and has_only_stages(loaded, request.overrides):
         build: Build | CompositeBuild | OnlyDeclared = _only_declared(loaded, folder)
     else:
-        build = resolve_whole(loaded, request.overrides, folder, download=download, runs=needs_folder)
+        build = resolve_whole(loaded, request.overrides, folder, known, download=download, runs=needs_folder)
     asked = asked_for(loaded, request.overrides)
     return replace(build, summary=replace(build.summary, asked=asked, final_only=request.final_only))
 
@@ -112,6 +112,7 @@ def resolve_whole(
     loaded: LoadedRecipe | None,
     overrides: Overrides,
     output_dir: Path,
+    known: Known | None = None,
     *,
     download: bool = False,
     only: Container[str] = LINE,
@@ -119,13 +120,15 @@ def resolve_whole(
 ) -> Build | CompositeBuild:
     """Return the build of *loaded* and *overrides*, with all components if it is a composite model.
 
+    *known*: what other builds of the same plan have read.
+
     Raises:
         UsageError, InputError: as for :func:`resolve`.
     """
     # The section loader decides the model and its components.
     recipe = with_settings(_recipe(loaded), Overrides(settings={"loader": overrides.section("loader")}))
     context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
-    model = find_model(context, download=download)
+    model = find_model(context, known or Known(), download=download)
 
     def part(component: Component | None) -> Build:
         return resolve(
@@ -175,7 +178,7 @@ def resolve(
     context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
     sections.refuse_unused(recipe)
 
-    model = model or find_model(context, download=download)
+    model = model or find_model(context, Known(), download=download)
     target = _target(context, model.onnx)
     context = replace(context, recipe=with_compile_settings(recipe, overrides.section("compile"), target))
     task = task_for(context, model)

@@ -286,13 +286,14 @@ def search_of(context: ResolveContext, target: Target, analyze: AnalyzeConfig | 
     looked_at = (*tables, *([] if folder is None else [folder]))
     for path in looked_at:
         before_reading(path)
+    there = tuple(path for path in looked_at if path.exists())
     return Search(
         begin=BEGIN,
         rounds=_rounds(context) if analyze.analyze.propose else 0,
         refuses_unsupported=not _allows_unsupported(context),
-        tables=support_of(tuple(path for path in tables if path.is_file())),
-        looked_at=tuple(path for path in looked_at if path.exists()),
-        absent=tuple(path for path in looked_at if not path.exists()),
+        tables=support_of(tuple(path for path in there if path in tables and path.is_file())),
+        looked_at=there,
+        absent=tuple(path for path in looked_at if path not in there),
     )
 
 

@@ -134,7 +134,9 @@ def _compile(config: CompileConfig, context: ResolveContext, build: Build) -> Js
 
 def _session(context: ResolveContext, build: Build) -> JsonObject | None:
     """Return the section for a build that does not compile: the options of sessions; None without any."""
-    section = context.recipe.compile or Compile()
+    section = context.recipe.compile
+    if section is None:
+        return None
     options: dict[str, JsonValue] = section.model_dump(mode="json", include={*_OF_SESSIONS}, exclude_defaults=True)
     if given := _provider_options(section, context, build):
         options["provider_options"] = given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ from winml_dag.stages.samples import SUFFIXES, kind_of
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.inspect import ModelSummary
+    from winml_dag.pipeline.epplace import EpPlace
+    from winml_dag.store.artifact import Artifact
 
 # Files that transformers reads other than weights, by reader. All other files in a folder (pictures, licences, weights
 # of other frameworks) may change without a rerun of any stage.
@@ -205,6 +207,24 @@ class OnnxFile:
         name_of_own = own if own in _RESULTS else EXPORTED
         files = (SourceFile(name_of_own if name == own else name, folder / name) for name in self.summary.files)
         return Source(str(self.path), self.kind, tuple(files))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was read for one build, and applies to all others that are planned with it.
+
+    ``models``: by path; ``artifacts``: the content of sources; ``places``: by target.
+    """
+
+    models: dict[Path, OnnxFile] = field(default_factory=dict)
+    artifacts: dict[Source, Artifact] = field(default_factory=dict)
+    places: dict[Target, EpPlace] = field(default_factory=dict)
+
+    def model(self, path: Path) -> OnnxFile:
+        """Return the model at *path*. Raises as :meth:`OnnxFile.at` does."""
+        if path not in self.models:
+            self.models[path] = OnnxFile.at(path)
+        return self.models[path]
 
 
 def find_model_folder(name: str, base: Path, revision: str | None, *, download: bool) -> ModelFolder:

@@ -19,7 +19,7 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.search import Search
-from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
+from winml_dag.pipeline.sources import Known, ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.document import Positions, known_instead
 from winml_dag.recipe.fields import Section
@@ -140,7 +140,7 @@ class Model:
         return () if self.folder is None else self.folder.looked_at
 
 
-def find_model(context: ResolveContext, *, download: bool) -> Model:
+def find_model(context: ResolveContext, known: Known, *, download: bool) -> Model:
     """Find the model that *context* names; *download* allows fetching it from the hub.
 
     Raises:
@@ -153,14 +153,14 @@ def find_model(context: ResolveContext, *, download: bool) -> Model:
     if overrides.onnx is not None:
         if overrides.model is not None:
             raise UsageError("--model and --onnx name two models.", advice="Give one of them.")
-        return _onnx_model(context, str(overrides.onnx), overrides.onnx)
+        return _onnx_model(context, str(overrides.onnx), overrides.onnx, known)
     # An argument's path is relative to the current folder, a path in a recipe to the recipe.
     base = Path.cwd() if overrides.model is not None else context.base
     name = overrides.model or loader.path or context.recipe.model
     if context.random_weights is not None:
         return _random_model(context, name)
     if name is not None and name.casefold().endswith(".onnx"):
-        return _onnx_model(context, name, resolve_path(base, name))
+        return _onnx_model(context, name, resolve_path(base, name), known)
     if name is None and loader.user_script is not None:
         return Model(Path(loader.user_script).name, model_type=loader.model_type)
     if name is None:
@@ -173,13 +173,13 @@ def find_model(context: ResolveContext, *, download: bool) -> Model:
     return Model(name, folder=folder, model_type=loader.model_type or model_type_of(folder.config))
 
 
-def _onnx_model(context: ResolveContext, name: str, path: Path) -> Model:
+def _onnx_model(context: ResolveContext, name: str, path: Path, known: Known) -> Model:
     if other := sorted({*context.overrides.section("export")} - {*OF_ONNX}):
         raise UsageError(
             f"{name} is ONNX already, so nothing is exported, and export.{other[0]} could change nothing.",
             advice="Remove it, or give the PyTorch model. The sizes of inputs can be given.",
         )
-    return Model(name, onnx=OnnxFile.at(path))
+    return Model(name, onnx=known.model(path))
 
 
 def _random_model(context: ResolveContext, named: str | None) -> Model:

@@ -14,7 +14,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.engine.graph import Graph, Merged, Part, merge
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.plan_cache import plan_each
+from winml_dag.pipeline.plan_cache import look_at_each
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.recipe.matrix import load_sweep
@@ -53,7 +53,7 @@ def planned(groups: int, folder: Path, *, edited: bool = False) -> Planning:
         cells = load_sweep(recipe).cells
         request = Request(None, Overrides())
         asked = [(cell.name, request_of(cell, request, folder / "out")) for cell in cells]
-        graphs = {each.label: each.graph for each in plan_each(asked, store, download=False)}
+        graphs = {each.label: each.graph for each in look_at_each(asked, store)}
     finally:
         store.close()
     return Planning(tuple(_parts(graphs)), len(graphs), time.process_time() - began)

@@ -136,9 +136,9 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
     from winml_dag.engine.events import Status
     from winml_dag.engine.resources import Capacity
     from winml_dag.pipeline.build import dry_run
-    from winml_dag.pipeline.plan_cache import plan_each, refuse_if_all_the_same
+    from winml_dag.pipeline.plan_cache import look_at_each, refuse_if_all_the_same
 
-    planned = plan_each(_requests(recipes, remote), store, download=False, needs_folder=False)
+    planned = look_at_each(_requests(recipes, remote), store)
     refuse_if_all_the_same(planned)
     dry_run_result = dry_run(planned, store, Capacity(1), rebuild=False)
     for label, error in dry_run_result.errors.items():

@@ -130,8 +130,9 @@ def select(wanted: Mapping[str, bool]) -> Selection:
     problems = [*_unknown(wanted), *_named_twice(wanted)]
     if not problems:
         named = {CATALOG[name].same_as or name: on for name, on in wanted.items()}
+        on = _closure(named)
         chosen = Selection(
-            on=tuple(name for name in CATALOG if name in _closure(named)),
+            on=tuple(name for name in CATALOG if name in on),
             off=tuple(name for name in CATALOG if named.get(name) is False),
         )
         problems = list(_contradictions(chosen))
