@@ -31,20 +31,21 @@ _CHUNK = 8 * 2**20
 _FOLDER = "basepath"
 
 
-def save_model(model: ModelProto, path: Path) -> None:
+def save_model(model: ModelProto, path: Path, *, separate: bool = False) -> None:
     """Write *model* to *path*: the same model results in the same bytes on any machine, process or folder.
 
-    Below :data:`EXTERNAL_DATA_THRESHOLD` bytes of tensor data everything is in one file. Above, initializers of
-    :data:`EXTERNAL_TENSOR_MINIMUM` bytes or more are in a second file next to it, ``<path.name>.data``. *model* is not
-    changed, except that constants in other files are loaded; it may come from ``load_model(..., weights=False)``.
-    Memory peaks at one tensor above what *model* itself holds.
+    Below :data:`EXTERNAL_DATA_THRESHOLD` bytes of tensor data everything is in one file. Above, or if *separate*,
+    initializers of :data:`EXTERNAL_TENSOR_MINIMUM` bytes or more are in a second file next to it, ``<path.name>.data``.
+    *model* is not changed, except that constants in other files are loaded; it may come from
+    ``load_model(..., weights=False)``. Memory peaks at one tensor above what *model* itself holds.
 
     Raises:
         InputError: external data of *model* is missing or too short, or what remains of it is over 2 GiB.
     """
     _embed_constants(model, path)
     data = path.with_name(path.name + ".data")
-    if sum(map(_size, chain(_initializers(model), _other_tensors(model)))) < EXTERNAL_DATA_THRESHOLD:
+    tensors = chain(_initializers(model), _other_tensors(model))
+    if not separate and sum(map(_size, tensors)) < EXTERNAL_DATA_THRESHOLD:
         content = _serialise(_embedded(model, path), path)
         data.unlink(missing_ok=True)  # of a previous, larger model with this name
     else:

@@ -17,7 +17,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.files import resave
+from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.protos import Naming, distinct_names, graphs_inside, graphs_of, subgraphs
 from winml_dag.stages.mask_clamping import clamp_certain
@@ -102,9 +102,9 @@ def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = Fals
 def write_typed(source: Path, destination: Path, *, finite: bool = False) -> int:
     """Write *source* to *destination* in the form of :func:`typed`; return how many constants that replaced.
 
-    Large weights are in a file next to it and never in memory.
+    Its weights are in a file next to it, whatever their size, so that no step that only needs the graph copies them.
     """
-    resave(source, destination)
+    save_model(load_model(source, weights=False), destination, separate=True)
     model, clamped = typed(onnx.load(destination, load_external_data=False), destination, finite=finite)
     onnx.save(model, destination)
     return clamped

@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
-from onnxruntime.quantization.calibrate import HistogramCollector
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import OnProgress, no_progress
@@ -195,7 +194,8 @@ def _outputs(
 ) -> Iterator[list[_Array]]:
     """Yield the values *names* of *model* for each sample. Inputs are among them too."""
     session = open_session(model, "the model")
-    made = [name for name in names if name in {output.name for output in session.get_outputs()}]
+    outputs = {output.name for output in session.get_outputs()}
+    made = [name for name in names if name in outputs]
     for number, feed in enumerate(samples):
         on_progress(number)
         with failures_explained(samples.kind, "quant.calibration_data"):
@@ -237,6 +237,8 @@ def observe(model: Path, samples: Samples, method: str, progress: OnProgress = n
     if method == "minmax":
         return measured
     _require_moderate(measured.bounds, method)
+    from onnxruntime.quantization.calibrate import HistogramCollector
+
     collector = HistogramCollector(
         method=method,
         symmetric=method == "percentile",

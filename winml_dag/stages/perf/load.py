@@ -114,7 +114,9 @@ def load(model: Model) -> tuple[onnxruntime.InferenceSession, Load]:
     registered = time.perf_counter()
     before, waited = resident(), waited_ns()
     started = time.perf_counter()
-    session = create_session(model.path, model.target, model.options, threads=model.threads, compiled=model.compiled)
+    session = create_session(
+        model.path, model.target, model.options, threads=model.threads, compiled=model.compiled, as_deployed=True
+    )
     ended = time.perf_counter()
     seconds = ended - started
     share = waited_share(waited, waited_ns(), round(seconds * 1e9))

@@ -80,7 +80,7 @@ class QuantizeConfig:
 
 QUANTIZE = Stage(
     name="quantize",
-    version=6,
+    version=7,
     work="winml_dag.stages.quantize.modes:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={

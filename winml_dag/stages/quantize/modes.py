@@ -20,7 +20,7 @@ from winml_dag.ep.session import open_session
 from winml_dag.errors import InputError, StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
-from winml_dag.onnxmodel.files import save_model
+from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.metadata import carry_metadata
 from winml_dag.onnxmodel.protos import graphs_of, sort_nodes
@@ -208,7 +208,7 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
     Raises:
         StageError: as :func:`run`.
     """
-    return quantize_model(onnx.load(source), onnx.load(source, load_external_data=False), ranges, config)
+    return quantize_model(load_model(source), onnx.load(source, load_external_data=False), ranges, config)
 
 
 def quantize_model(model: ModelProto, before: ModelProto, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
