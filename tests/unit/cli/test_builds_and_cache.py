@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_builds import build_tiny, save_model
+
 from winml_dag.cli import run
 from winml_dag.engine.events import Status
 from winml_dag.pipeline import build as module
@@ -16,8 +18,6 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.gc import Limits, collect
 from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
-
-from tiny_builds import build_tiny, save_model
 
 
 def test_a_collection_while_files_are_put_in_place_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:

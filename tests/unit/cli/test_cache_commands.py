@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from winml_dag.cli.cache import command
 from winml_dag.engine.keys import cache_key
 from winml_dag.store.cache_folder import log_build

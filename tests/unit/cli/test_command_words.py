@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from winml_dag.api.arguments import SweepArguments
 from winml_dag.api.builds import _OVERRIDES, _words
 from winml_dag.cli import build

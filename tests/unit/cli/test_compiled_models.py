@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from onnx import helper
+from tiny_builds import save_model
+
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.providers.vitisai import VITISAI
 from winml_dag.ep.registry import QNN
 from winml_dag.recipe.load import load_recipe
-
-from tiny_builds import save_model
 
 AS_IT_IS = ("--no-optimize", "--no-analyze")
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_builds import build_tiny, save_model
+
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import builds_json
 from winml_dag.cli.stage_lines import compiled_lines
@@ -14,8 +16,6 @@ from winml_dag.ep.registry import QNN
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.request import Overrides, Request
-
-from tiny_builds import build_tiny, save_model
 
 pytest.importorskip("onnxruntime_qnn", reason="a plan for QNN needs onnxruntime-qnn")
 

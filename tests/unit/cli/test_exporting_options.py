@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from winml_dag.cli.settings import given_shapes
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sections import export_config

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from winml_dag.store.digest import digest_file
 
 PRECIOUS = {".bashrc": "precious", "deep/letter.txt": "precious"}

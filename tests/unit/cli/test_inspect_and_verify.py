@@ -19,6 +19,8 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from tiny_builds import build_tiny, save_model
+
 from winml_dag.cli.inspect import Inspected, described_json, described_lines
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.onnxmodel.description import describe_model
@@ -26,8 +28,6 @@ from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.verification import provenance_of, verify
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.digest import digest_file
-
-from tiny_builds import build_tiny, save_model
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import pytest
+
 from winml_dag.cli import cli, run
 from winml_dag.cli.command import Command
 

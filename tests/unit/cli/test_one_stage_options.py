@@ -11,13 +11,13 @@ import click
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tiny_builds import save_model
+
 from winml_dag.cli import cli
 from winml_dag.cli.build import command as build_command
 from winml_dag.cli.options import request_from
 from winml_dag.cli.stages import COMMANDS, request_of
 from winml_dag.pipeline.request import Request
-
-from tiny_builds import save_model
 
 # winml-cli's options, verbatim, as far as they apply here.
 WINML_CLI = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from winml_dag.cli.command import output_file
 from winml_dag.report.provenance.document import Document, write_documents
 

@@ -8,6 +8,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from winml_dag.cli import COMMANDS, plain, run
 
 

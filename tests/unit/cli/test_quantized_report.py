@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_builds import build_tiny, save_model
+
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import builds_json, print_result
 from winml_dag.cli.options import Output
@@ -15,8 +17,6 @@ from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.stageresults import QuantizeResult
 from winml_dag.stages.quality import Quality, what_to_try
-
-from tiny_builds import build_tiny, save_model
 
 MIB = 2**20
 QUANTIZE: JsonObject = {

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from servers.faulty import Fault
+
 from winml_dag.cli import run
 from winml_dag.cli.remotes import Transfers
 from winml_dag.store.remote import http, transfer

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from winml_dag.cli import run
-
 from tiny_builds import save_model
+
+from winml_dag.cli import run
 
 SWEEP = """
 ep: cpu

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from tiny_builds import build_tiny, save_model
+
 from winml_dag.canonical import canonical_json
 from winml_dag.engine import keys
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.digest import with_checksum
 from winml_dag.store.store import Store
-
-from tiny_builds import build_tiny, save_model
 
 RECIPE = {
     "model": "tiny.onnx",

@@ -135,7 +135,7 @@ def test_who_lies_again_and_again_is_left_alone(tmp_path: Path) -> None:
     for data in (SMALL, SMALL, SMALL, LARGE):
         assert here.remotes.fetch([entry(data)]) == [entry(data)]
     assert len(remote.offsets) == here.remotes.traffic().refused == 3
-    assert "is left alone for the rest of this run" in here.said[-1]
+    assert "is ignored for the rest of this run" in here.said[-1]
     assert not here.partial_files()
 
 
