@@ -36,7 +36,7 @@ from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.load import parse_recipe
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.problems import problems
-from winml_dag.recipe.reading import read_text
+from winml_dag.recipe.text import read_text
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -122,12 +122,19 @@ def parse_json(text: str | bytes, *, allow_nan: bool = True) -> Any:
         value = json.loads(text, parse_constant=None if allow_nan else _refuse_constant)
     except RecursionError:
         raise ValueError("it nests too deep") from None
+    if nests_deeper(value, _MOST_DEPTH):
+        raise ValueError("it nests too deep")
+    return value
+
+
+def nests_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects in the JSON *value* are nested deeper than *most*, checked level by level."""
     level = [value]
-    for _ in range(_MOST_DEPTH):
+    for _ in range(most):
         level = [inner for each in level for inner in _inside(each) if isinstance(inner, dict | list)]
         if not level:
-            return value
-    raise ValueError("it nests too deep")
+            return False
+    return True
 
 
 def _inside(value: Any) -> Any:

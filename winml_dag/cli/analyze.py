@@ -13,7 +13,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import FILE, TEXT, Command, file_option, output_file
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
-from winml_dag.cli.onestage import How, how_options
+from winml_dag.cli.options import How, how_options
 from winml_dag.cli.settings import given_shapes, shape_options
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted

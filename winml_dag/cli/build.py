@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,11 @@ import click
 from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import MEMORY, TEXT, Command, with_options
 from winml_dag.cli.options import (
-    Output,
+    How,
     are_cells,
     cell_options,
     output_options,
+    overwrite_option,
     rebuild_option,
     request_from,
     several_request_options,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from winml_dag.engine.sandbox import FileAccess
     from winml_dag.pipeline.buildgraph import BuildSummary
     from winml_dag.pipeline.buildresult import BuildResult
-    from winml_dag.pipeline.request import RemoteOptions, Request
+    from winml_dag.pipeline.request import Request
     from winml_dag.pipeline.run import BuildOptions
 
 
@@ -71,30 +72,33 @@ def refuse_misfits(options: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def with_cluster(
-    how: BuildOptions, options: Mapping[str, Any], cache_dir: Path, remote: RemoteOptions, *, quiet: bool
-) -> Iterator[BuildOptions]:
-    """Yield *how*, with the cluster that *options* describe, if any, open for the block.
+def _with_cluster(build_options: BuildOptions, options: Mapping[str, Any], how: How) -> Iterator[BuildOptions]:
+    """Yield *build_options*, with the cluster that *options* describe, if any, open for the block.
 
     Raises:
         UsageError: for options that contradict each other, and when the cluster does not exist.
     """
     refuse_misfits(options)
-    scheduler, workers = options["scheduler"], options["workers"]
     if options["executor"] != "dask":
-        yield how
+        yield build_options
         return
     # Lazy import: local builds do not need it.
     from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
 
-    meant = ClusterOptions(scheduler, workers or 2, options["worker_tags"], how.jobs, how.memory_bytes)
+    meant = ClusterOptions(
+        options["scheduler"],
+        options["workers"] or 2,
+        options["worker_tags"],
+        build_options.jobs,
+        build_options.memory_bytes,
+    )
 
     def say(sentence: str) -> None:
-        if not quiet:
+        if not how.quiet:
             echo(Note(sentence), err=True)
 
-    with open_cluster(meant, cache_dir, remote, say) as cluster:
-        yield replace(how, cluster=cluster)
+    with open_cluster(meant, how.cache_dir, how.remote, say) as cluster:
+        yield replace(build_options, cluster=cluster)
 
 
 class _Seconds(click.FloatRange):
@@ -126,31 +130,12 @@ class _Seconds(click.FloatRange):
 )
 @click.option("--stage-timeout", type=_Seconds(min=0.1), help="End a stage after this many seconds.")
 @_cluster_options
-@click.option("--overwrite", is_flag=True, help="Replace files that winml-dag did not write.")
+@overwrite_option
 @click.option("--link", is_flag=True, help="Write read-only links into the cache instead of copies.")
 @click.option("--sandbox", is_flag=True, help="Hide everything but declared inputs from custom stages.")
 @click.option("--check-inputs", is_flag=True, help="Fail custom stages that read undeclared files, and name the files.")
 @output_options
-def command(
-    *,
-    recipes: tuple[Path, ...],
-    filters: tuple[str, ...],
-    shard: str | None,
-    retry_failed: bool,
-    jobs: int | None,
-    memory: int | None,
-    keep_going: bool | None,
-    stage_timeout: float | None,
-    overwrite: bool,
-    link: bool,
-    sandbox: bool,
-    check_inputs: bool,
-    verbose: bool,
-    quiet: bool,
-    rebuild: bool,
-    format_: str,
-    **options: Any,
-) -> int:
+def command(**options: Any) -> int:
     """Build a model, or custom stages: run the stages that are not cached, then write the results.
 
     A sweep, several recipes, a folder or a pattern of recipes are built as one graph.
@@ -161,44 +146,51 @@ def command(
     winml-dag build -c sweep.yaml -o out --filter model=bert
     """
     started = time.monotonic()
-    output = Output(verbose, quiet, as_json=format_ == "json")
-    where = {name: options.pop(name) for name in CLUSTER_OPTIONS}
-    one = recipes[0] if len(recipes) == 1 else None
-    request, cache_dir = request_from({**options, "recipe": one}, first=next(iter(recipes), None))
-    at_a_glance = not (rebuild or verbose or check_inputs or output.as_json)
+    how, recipes = How.of(options), options["recipes"]
+    request = request_from(options, how.remote)
+    sandbox, check_inputs = options["sandbox"], options["check_inputs"]
+    at_a_glance = not (how.rebuild or how.verbose or check_inputs or how.as_json)
     # Before any other import: most builds have nothing to do and need no more than this.
-    current_plan = look(request, cache_dir) if len(recipes) < 2 else None
+    current_plan = look(request, how.cache_dir) if len(recipes) < 2 else None
     if at_a_glance:
-        refuse_misfits(where)  # even if up to date
+        refuse_misfits(options)  # even if up to date
     # A recipe without cells is rejected below.
+    filters, shard, retry_failed = options["filters"], options["shard"], options["retry_failed"]
     chooses = bool(filters or shard or retry_failed)
-    if at_a_glance and not chooses and say_up_to_date(current_plan, cache_dir, started):
+    if at_a_glance and not chooses and say_up_to_date(current_plan, how.cache_dir, started):
         return 0
     may_be_a_sweep = bool(recipes) and current_plan is None and not retry_failed
-    if at_a_glance and may_be_a_sweep and say_sweep_up_to_date(recipes, request, filters, shard, cache_dir, started):
+    if at_a_glance and may_be_a_sweep and _say_sweep_up_to_date(request, options, how.cache_dir, started):
         return 0
 
     from winml_dag.cli.buildreport import builds_json
     from winml_dag.pipeline.run import BuildOptions
 
-    access = _access(sandbox=sandbox, check_inputs=check_inputs)
-    how = BuildOptions(
-        jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, access, overwrite, memory
+    keep_going = options["keep_going"]
+    build_options = BuildOptions(
+        options["jobs"] or os.cpu_count() or 1,
+        keep_going=bool(keep_going),
+        rebuild=how.rebuild,
+        stage_timeout_seconds=options["stage_timeout"],
+        link=options["link"],
+        access=_access(sandbox=sandbox, check_inputs=check_inputs),
+        overwrite=how.overwrite,
+        memory_bytes=options["memory"],
     )
-    with with_cluster(how, where, cache_dir, request.remote, quiet=quiet) as how:
-        # With several builds, one failure does not affect the others.
-        of_several = replace(how, keep_going=keep_going is not False)
+    with _with_cluster(build_options, options, how) as build_options:
         if are_cells(recipes, selects=chooses):
             from winml_dag.cli.sweep import build_sweep
             from winml_dag.pipeline.sweep.cells import Selection
 
             selection = Selection(filters, shard, retry_failed)
-            code = build_sweep(recipes, request, selection, cache_dir, of_several, output)
+            # With several builds, one failure does not affect the others.
+            of_several = replace(build_options, keep_going=keep_going is not False)
+            code = build_sweep(recipes, request, selection, of_several, how)
             if sandbox:
                 _say_what_is_not_watched()
             return code
-        result = carry_out(request, cache_dir, current_plan, how, output)
-    if output.as_json:
+        result = carry_out(request, current_plan, build_options, how)
+    if how.as_json:
         set_result(builds_json([result], result.elapsed_seconds))
     if sandbox:
         _say_what_is_not_watched()
@@ -234,20 +226,13 @@ def say_up_to_date(current_plan: CurrentPlan | None, cache_dir: Path, started: f
     return True
 
 
-def say_sweep_up_to_date(
-    recipes: Sequence[Path],
-    request: Request,
-    filters: Sequence[str],
-    shard: str | None,
-    cache_dir: Path,
-    started: float,
-) -> bool:
-    """Return whether the sweep of *recipes* has nothing to do. If so, print that."""
+def _say_sweep_up_to_date(request: Request, options: Mapping[str, Any], cache_dir: Path, started: float) -> bool:
+    """Return whether the sweep of *options* has nothing to do. If so, print that."""
     # Lazy import: it would be a fifth of all imports of an up-to-date single build.
     from winml_dag.pipeline.sweep.stamp import load_sweep_stamp, words_of
     from winml_dag.store.quantities import counted
 
-    words = words_of(recipes, replace(request, recipe=None), filters, shard)
+    words = words_of(options["recipes"], replace(request, recipe=None), options["filters"], options["shard"])
     found = None if words is None else load_sweep_stamp(cache_dir, words)
     if found is None:
         return False
@@ -261,10 +246,9 @@ def say_sweep_up_to_date(
 
 def carry_out(
     request: Request,
-    cache_dir: Path,
     current_plan: CurrentPlan | None,
-    how: BuildOptions,
-    output: Output,
+    build_options: BuildOptions,
+    how: How,
     *,
     lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
     refuse: Callable[[BuildSummary], None] = lambda _: None,
@@ -281,15 +265,16 @@ def carry_out(
     from winml_dag.pipeline.run import Driver
     from winml_dag.pipeline.search import WithoutRounds
 
-    store = opened(cache_dir, request.remote)
+    store = opened(how.cache_dir, how.remote)
     # A part of the graph is enough, unless every stage has to run or be printed.
-    part = not (how.rebuild or output.verbose or output.as_json)
+    part = not (how.rebuild or how.verbose or how.as_json)
     planned = plan_request(request, store, download=True, current_plan=current_plan, part=part)
     refuse(planned.summary)
     stages = len(planned.graph.nodes) + planned.others
-    with progress(quiet=output.quiet, to_stderr=output.as_json, stages=stages, starts=output.verbose) as observer:
-        result = build(planned, Driver(store, how, observer if output.verbose else WithoutRounds(observer)))
-    print_result(result, output, lines)
+    with progress(quiet=how.quiet, to_stderr=how.as_json, stages=stages, starts=how.verbose) as observer:
+        driver = Driver(store, build_options, observer if how.verbose else WithoutRounds(observer))
+        result = build(planned, driver)
+    print_result(result, how, lines)
     return result
 
 

@@ -14,7 +14,7 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.pipeline.stageresults import compile_result
 
 if TYPE_CHECKING:
-    from winml_dag.cli.options import Output
+    from winml_dag.cli.options import How
     from winml_dag.pipeline.buildresult import BuildResult, StageView
 
 _MOST_NAMES = 10
@@ -104,30 +104,28 @@ def _failure_json(view: StageView) -> JsonObject:
     return {"error": result.error, "advice": result.advice, "log": log, **kept, **measured}
 
 
-def print_result(
-    result: BuildResult, output: Output, lines: Callable[[BuildResult], Iterable[str]] = lambda _: ()
-) -> None:
+def print_result(result: BuildResult, how: How, lines: Callable[[BuildResult], Iterable[str]] = lambda _: ()) -> None:
     """Print the end of a build: notices, failures with the end of their log, *lines* on what ran, a summary."""
     ran = any(view.status is Status.RAN for view in result.stages)
     if restored := result.published.restored:
-        output.say(Note(f"restored changed or deleted files: {few(restored, _MOST_NAMES)}"))
+        how.say(Note(f"restored changed or deleted files: {few(restored, _MOST_NAMES)}"))
     if copied := result.published.not_linked:
         where = result.build.output_dir
-        output.say(Note(f"copied, because the cache cannot be linked to {where}: {few(copied, _MOST_NAMES)}"))
+        how.say(Note(f"copied, because the cache cannot be linked to {where}: {few(copied, _MOST_NAMES)}"))
     if result.cache_note:
-        output.say(Note(result.cache_note))
+        how.say(Note(result.cache_note))
     for view in result.stages:
         if view.result is not None and view.status is Status.FAILED:
-            for line in failure_lines(view.result, whole=output.verbose):
+            for line in failure_lines(view.result, whole=how.verbose):
                 echo(line, err=True)
-    if ran and not output.quiet and not result.failed:
+    if ran and not how.quiet and not result.failed:
         for line in (*stage_lines(result), *lines(result)):
-            output.say(line)
-    for line in () if output.quiet else traffic_lines(result.traffic):
-        output.say(line)
-    for notice in () if output.quiet else result.build.notices if ran else result.build.on_options:
-        output.say(Note(notice))
-    output.say(summary(result))
+            how.say(line)
+    for line in () if how.quiet else traffic_lines(result.traffic):
+        how.say(line)
+    for notice in () if how.quiet else result.build.notices if ran else result.build.on_options:
+        how.say(Note(notice))
+    how.say(summary(result))
 
 
 def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:

@@ -13,7 +13,7 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import TEXT, Command, file_option, output_file
-from winml_dag.cli.options import request_from, shared_options, target_options, task_option
+from winml_dag.cli.options import How, request_from, shared_options, target_options, task_option
 from winml_dag.cli.settings import LOADER
 from winml_dag.errors import UsageError
 
@@ -105,7 +105,7 @@ def _write(
     _is_json(output, None)
     if output is not None and output.exists() and not overwrite:
         raise UsageError(f"{output} already exists.", advice="Choose another name with -o, or give --overwrite.")
-    request, _ = request_from(options)
+    request = request_from(options, How.of(options).remote)
     folder = Path.cwd() if output is None else output.absolute().parent
     decided = frozen_recipe(request, folder, module=module)
     text = _json(decided) if as_json else _yaml(decided)

@@ -21,8 +21,7 @@ from winml_dag.cli.measuring import (
     run_target_options,
     stage_timeout_option,
 )
-from winml_dag.cli.onestage import How, how_options
-from winml_dag.cli.options import pairs
+from winml_dag.cli.options import How, how_options, pairs
 from winml_dag.cli.settings import Settings, fields
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted

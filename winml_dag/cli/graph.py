@@ -12,17 +12,14 @@ import click
 
 from winml_dag.cli import Note, echo
 from winml_dag.cli.command import FILE, Command
-from winml_dag.cli.options import are_a_sweep, cell_options, request_from, several_request_options
+from winml_dag.cli.options import How, are_a_sweep, cell_options, planned_build, request_from, several_request_options
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.errors import UsageError, WinmlDagError
-from winml_dag.pipeline.sweep.cells import Selection, refuse_overruled, selected
+from winml_dag.pipeline.sweep.cells import Selection
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.request import Request
-    from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.report.graphview import PlannedBuild
-    from winml_dag.store.store import Store
 
 _MOST_NOTICES = 5
 _CAME_TO = ("ran", "reused", "failed")
@@ -35,72 +32,51 @@ _CAME_TO = ("ran", "reused", "failed")
     "--format", "format_", type=click.Choice(["mermaid", "dot"]), default="mermaid", help="Output format [mermaid]."
 )
 @click.option("--html", type=FILE, help="Write an HTML page to this file instead.")
-def command(
-    *,
-    recipes: tuple[Path, ...],
-    filters: tuple[str, ...],
-    shard: str | None,
-    format_: str,
-    html: Path | None,
-    **options: Any,
-) -> int:
+def command(**options: Any) -> int:
     """Print the graph of a build: sources, stages, and the artifacts between them. The builds of a sweep are one graph
     with shared stages.
     """
-    from winml_dag.cli.remotes import opened
-
-    options["recipe"] = recipes[0] if recipes else None
-    request, cache_dir = request_from(options)
-    store = opened(cache_dir, request.remote)
+    recipes, html = options["recipes"], options["html"]
     if html is not None:
         _refuse_foreign(html)
-    builds, notices = _planned_builds(recipes, Selection(filters, shard), request, store)
+    builds, notices = _planned_builds(recipes, Selection(options["filters"], options["shard"]), options)
     if html is None:
         for notice in notices:
             echo(Note(notice), err=True)
-        echo(_text(builds, format_))
+        echo(_text(builds, options["format_"]))
     else:
-        _write(html, builds, notices, title=_title(recipes, request))
+        named = ", ".join(path.name or str(path) for path in recipes) or _label(options)
+        _write(html, builds, notices, title=f"Graph of {named}")
     return 0
 
 
 def _planned_builds(
-    recipes: Sequence[Path], selection: Selection, request: Request, store: Store
+    recipes: Sequence[Path], selection: Selection, options: Mapping[str, Any]
 ) -> tuple[tuple[PlannedBuild, ...], tuple[str, ...]]:
     """Return every selected build, and notices about those that are not drawn.
 
     Raises:
         WinmlDagError: when none can be planned.
     """
-
-    if recipes and are_a_sweep(recipes):
-        from winml_dag.recipe.sweep import sweep_of_files
-
-        sweep = sweep_of_files(recipes)
-        refuse_overruled(sweep, request.overrides)
-        return _of_cells(sweep, selected(sweep, selection), request, store)
-    if selection != Selection():
-        raise UsageError(
-            "--filter and --shard are for a sweep, and this is not one.",
-            advice="Leave them out, or give a recipe with a matrix, or several recipes.",
-        )
-    from winml_dag.pipeline.plan_cache import plan_request
     from winml_dag.report.graphview import PlannedBuild
 
-    graph = plan_request(request, store, download=False, needs_folder=False)
-    return (PlannedBuild.of(_label(request), graph, store),), ()
+    if not recipes or not are_a_sweep(recipes):
+        if selection != Selection():
+            raise UsageError(
+                "--filter and --shard are for a sweep, and this is not one.",
+                advice="Leave them out, or give a recipe with a matrix, or several recipes.",
+            )
+        graph, store = planned_build(options)
+        return (PlannedBuild.of(_label(options), graph, store),), ()
+    from winml_dag.cli.remotes import opened
+    from winml_dag.cli.sweepplan import planned_cells
+    from winml_dag.pipeline.plan_cache import refuse_if_all_the_same
 
-
-def _of_cells(
-    sweep: Sweep, cells: Sequence[Cell], request: Request, store: Store
-) -> tuple[tuple[PlannedBuild, ...], tuple[str, ...]]:
-    from winml_dag.cli.sweepplan import requests_of
-    from winml_dag.pipeline.plan_cache import look_at_each, refuse_if_all_the_same
-    from winml_dag.report.graphview import PlannedBuild
-
-    planned = look_at_each(requests_of(sweep, cells, request), store)
+    how = How.of(options)
+    store = opened(how.cache_dir, how.remote)
+    sweep, cells, planned = planned_cells(recipes, selection, request_from(options, how.remote), store)
     refuse_if_all_the_same(planned)
-    last = _last(request.output_dir or sweep.output_dir)
+    last = _last(options["output_dir"] or sweep.output_dir)
     builds = tuple(
         PlannedBuild.of(each.label, each.graph, store, *last.get(each.label, ()))
         for each in planned
@@ -174,14 +150,9 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _title(recipes: Sequence[Path], request: Request) -> str:
-    named = ", ".join(path.name or str(path) for path in recipes) or _label(request)
-    return f"Graph of {named}"
-
-
-def _label(request: Request) -> str:
-    of_recipe = request.recipe.stem if isinstance(request.recipe, Path) else ""
-    return of_recipe or str(request.overrides.model or request.overrides.onnx or "build")
+def _label(options: Mapping[str, Any]) -> str:
+    of_recipe = options["recipes"][0].stem if options["recipes"] else ""
+    return of_recipe or str(options["model"] or options["onnx"] or "build")
 
 
 _MERMAID_CLASSES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ from winml_dag.cli.settings import ep_option
 from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
-    from winml_dag.cli.onestage import How
+    from winml_dag.cli.options import How
     from winml_dag.pipeline.assess.builtmodel import BuiltModel
     from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, MeasurementGraph
     from winml_dag.recipe.load import LoadedRecipe
@@ -132,15 +133,9 @@ def _built(recipe: Path, component: str | None, how: How) -> Path:
     if current_plan is not None and current_plan.is_up_to_date:
         log_use(str(how.cache_dir.absolute()), current_plan)
         return output_dir_of(request, how.cache_dir)
-    options = BuildOptions(jobs=os.cpu_count() or 1)
-    result = carry_out(
-        request,
-        how.cache_dir,
-        current_plan,
-        options,
-        how,
-        refuse=lambda build: refuse_component(recipe, build, component),
-    )
+    jobs = BuildOptions(jobs=os.cpu_count() or 1)
+    refuse = partial(refuse_component, recipe, component=component)
+    result = carry_out(request, current_plan, jobs, how, refuse=refuse)
     if result.failed:
         raise StageError(f"{recipe} could not be built, so there is no model to look at.")
     return result.build.output_dir

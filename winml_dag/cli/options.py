@@ -51,12 +51,14 @@ format_option = click.option(
     "-f", "--format", "format_", type=click.Choice(["text", "json"]), default="text", help="Output format [text]."
 )
 F = TypeVar("F", bound=Callable[..., Any])
-# See :class:`Output`.
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace files that winml-dag did not write.")
 output_options = with_options(
     click.option("-v", "--verbose", is_flag=True, help="Print the reason of every stage, and whole logs of failures."),
     click.option("-q", "--quiet", is_flag=True, help="Print only errors and the summary."),
     format_option,
 )
+# The options of :class:`How`, for commands that are no builds.
+how_options = with_options(overwrite_option, rebuild_option, cache_option, output_options)
 cell_options = with_options(
     click.option(
         "--filter",
@@ -189,33 +191,44 @@ def are_cells(recipes: Sequence[Path], *, selects: bool) -> bool:
 
 
 @dataclass(frozen=True)
-class Output:
-    """The values of :func:`output_options`."""
+class How:
+    """How a command runs: its cache and remotes, what it prints, and what it replaces and runs again."""
 
-    verbose: bool
-    quiet: bool
-    as_json: bool
+    cache_dir: Path
+    remote: RemoteOptions
+    verbose: bool = False
+    quiet: bool = False
+    as_json: bool = False
+    overwrite: bool = False
+    rebuild: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> How:
+        """Read the *options* of a call, by the names of the command's parameters.
+
+        Of several recipes, the project configuration of the first applies.
+        """
+        remote = remote_options(options, options.get("recipe") or next(iter(options.get("recipes", ())), None))
+        flags = {name: options.get(name, False) for name in ("verbose", "quiet", "overwrite", "rebuild")}
+        folder = remote.store_folder(options["cache_dir"])
+        return cls(folder, remote, as_json=options.get("format_") == "json", **flags)
 
     def say(self, line: str) -> None:
         """Print a line for people: to stderr if stdout has a JSON object."""
         echo(line, err=self.as_json)
 
 
-def request_from(options: Mapping[str, Any], *, first: Path | None = None) -> tuple[Request, Path]:
-    """Return the request and the cache folder for *options*, which may have more than those of a build.
-
-    *first*: of several recipes, the one whose project configuration applies.
-    """
-    remote = remote_options(options, first or options["recipe"])
-    request = Request(
-        recipe=options["recipe"],
+def request_from(options: Mapping[str, Any], remote: RemoteOptions) -> Request:
+    """Return the request for *options*, which may have more than those of a build: for the only recipe, if any."""
+    recipes = options.get("recipes", ())
+    return Request(
+        recipe=recipes[0] if len(recipes) == 1 else options.get("recipe"),
         output_dir=options.get("output_dir"),
         use_cache=options.get("use_cache", False),
         final_only=options.get("final_only", False),
         overrides=overrides_from(options),
         remote=remote,
     )
-    return request, remote.store_folder(options["cache_dir"])
 
 
 def overrides_from(
@@ -243,7 +256,7 @@ def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteO
     return RemoteOptions(tuple(options["remote"]), options["remote_mode"], folder)
 
 
-def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, Store]:
+def planned_build(options: Mapping[str, Any]) -> tuple[BuildGraph, Store]:
     """Return the build graph of *options*, and the store, for commands that only inspect a build.
 
     They download nothing and need no output folder. Without one, they plan the build as with ``--use-cache``.
@@ -251,9 +264,9 @@ def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, Store]:
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.plan_cache import plan_request
 
-    request, cache_dir = request_from(options)
-    store = opened(cache_dir, request.remote)
-    return plan_request(request, store, download=False, needs_folder=False), store
+    how = How.of(options)
+    store = opened(how.cache_dir, how.remote)
+    return plan_request(request_from(options, how.remote), store, download=False, needs_folder=False), store
 
 
 def given_words(context: click.Context, but: Collection[str] = ()) -> tuple[str, ...]:

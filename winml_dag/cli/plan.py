@@ -5,11 +5,8 @@ Both run and write nothing.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,13 +21,13 @@ from winml_dag.cli.options import (
     given_words,
     planned_build,
     rebuild_option,
-    request_from,
     request_options,
     several_request_options,
 )
+from winml_dag.cli.sweepplan import MOST_JOBS, print_matrix, print_sweep_plan
 from winml_dag.engine.events import Reason, Status, waits
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.sweep.cells import Selection, refuse_overruled, selected
+from winml_dag.pipeline.sweep.cells import Selection
 
 if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
 
 # Maximum files of one input that are listed on separate lines.
 _MOST_FILES = 20
-# Limit of a matrix in GitHub Actions and Azure Pipelines.
-_MOST_JOBS = 256
 
 
 @click.command(name="plan", cls=Command)
@@ -56,50 +51,32 @@ _MOST_JOBS = 256
     help="Print a CI job matrix as JSON, with a job for each cell [github].",
 )
 @click.option(
-    "--shards", type=click.IntRange(1, _MOST_JOBS), help="Number of jobs of the --matrix, each for some cells."
+    "--shards", type=click.IntRange(1, MOST_JOBS), help="Number of jobs of the --matrix, each for some cells."
 )
 @format_option
 @click.pass_context
-def plan(
-    context: click.Context,
-    /,
-    *,
-    recipes: tuple[Path, ...],
-    filters: tuple[str, ...],
-    shard: str | None,
-    rebuild: bool,
-    jobs: int | None,
-    matrix: str | None,
-    shards: int | None,
-    format_: str,
-    **options: Any,
-) -> int:
+def plan(context: click.Context, /, **options: Any) -> int:
     """Show what `build` would do with the same options: each stage, the reason, and the estimated time.
 
     For a sweep or several recipes, show what each cell would do and the totals of their common graph.
     """
+    matrix, shards, recipes = options["matrix"], options["shards"], options["recipes"]
+    if shards is not None and (options["shard"] is not None or matrix is None):
+        raise UsageError("--shards is the number of jobs of --matrix.", advice="--shard selects one part.")
+    selection = Selection(options["filters"], options["shard"])
+    if not are_cells(recipes, selects=matrix is not None or selection != Selection()):
+        return _print_plan(options)
+    if matrix is not None:
+        but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
+        return print_matrix(matrix, recipes, selection, shards, given_words(context, but))
+    return print_sweep_plan(recipes, selection, options)
+
+
+def _print_plan(options: Mapping[str, Any]) -> int:
     from winml_dag.pipeline.build import plan as planned
 
-    options["recipe"] = recipes[0] if recipes else None
-    if shards is not None and (shard is not None or matrix is None):
-        raise UsageError("--shards is the number of jobs of --matrix.", advice="--shard selects one part.")
-    selection = Selection(filters, shard)
-    if are_cells(recipes, selects=matrix is not None or selection != Selection()):
-        if matrix is not None:
-            but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
-            return _print_matrix(matrix, recipes, selection, shards, given_words(context, but))
-        from winml_dag.cli.remotes import opened
-        from winml_dag.cli.sweepplan import look_at_sweep
-        from winml_dag.recipe.sweep import sweep_of_files
-
-        request, cache_dir = request_from(options)
-        sweep = sweep_of_files(recipes)
-        refuse_overruled(sweep, request.overrides)
-        cells, store = selected(sweep, selection), opened(cache_dir, request.remote)
-        jobs = jobs or os.cpu_count() or 1
-        return look_at_sweep(sweep, cells, request, store, jobs=jobs, rebuild=rebuild, as_json=format_ == "json")
-    result = planned(*planned_build(options), rebuild=rebuild, explain=True)
-    if format_ == "json":
+    result = planned(*planned_build(options), rebuild=options["rebuild"], explain=True)
+    if options["format_"] == "json":
         set_result(builds_json([result], result.elapsed_seconds, dry_run=True))
         return 0
     width = max(len(view.id) for view in result.stages)
@@ -110,26 +87,11 @@ def plan(
     names = {name for view in result.stages if view.result is not None for name in view.result.assumes}
     if assumed := [view.id for view in result.stages if view.id in names]:
         echo(Note(f"The plan after {', '.join(assumed)} assumes the same findings as last time."), err=True)
-    to_run = [view for view in result.stages if view.status is Status.RAN]
+    to_run = _running(result.stages)
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
-    unknown = len(to_run) - len(known)
-    untimed = f"{unknown} never timed" if unknown else ""
-    time = ", ".join(part for part in (f"about {sum(known):.1f} s" if known else "", untimed) if part)
-    echo(f"{counts(result).replace('ran', 'would run')}; {time if to_run else 'nothing to do'}.")
-    return 0
-
-
-def _print_matrix(
-    ci: str, recipes: tuple[Path, ...], selection: Selection, number: int | None, words: Sequence[str]
-) -> int:
-    from winml_dag.cli.sweepplan import azure_matrix, job_matrix
-    from winml_dag.recipe.sweep import sweep_of_files
-
-    matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
-    if (jobs := len(matrix["include"])) > _MOST_JOBS:
-        echo(Note(f"These are {jobs} jobs, more than the {_MOST_JOBS} of a matrix. Use --shards for fewer."), err=True)
-    # Without the usual keys: the CI parses it.
-    echo(json.dumps(azure_matrix(matrix["include"]) if ci == "azure" else matrix, ensure_ascii=False))
+    parts = [f"about {sum(known):.1f} s"] if known else []
+    parts += [f"{len(to_run) - len(known)} never timed"] if len(to_run) > len(known) else []
+    echo(f"{counts(result).replace('ran', 'would run')}; {', '.join(parts) if to_run else 'nothing to do'}.")
     return 0
 
 
@@ -138,15 +100,15 @@ def _print_matrix(
 @request_options
 @rebuild_option
 @format_option
-def why(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -> int:
+def why(*, stage: str | None, **options: Any) -> int:
     """Explain why STAGE (a name or id) would run or not. Without STAGE, explain every stage that would run."""
     from winml_dag.pipeline.build import plan as planned
     from winml_dag.pipeline.buildresult import views_named
 
     graph, store = planned_build(options)
-    result = planned(graph, store, rebuild=rebuild, explain=True)
+    result = planned(graph, store, rebuild=options["rebuild"], explain=True)
     chosen = _running(result.stages) if stage is None else views_named(result, stage)
-    if format_ == "json":
+    if options["format_"] == "json":
         shown = replace(result, stages=tuple(chosen))
         set_result(builds_json([shown], result.elapsed_seconds, dry_run=True))
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from winml_dag.cli import set_result
 from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.capabilities import capabilities_of, print_catalog, print_changes, winml_cli_options
 from winml_dag.cli.command import FILE, RECIPE, TEXT, Command, file_option, with_options
-from winml_dag.cli.onestage import How, how_options, outcome_lines
 from winml_dag.cli.options import (
+    How,
+    how_options,
     overrides_from,
     random_weights_option,
     set_option,
@@ -36,6 +38,7 @@ from winml_dag.cli.settings import (
     sections_from,
     shape_options,
 )
+from winml_dag.cli.stage_lines import outcome_lines
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.request import Request, beside
 
@@ -99,15 +102,9 @@ def run_one(name: str, options: Mapping[str, Any]) -> int:
 
     from winml_dag.pipeline.run import BuildOptions
 
-    options_of_build = BuildOptions(rebuild=how.rebuild, overwrite=how.overwrite)
-    result = carry_out(
-        request,
-        how.cache_dir,
-        current_plan,
-        options_of_build,
-        how,
-        lines=lambda done: () if name == "quantize" else outcome_lines(done, name),
-    )
+    build_options = BuildOptions(rebuild=how.rebuild, overwrite=how.overwrite)
+    lines = (lambda _: ()) if name == "quantize" else partial(outcome_lines, command=name)
+    result = carry_out(request, current_plan, build_options, how, lines=lines)
     if not result.failed:
         _print_sensitivity(request, how)
     if how.as_json:

@@ -25,7 +25,7 @@ from winml_dag.store.quantities import counted, duration_text
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
-    from winml_dag.cli.options import Output
+    from winml_dag.cli.options import How
     from winml_dag.pipeline.run import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone, SweepRun
     from winml_dag.recipe.sweep import Cell
@@ -46,12 +46,7 @@ _NOT_OF_A_CELL = frozenset(
 
 
 def build_sweep(
-    recipes: Sequence[Path],
-    request: Request,
-    selection: Selection,
-    cache_dir: Path,
-    how: BuildOptions,
-    output: Output,
+    recipes: Sequence[Path], request: Request, selection: Selection, build_options: BuildOptions, how: How
 ) -> int:
     """Build the *selected* cells of a sweep, print the results and return the exit code.
 
@@ -73,29 +68,29 @@ def build_sweep(
         sweep_run = SweepRun.of(recipes, request, selection, command)
     folder, cells = sweep_run.folder, sweep_run.cells
     try:
-        store = opened(cache_dir, request.remote)
-        names, seconds = [cell.name for cell in cells], [*_measuring_seconds(sweep_run, store, how.jobs)]
-        with sweep_progress(output.quiet, output.as_json, names, seconds) as watcher:
-            done = run_sweep(sweep_run, store, how, watcher)
+        store = opened(how.cache_dir, how.remote)
+        names, seconds = [cell.name for cell in cells], [*_measuring_seconds(sweep_run, store, build_options.jobs)]
+        with sweep_progress(how.quiet, how.as_json, names, seconds) as watcher:
+            done = run_sweep(sweep_run, store, build_options, watcher)
     except KeyboardInterrupt:
         echo(f"Results so far are in {folder}. Run the same command again to continue.", err=True)
         raise
-    if output.as_json:
+    if how.as_json:
         set_result(sweep_json(done, traffic_of(store)))
-    for text, is_error in _lines(done, sweep_run.left_out, folder, quiet=output.quiet, verbose=output.verbose):
-        echo(text, err=output.as_json or is_error)
-    for text in () if output.quiet else traffic_lines(traffic_of(store)):
-        output.say(text)
-    output.say(_total(done, len(sweep_run.left_out), time.monotonic() - started))
-    if not output.quiet and done.result.cells:
-        output.say(f"Compare them with: winml-dag report {shlex.quote(str(folder))}")
+    for text, is_error in _lines(done, sweep_run.left_out, folder, quiet=how.quiet, verbose=how.verbose):
+        echo(text, err=how.as_json or is_error)
+    for text in () if how.quiet else traffic_lines(traffic_of(store)):
+        how.say(text)
+    how.say(_total(done, len(sweep_run.left_out), time.monotonic() - started))
+    if not how.quiet and done.result.cells:
+        how.say(f"Compare them with: winml-dag report {shlex.quote(str(folder))}")
     code = exit_code(done)
     words = _words(recipes, request, selection)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
         lines = (*_left_out(sweep_run.left_out), *(line for goal in done.result.goals for line in _goal(goal)))
         found = SweepStamp(len(cells), len(sweep_run.left_out), str(folder), tuple(text for text, _ in lines))
         keep_sweep_stamp(
-            cache_dir,
+            how.cache_dir,
             words,
             found,
             files=sweep_run.sweep.files,

@@ -12,7 +12,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import FILE, TEXT, Command, folder_option
 from winml_dag.cli.measuring import assessed, built_model_options, loaded_recipe, refuse_both, run_target_options
-from winml_dag.cli.onestage import How, how_options
+from winml_dag.cli.options import How, how_options
 from winml_dag.cli.settings import BOUNDS, VALIDATION
 from winml_dag.store.quantities import counted
 

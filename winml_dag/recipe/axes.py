@@ -113,9 +113,6 @@ class PiecedPositions(Positions):
     def file_of(self, location: Location) -> str | None:
         return self._piece(location)[0].file.name
 
-    def within(self, place: int) -> Positions:
-        raise NotImplementedError(f"no piece is a list of recipes, so there is no place {place}")
-
     def _piece(self, location: Location) -> tuple[Piece, Location]:
         """Return the last piece with a value at *location*, or at the nearest enclosing location."""
         return next((piece, near) for near in _around(location) for piece in reversed(self._pieces) if piece.has(near))

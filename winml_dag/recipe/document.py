@@ -42,13 +42,6 @@ class Positions:
     def of_value(self, location: Location) -> Position:
         return _nearest(self.values, location)
 
-    def within(self, place: int) -> Positions:
-        """Return positions inside the item at *place* of a list, as if it were a document of its own."""
-        return Positions(
-            {where[1:]: at for where, at in self.keys.items() if where[:1] == (place,)},
-            {where[1:]: at for where, at in self.values.items() if where[:1] == (place,)},
-        )
-
     def of_key(self, location: Location) -> Position:
         return self.keys.get(location) or self.of_value(location)
 
@@ -75,7 +68,16 @@ class Document:
     def item(self, place: int) -> Document:
         """Return the item at *place* of this list as a document; an empty one if it does not exist."""
         within = self.value[place] if isinstance(self.value, list) and place < len(self.value) else None
-        return Document(within, lambda: self.positions().within(place))
+
+        def positions() -> Positions:
+            every = self.positions()
+            return Positions(_below(every.keys, place), _below(every.values, place))
+
+        return Document(within, positions)
+
+
+def _below(positions: Mapping[Location, Position], place: int) -> dict[Location, Position]:
+    return {location[1:]: at for location, at in positions.items() if location[:1] == (place,)}
 
 
 def whole_number(digits: str) -> int | None:

@@ -23,8 +23,9 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading
 from winml_dag.recipe.document import Document, Positions, did_you_mean, invalid
 from winml_dag.recipe.fields import PathMark, Section, keys_of
-from winml_dag.recipe.reading import MATRIX, RecipeFormat, is_sweep, read_recipe, read_text
+from winml_dag.recipe.reading import MATRIX, is_sweep, read_recipe
 from winml_dag.recipe.schema import Recipe
+from winml_dag.recipe.text import RecipeFormat, read_text
 
 
 @dataclass(frozen=True)

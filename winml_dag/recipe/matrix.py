@@ -22,7 +22,7 @@ from winml_dag.recipe.fields import ListOf, Section, Text
 from winml_dag.recipe.goal import Goal, Search, goal_problems
 from winml_dag.recipe.load import LoadedRecipe, resolve_path
 from winml_dag.recipe.problems import placed_problems, problem_line, problems
-from winml_dag.recipe.reading import RecipeFormat, read_recipe
+from winml_dag.recipe.reading import read_recipe
 from winml_dag.recipe.schema import Component, Quant, Recipe
 from winml_dag.recipe.sweep import (
     Cell,
@@ -35,6 +35,7 @@ from winml_dag.recipe.sweep import (
     standard_template,
     template_problem,
 )
+from winml_dag.recipe.text import RecipeFormat
 
 # The keys of a sweep's file other than those of a recipe and the matrix: its name and purpose.
 

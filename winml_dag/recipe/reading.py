@@ -1,185 +1,19 @@
-"""Read the file of a recipe as plain values, and determine whether it has one recipe or a list, without the schema.
+"""The files of recipes: which there are, and whether one has one recipe, a list or a sweep, without the schema.
 
 Every build starts by checking which builds a file contains, and the schema takes 0.1 s to import.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from winml_dag.errors import InputError, RecipeError
 from winml_dag.file_reading import before_reading, read_bytes
-from winml_dag.recipe.document import (
-    HALF_CHARACTER,
-    MAX_DEPTH,
-    MAX_DIGITS,
-    Document,
-    Location,
-    Position,
-    Positions,
-    decimal_number,
-    did_you_mean,
-    unreadable,
-    whole_number,
-)
-
-# Recipes in JSON: strict, unlike Python's reader, which accepts NaN and uses the last of two equal keys.
-#
-# Python reads; positions are found in a second, slower pass that runs only if there is an error.
-
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,]|[^][{}:,"\s]+', re.DOTALL)
-
-_WORDS = ("true", "false", "null")
-
-
-def read_json(text: str, name: str) -> Document:
-    """Parse *text*.
-
-    Raises:
-        RecipeError: it is not JSON, with line and column; all findings at once if possible.
-    """
-    suspicions: list[str] = []
-
-    def whole(digits: str) -> int:
-        number = whole_number(digits)
-        if number is None:
-            suspicions.append(digits)
-        return number or 0
-
-    def decimal(digits: str) -> float:
-        number = decimal_number(digits)
-        if number is None:
-            suspicions.append(digits)
-        return number or 0.0
-
-    def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            suspicions.append("duplicate key")
-        return found
-
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=unique_keys,
-            parse_int=whole,
-            parse_float=decimal,
-            parse_constant=suspicions.append,
-        )
-    except json.JSONDecodeError as error:
-        what = error.msg[:1].lower() + error.msg[1:]
-        raise unreadable(name, [(Position(error.lineno, error.colno), what)]) from None
-    except RecursionError:
-        raise unreadable(name, [(Position(1, 1), "nested too deeply")]) from None
-    # The middle condition means only "perhaps", which is sufficient because it is rare.
-    if suspicions or "\\ud" in text.casefold() or _is_too_deep(value):
-        findings = _Scan(text).findings
-        if findings:
-            raise unreadable(name, findings)
-    return Document(value, partial(_positions, text))
-
-
-def _is_too_deep(value: object) -> bool:
-    """Return whether lists and objects are nested deeper than MAX_DEPTH, checked level by level."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _positions(text: str) -> Positions:
-    return _Scan(text).positions
-
-
-@dataclass
-class _Container:
-    """An object or array that is being read: ``step`` is the key or index of the next value."""
-
-    location: Location
-    step: str | int | None
-    is_object: bool
-
-    def next_location(self) -> Location:
-        return self.location if self.step is None else (*self.location, self.step)
-
-
-class _Scan:
-    """One pass over the tokens of a valid JSON text."""
-
-    def __init__(self, text: str) -> None:
-        self.positions = Positions()
-        self.findings: list[tuple[Position, str]] = []
-        self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
-        self._open: list[_Container] = []
-        for match in _TOKEN.finditer(text):
-            self._take(match.group(), self._position(match.start()))
-
-    def _position(self, offset: int) -> Position:
-        line = bisect_right(self._line_starts, offset)
-        return Position(line, offset - self._line_starts[line - 1] + 1)
-
-    def _take(self, token: str, position: Position) -> None:
-        container = self._open[-1] if self._open else None
-        if token in "]}":
-            self._open.pop()
-        elif token == ",":
-            if container and not container.is_object:
-                assert isinstance(container.step, int)
-                container.step += 1
-            elif container:
-                container.step = None
-        elif container and container.is_object and container.step is None:
-            self._take_key(container, token, position)
-        elif token != ":":
-            self._take_value(container.next_location() if container else (), token, position)
-
-    def _take_key(self, container: _Container, token: str, position: Position) -> None:
-        self._check_text(token, position)
-        container.step = key = json.loads(token)
-        location = (*container.location, key)
-        if location in self.positions.keys:
-            first = self.positions.keys[location].line
-            self.findings.append((position, f"the key {key!r} is there twice, first on line {first}"))
-        self.positions.keys.setdefault(location, position)
-
-    def _take_value(self, location: Location, token: str, position: Position) -> None:
-        self.positions.values[location] = position
-        if token in "[{":
-            self._open.append(_Container(location, 0 if token == "[" else None, token == "{"))
-            if len(self._open) == MAX_DEPTH + 1:
-                self.findings.append((position, "nested too deeply"))
-        elif token[0] == '"':
-            self._check_text(token, position)
-        elif token not in _WORDS and _number(token) is None:
-            self.findings.append((position, f"{token[:MAX_DIGITS]} is not a number that can be used here"))
-
-    def _check_text(self, token: str, position: Position) -> None:
-        if HALF_CHARACTER.search(json.loads(token)):
-            self.findings.append((position, "the text has half of a character"))
-
-
-def _number(token: str) -> int | float | None:
-    if token.removeprefix("-").isdecimal():
-        return whole_number(token)
-    return decimal_number(token)
-
-
-RecipeFormat: TypeAlias = Literal["json", "yaml"]
+from winml_dag.recipe.document import Document, did_you_mean
+from winml_dag.recipe.text import RecipeFormat, read_text
 
 _FORMATS: dict[str, RecipeFormat] = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 # The key that turns a recipe into a sweep.
@@ -217,20 +51,6 @@ def read_recipe(path: Path) -> tuple[Document, RecipeFormat]:
     """
     kind = _format(path)
     return read_text(_read(path), str(path), kind), kind
-
-
-def read_text(text: str, name: str, format: RecipeFormat) -> Document:  # noqa: A002 - the word that users know
-    """Parse *text*; *name* is for messages. Raises RecipeError if it is not in that *format*."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        line = text.count("\n", 0, error.start) + 1
-        raise unreadable(name, [(Position(line, 1), "the text has half of a character")]) from None
-    if format == "json":
-        return read_json(text, name)
-    from winml_dag.recipe.yaml_text import read_yaml
-
-    return read_yaml(text, name)
 
 
 def module_items(path: Path) -> tuple[ModuleItem, ...] | None:

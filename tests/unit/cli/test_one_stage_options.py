@@ -17,7 +17,7 @@ from winml_dag.cli import cli
 from winml_dag.cli.build import command as build_command
 from winml_dag.cli.options import request_from
 from winml_dag.cli.stages import COMMANDS, request_of
-from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.request import RemoteOptions, Request
 
 # winml-cli's options, verbatim, as far as they apply here.
 WINML_CLI = {
@@ -286,7 +286,7 @@ def test_mistakes_end_with_a_sentence(refused: Refused, arguments: str, code: in
 def test_a_build_takes_settings_of_sections_as_options(folder: Path) -> None:
     given = ("--ep-option", "vtcm_mb=4", "--no-embed", "--min-cosine", "0.5", "--input-data", "a.npz", "--no-validate")
     parameters = build_command.make_context("build", ["--onnx", "m.onnx", "-o", "out", *given]).params
-    request, _ = request_from({**parameters, "recipe": None})
+    request = request_from(parameters, RemoteOptions())
     overrides = request.overrides
     assert overrides.section("compile") == {"provider_options": {"vtcm_mb": "4"}, "embed_context": False}
     assert overrides.section("validate") == {"min_cosine": 0.5, "input_data": str(folder / "a.npz")}

@@ -12,9 +12,9 @@ from tiny_builds import build_tiny, save_model
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import builds_json, print_result
-from winml_dag.cli.options import Output
+from winml_dag.cli.options import How
 from winml_dag.pipeline.buildresult import BuildResult
-from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.request import Overrides, RemoteOptions, Request
 from winml_dag.pipeline.stageresults import QuantizeResult
 from winml_dag.stages.quality import Quality, what_to_try
 
@@ -57,7 +57,7 @@ def built(
 
 def lines(result: BuildResult, capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> list[str]:
     capsys.readouterr()
-    print_result(result, Output(verbose=False, quiet=quiet, as_json=False))
+    print_result(result, How(Path("cache"), RemoteOptions(), quiet=quiet))
     return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")]
 
 

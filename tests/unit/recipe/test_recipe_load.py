@@ -13,8 +13,9 @@ from recipe_strategies import json_values, recipes
 
 from winml_dag.errors import InputError, RecipeError, WinmlDagError
 from winml_dag.recipe.load import LoadedRecipe, is_path_like, load_recipe, parse_recipe
-from winml_dag.recipe.reading import ModuleItem, RecipeFormat, module_items, read_text
+from winml_dag.recipe.reading import ModuleItem, module_items
 from winml_dag.recipe.schema import Recipe
+from winml_dag.recipe.text import RecipeFormat, read_text
 
 FORMATS: st.SearchStrategy[RecipeFormat] = st.sampled_from(["json", "yaml"])
 

@@ -11,10 +11,15 @@ from hypothesis import strategies as st
 from recipe_strategies import json_values, recipes
 
 from winml_dag.errors import RecipeError
-from winml_dag.recipe.document import MAX_DEPTH, Location
+from winml_dag.recipe.document import MAX_DEPTH, Document, Location
 from winml_dag.recipe.load import parse_recipe
-from winml_dag.recipe.reading import read_json
-from winml_dag.recipe.yaml_text import read_yaml
+from winml_dag.recipe.text import RecipeFormat, read_text
+
+FORMATS: tuple[RecipeFormat, ...] = ("json", "yaml")
+
+
+def read_yaml(text: str) -> Document:
+    return read_text(text, "a.yaml", "yaml")
 
 
 @pytest.mark.parametrize(
@@ -35,19 +40,19 @@ from winml_dag.recipe.yaml_text import read_yaml
 )
 def test_json_that_not_every_reader_could_take_is_refused_with_its_place(text: str, complaints: list[str]) -> None:
     with pytest.raises(RecipeError) as caught:
-        read_json(text, "a.json")
+        read_text(text, "a.json", "json")
     assert caught.value.problems == tuple(f"a.json:{each}" for each in complaints)
 
 
 def test_malformed_json_is_named_with_line_and_column() -> None:
     with pytest.raises(RecipeError) as caught:
-        read_json('{\n  "a": 1,\n  oops\n}', "a.json")
+        read_text('{\n  "a": 1,\n  oops\n}', "a.json", "json")
     (complaint,) = caught.value.problems
     assert complaint.startswith("a.json:3:3: ")
 
 
 def test_a_whole_character_in_two_halves_is_one() -> None:
-    assert read_json('["\\ud83d\\ude00", "\\\\ud800"]', "a.json").value == ["\N{GRINNING FACE}", "\\ud800"]
+    assert read_text('["\\ud83d\\ude00", "\\\\ud800"]', "a.json", "json").value == ["\N{GRINNING FACE}", "\\ud800"]
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
@@ -55,15 +60,15 @@ def test_a_whole_character_in_two_halves_is_one() -> None:
 def test_too_deep_a_nesting_of_json_is_refused(opening: str, depth: int) -> None:
     closing = "]" if opening == "[" else "}"
     with pytest.raises(RecipeError, match="nested too deeply"):
-        read_json(opening * depth + "1" + closing * depth, "a.json")
-    assert read_json(json.dumps([[]] * 1000), "a.json").value == [[]] * 1000, "side by side they are fine"
+        read_text(opening * depth + "1" + closing * depth, "a.json", "json")
+    assert read_text(json.dumps([[]] * 1000), "a.json", "json").value == [[]] * 1000, "side by side they are fine"
 
 
 @given(value=json_values, indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans())
 def test_positions_point_at_what_was_written(value: object, indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
-    for read in (read_json, read_yaml):
-        document = read(text, "a")
+    for kind in FORMATS:
+        document = read_text(text, "a", kind)
         assert document.value == value
         positions = document.positions()
         for location, inner in parts(value):
@@ -89,7 +94,7 @@ def text_at(text: str, position: tuple[int, int]) -> str:
 
 def yaml_complaints(text: str) -> tuple[str, ...]:
     with pytest.raises(RecipeError) as caught:
-        read_yaml(text, "a.yaml")
+        read_yaml(text)
     return caught.value.problems
 
 
@@ -120,14 +125,14 @@ def test_a_recipe_in_json_means_the_same_when_read_as_yaml(recipe: object) -> No
     ],
 )
 def test_plain_words_mean_what_yaml_1_2_says(text: str, value: object) -> None:
-    found = read_yaml(f"a: {text}", "a.yaml").value
+    found = read_yaml(f"a: {text}").value
     assert found == {"a": value}
     assert isinstance(found, dict)
     assert type(found["a"]) is type(value)
 
 
 def test_keys_that_are_whole_numbers_are_text_as_in_json() -> None:
-    assert read_yaml("0: cat\n1: dog", "a.yaml").value == {"0": "cat", "1": "dog"}
+    assert read_yaml("0: cat\n1: dog").value == {"0": "cat", "1": "dog"}
 
 
 @pytest.mark.parametrize("key", ["true", "~", "1.5", ".inf", "[a]", "{a: b}", "? [a]\n"])
@@ -162,7 +167,7 @@ def test_what_cannot_be_read_is_named_with_line_and_column(text: str, complaint:
 
 
 def test_an_alias_is_its_value() -> None:
-    assert read_yaml("a: &x [1, 2]\nb: *x\nc: [*x, &y 3, *y]", "a.yaml").value == {
+    assert read_yaml("a: &x [1, 2]\nb: *x\nc: [*x, &y 3, *y]").value == {
         "a": [1, 2],
         "b": [1, 2],
         "c": [[1, 2], 3, 3],

@@ -21,7 +21,7 @@ from winml_dag.store.cache_folder import default_cache_dir
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
     from winml_dag.pipeline.remotecheck import Finding
-    from winml_dag.pipeline.request import RemoteOptions, Request
+    from winml_dag.pipeline.request import RemoteOptions
     from winml_dag.store.cache_folder import Traffic
     from winml_dag.store.records import Record
     from winml_dag.store.remote.settings import RemoteSettings, TierSettings
@@ -133,12 +133,20 @@ def _chosen(
 
 def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
     """Return the records that a build of *recipes* would reuse, and the number of stages it would run."""
+    from winml_dag.cli.options import are_a_sweep
+    from winml_dag.cli.sweepplan import planned_cells
     from winml_dag.engine.events import Status
     from winml_dag.engine.resources import Capacity
     from winml_dag.pipeline.build import dry_run
     from winml_dag.pipeline.plan_cache import look_at_each, refuse_if_all_the_same
+    from winml_dag.pipeline.request import Overrides, Request
+    from winml_dag.pipeline.sweep.cells import Selection
 
-    planned = look_at_each(_requests(recipes, remote), store)
+    request = Request(recipes[0], Overrides(), remote=remote)
+    if are_a_sweep(recipes):
+        _, _, planned = planned_cells(recipes, Selection(), request, store)
+    else:
+        planned = look_at_each([(recipes[0].name, request)], store)
     refuse_if_all_the_same(planned)
     dry_run_result = dry_run(planned, store, Capacity(1), rebuild=False)
     for label, error in dry_run_result.errors.items():
@@ -157,21 +165,6 @@ def _with_log_that_is_here(store: Store, record: Record) -> Record:
     if record.log is None or not store.remote_only([record.log]):
         return record
     return replace(record, log=None)
-
-
-def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[str, Request]]:
-    """The builds of *recipes*, by label."""
-    from winml_dag.cli.options import are_a_sweep
-    from winml_dag.cli.sweepplan import requests_of
-    from winml_dag.pipeline.request import Overrides, Request
-    from winml_dag.pipeline.sweep.cells import Selection, selected
-    from winml_dag.recipe.sweep import sweep_of_files
-
-    request = Request(recipes[0], Overrides(), remote=remote)
-    if are_a_sweep(recipes):
-        sweep = sweep_of_files(recipes)
-        return list(requests_of(sweep, selected(sweep, Selection()), request))
-    return [(recipes[0].name, request)]
 
 
 def _print_push(offered: int, lacking: int, traffic: Traffic) -> None:

@@ -103,11 +103,14 @@ def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
 _STOPPED = "another cell failed before its turn came, and --no-keep-going was given"
 
 
-def request_of(cell: Cell, request: Request, folder: Path) -> Request:
-    """Return the request that builds *cell* into its folder below *folder*, with the options of *request*."""
-    recipe = cell.file if cell.recipe is None else cell.recipe
-    item = cell.item if cell.recipe is None else None
-    return replace(request, recipe=recipe, item=item, output_dir=folder / cell.folder)
+def request_of(cell: Cell, request: Request, folder: Path | None) -> Request:
+    """Return the request that builds *cell* into its folder below *folder*, with the options of *request*.
+
+    Without *folder*, only to look at it, it is as with ``--use-cache``.
+    """
+    recipe, item = (cell.file, cell.item) if cell.recipe is None else (cell.recipe, None)
+    output_dir = request.output_dir if folder is None else folder / cell.folder
+    return replace(request, recipe=recipe, item=item, output_dir=output_dir)
 
 
 def recipe_of(cell: Cell) -> LoadedRecipe:

@@ -1,16 +1,18 @@
-"""Recipes in YAML, read with YAML 1.2's core schema, so that a recipe means the same as in JSON.
+"""Values with their positions, from the events of PyYAML's parser, or from the tokens of JSON as the same events.
 
-In YAML 1.1, PyYAML's own, ``no`` is false, ``1e-3`` is text and ``2024-01-01`` is a date. The values are assembled here
-from PyYAML's events, not by PyYAML: its composer recurses in C (200,000 brackets end the process), it keeps the last of
-two equal keys, and a few lines of nested aliases can expand to gigabytes.
+YAML is read with YAML 1.2's core schema, so that a recipe means the same as in JSON. In YAML 1.1, PyYAML's own, ``no``
+is false, ``1e-3`` is text and ``2024-01-01`` is a date. PyYAML does not assemble the values: its composer recurses in C
+(200,000 brackets end the process), it keeps the last of two equal keys, and a few lines of nested aliases can expand to
+gigabytes. Its parser does not read all JSON: it refuses halves of characters and long keys.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
-from functools import partial
-from typing import NamedTuple
+from typing import NoReturn
 
 import yaml
 
@@ -29,6 +31,7 @@ from winml_dag.recipe.document import (
 
 # The limit for all aliases together; the size of the file limits what is written out.
 MAX_VALUES = 20_000
+_TOO_DEEP = "nested too deeply"
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WORDS: dict[str, bool | None] = {
@@ -42,6 +45,7 @@ _NUMBER = re.compile(
     r"|0o[0-7]+|0x[0-9a-fA-F]+"
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]|[^][{}:,"\s]+', re.DOTALL)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -51,7 +55,7 @@ def read_yaml(text: str, name: str) -> Document:
     Raises:
         RecipeError: it is not one YAML document of JSON's values, with line and column.
     """
-    reader = _Reader(text)
+    reader = _Reader(yaml.parse(text, Loader=_LOADER))
     try:
         value = reader.document()
     except yaml.MarkedYAMLError as error:
@@ -61,15 +65,44 @@ def read_yaml(text: str, name: str) -> Document:
         raise unreadable(name, [*reader.findings, (position, f"{error.problem or 'malformed'}{context}")]) from None
     except yaml.YAMLError:
         raise unreadable(name, [(_first_unprintable(text), "control characters are not allowed")]) from None
-    except _CannotGoOn:
-        raise unreadable(name, reader.findings) from None
     if reader.findings:
         raise unreadable(name, reader.findings)
-    return Document(value, partial(_positions_of, reader))
+    return Document(value, lambda: reader.positions)
 
 
-def _positions_of(reader: _Reader) -> Positions:
-    return reader.positions
+def refuse_json(text: str, name: str) -> None:
+    """Raise RecipeError, with line and column, for what a valid JSON *text* has that a recipe cannot have."""
+    if findings := _scanned(text).findings:
+        raise unreadable(name, findings)
+
+
+def positions_in_json(text: str) -> Positions:
+    """Return the positions of everything in a valid JSON *text*."""
+    return _scanned(text).positions
+
+
+def _scanned(text: str) -> _Reader:
+    reader = _Reader(_json_events(text), is_json=True)
+    reader.document()
+    return reader
+
+
+def _json_events(text: str) -> Iterator[yaml.Event]:
+    line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    for match in _JSON_TOKEN.finditer(text):
+        token, at = match.group(), match.start()
+        line = bisect_right(line_starts, at) - 1
+        mark = yaml.Mark("", at, line, at - line_starts[line], None, 0)
+        if token == "{":
+            yield yaml.MappingStartEvent(None, None, True, mark)
+        elif token == "[":
+            yield yaml.SequenceStartEvent(None, None, True, mark)
+        elif token in "]}":
+            yield yaml.SequenceEndEvent(mark) if token == "]" else yaml.MappingEndEvent(mark)
+        else:
+            is_text = token[0] == '"'
+            value = json.loads(token) if is_text else token
+            yield yaml.ScalarEvent(None, None, (not is_text, is_text), value, mark)
 
 
 def _first_unprintable(text: str) -> Position:
@@ -80,42 +113,35 @@ def _first_unprintable(text: str) -> Position:
     return Position(before.count("\n") + 1, match.start() - (before.rfind("\n") + 1) + 1)
 
 
-class _Anchor(NamedTuple):
-    """The value of an alias, with its number of values and its nesting depth."""
-
-    value: object
-    size: int
-    height: int
-
-
 class _CannotGoOn(Exception):
     """A finding makes further reading useless."""
 
 
 class _Reader:
-    """Assembles values from the parser's events, and records the position of each."""
+    """Assembles values from events, and records the position of each."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, events: Iterator[yaml.Event], *, is_json: bool = False) -> None:
         self.positions = Positions()
         self.findings: list[tuple[Position, str]] = []
-        self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
-        self._anchors: dict[str, _Anchor] = {}
-        self._values = 0
+        self._events = events
+        self._is_json = is_json
+        self._anchors: dict[str, object] = {}
         self._aliased = 0
-        self._deepest = 0
 
     def document(self) -> object:
-        """Return the value of the only document; None for an empty text."""
+        """Return the value of the only document; None for an empty text, and after a finding that ends the reading."""
         value = None
         documents = 0
-        for event in self._events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    self._find(event, "a recipe is one document; there is a second one here")
-                    raise _CannotGoOn
-            elif isinstance(event, yaml.NodeEvent):
-                value = self._value(event, ())
+        try:
+            for event in self._events:
+                if isinstance(event, yaml.DocumentStartEvent):
+                    documents += 1
+                    if documents > 1:
+                        self._give_up(event, "a recipe is one document; there is a second one here")
+                elif isinstance(event, yaml.NodeEvent):
+                    value = self._value(event, ())
+        except _CannotGoOn:
+            return None
         return value
 
     def _value(self, event: yaml.NodeEvent, location: Location) -> object:
@@ -125,9 +151,8 @@ class _Reader:
         assert isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
         if event.tag is not None:
             self._find(event, "tags (a word that begins with !) are not supported")
-        values_before, deepest_before = self._values, self._deepest
-        self._deepest = 0
-        self._count(event, 1, len(location))
+        if len(location) > MAX_DEPTH:
+            self._give_up(event, _TOO_DEEP)
         value: object
         if isinstance(event, yaml.MappingStartEvent):
             value = self._mapping(location)
@@ -139,21 +164,21 @@ class _Reader:
             assert isinstance(event, yaml.ScalarEvent)
             value = self._scalar(event)
         if event.anchor is not None:
-            self._anchors[event.anchor] = _Anchor(value, self._values - values_before, self._deepest - len(location))
-        self._deepest = max(self._deepest, deepest_before)
+            self._anchors[event.anchor] = value
         return value
 
     def _alias(self, event: yaml.AliasEvent, depth: int) -> object:
         if event.anchor not in self._anchors:
             self._find(event, f"the alias *{event.anchor} does not refer to a complete value before it")
             return None
-        anchor = self._anchors[event.anchor]
-        self._aliased += anchor.size
-        if self._aliased > MAX_VALUES:
-            self._find(event, f"more than {MAX_VALUES} values by way of aliases")
-            raise _CannotGoOn
-        self._count(event, anchor.size, depth + anchor.height)
-        return anchor.value
+        value = self._anchors[event.anchor]
+        for inner_depth in _depths(value, depth):
+            self._aliased += 1
+            if self._aliased > MAX_VALUES:
+                self._give_up(event, f"more than {MAX_VALUES} values by way of aliases")
+            if inner_depth > MAX_DEPTH:
+                self._give_up(event, _TOO_DEEP)
+        return value
 
     def _mapping(self, location: Location) -> dict[str, object]:
         found: dict[str, object] = {}
@@ -189,12 +214,12 @@ class _Reader:
             return text
         if text in _WORDS:
             return _WORDS[text]
-        if not _NUMBER.fullmatch(text):
+        if not _NUMBER.fullmatch(text) and not self._is_json:
             return text
-        number = _number(text)
+        number = _number(text) if _NUMBER.fullmatch(text) else None
         if number is None:
-            what = f"{text[:MAX_DIGITS]} is not a number that can be used here"
-            self._find(event, f"{what}; put quotes around it if it is text")
+            advice = "" if self._is_json else "; put quotes around it if it is text"
+            self._find(event, f"{text[:MAX_DIGITS]} is not a number that can be used here{advice}")
         return number
 
     def _until(self, end: type[yaml.Event]) -> Iterator[yaml.NodeEvent]:
@@ -207,15 +232,20 @@ class _Reader:
         assert isinstance(event, yaml.NodeEvent)
         return event
 
-    def _count(self, event: yaml.Event, values: int, depth: int) -> None:
-        self._deepest = max(self._deepest, depth)
-        if depth > MAX_DEPTH:
-            self._find(event, "nested too deeply")
-            raise _CannotGoOn
-        self._values += values
-
     def _find(self, event: yaml.Event, what: str) -> None:
         self.findings.append((_start(event), what))
+
+    def _give_up(self, event: yaml.Event, what: str) -> NoReturn:
+        self._find(event, what)
+        raise _CannotGoOn
+
+
+def _depths(value: object, depth: int) -> Iterator[int]:
+    """Yield the depth of *value*, which is at *depth*, and of everything in it."""
+    yield depth
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for inner in inside:
+        yield from _depths(inner, depth + 1)
 
 
 def _number(text: str) -> int | float | None:
