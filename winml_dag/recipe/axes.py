@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from winml_dag.errors import InputError, RecipeError, UsageError
@@ -28,18 +27,6 @@ _TWINS = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 
 
 @dataclass(frozen=True)
-class TextFile:
-    """The content of a file. ``name`` is for messages; its text is searched for positions at most once."""
-
-    name: str
-    document: Document
-
-    @cached_property
-    def positions(self) -> Positions:
-        return self.document.positions()
-
-
-@dataclass(frozen=True)
 class Piece:
     """Keys and values of a recipe that are together in a file.
 
@@ -50,7 +37,7 @@ class Piece:
     """
 
     value: Mapping[str, object]
-    file: TextFile
+    file: Document
     source: Location = ()
     target: Location = ()
 
@@ -68,7 +55,7 @@ class Piece:
         return (*self.source, *location[len(self.target) :])
 
 
-def at_field(field: str, value: object, file: TextFile, source: Location) -> Piece:
+def _at_field(field: str, value: object, file: Document, source: Location) -> Piece:
     """Return a piece that sets *field*, a name with dots for sections, to a value written at *source*."""
     target = tuple(field.split("."))
     for step in reversed(target):
@@ -104,11 +91,11 @@ class PiecedPositions(Positions):
 
     def of_value(self, location: Location) -> Position:
         piece, nearest = self._piece(location)
-        return piece.file.positions.of_value(piece.source_of(nearest))
+        return piece.file.positions().of_value(piece.source_of(nearest))
 
     def of_key(self, location: Location) -> Position:
         piece, nearest = self._piece(location)
-        return piece.file.positions.of_key(piece.source_of(nearest))
+        return piece.file.positions().of_key(piece.source_of(nearest))
 
     def file_of(self, location: Location) -> str | None:
         return self._piece(location)[0].file.name
@@ -120,10 +107,6 @@ class PiecedPositions(Positions):
 
 def _around(location: Location) -> Iterator[Location]:
     return (location[:length] for length in range(len(location), -1, -1))
-
-
-def positions_in(pieces: Sequence[Piece]) -> Callable[[], Positions]:
-    return lambda: PiecedPositions(pieces)
 
 
 _CATALOG = "catalog:"
@@ -215,7 +198,7 @@ class Bases:
                 return None
         # The output folder of that build is wrong for others.
         kept.pop("output_dir", None)
-        return Piece(kept, TextFile(str(path), document))
+        return Piece(kept, document)
 
 
 def _origin(by: Path, sweep: Path) -> str:
@@ -232,10 +215,10 @@ _FIELDS = tuple(info.alias or name for name, info in Recipe.model_fields.items()
 
 @dataclass(frozen=True)
 class Value:
-    """One value of an axis: ``bases`` are what it inherits, ``pieces`` what it sets itself."""
+    """One value of an axis: ``bases`` are what it inherits, ``piece`` what it sets itself."""
 
     label: str
-    pieces: tuple[Piece, ...] = ()
+    piece: Piece
     bases: tuple[Piece, ...] = ()
 
 
@@ -258,7 +241,7 @@ class Axis:
 class AxisReader:
     """Reads axes from the matrix in *file*, and reports errors to *findings*."""
 
-    def __init__(self, file: TextFile, bases: Bases, findings: Findings) -> None:
+    def __init__(self, file: Document, bases: Bases, findings: Findings) -> None:
         self._file = file
         self._bases = bases
         self._findings = findings
@@ -307,7 +290,7 @@ class AxisReader:
         if wrong := _wrong_label(label):
             self._findings.add(at, f"no folder can be called {label!r} ({wrong}): {{name: ..., {_nested(axis)}}}")
             return None
-        return Value(label, (at_field(axis, written, self._file, at),))
+        return Value(label, _at_field(axis, written, self._file, at))
 
     def _named(self, written: Mapping[str, object], at: Location) -> Value | None:
         name = written.get("name")
@@ -321,7 +304,7 @@ class AxisReader:
         keys = {key: value for key, value in written.items() if key not in ("name", "base")}
         self.refuse_whole(keys, at)
         bases = self._bases.of(written["base"], (*at, "base")) if "base" in written else ()
-        return Value(label, (Piece(keys, self._file, at),), bases)
+        return Value(label, Piece(keys, self._file, at), bases)
 
     def refuse_whole(self, keys: Mapping[str, object], at: Location) -> None:
         """Report *keys* of a cell that only a whole sweep may have."""

@@ -60,8 +60,9 @@ def _nearest(positions: Mapping[Location, Position], location: Location) -> Posi
 
 @dataclass(frozen=True)
 class Document:
-    """``positions`` is called only for error messages."""
+    """The content of a file. ``name`` is for messages; ``positions`` is called only for error messages."""
 
+    name: str
     value: object
     positions: Callable[[], Positions]
 
@@ -73,7 +74,7 @@ class Document:
             every = self.positions()
             return Positions(_below(every.keys, place), _below(every.values, place))
 
-        return Document(within, positions)
+        return Document(self.name, within, positions)
 
 
 def _below(positions: Mapping[Location, Position], place: int) -> dict[Location, Position]:
@@ -97,10 +98,21 @@ def unreadable(name: str, findings: list[tuple[Position, str]]) -> RecipeError:
     return RecipeError(f"The recipe {name} cannot be read.", problems=problems)
 
 
-def invalid(name: str, problems: tuple[str, ...]) -> RecipeError:
-    """Return the error for a recipe that can be read, but has *problems*, one line each."""
-    count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return RecipeError(f"The recipe {name} has {count}:", problems=problems)
+def problem_line(name: str, position: Position, location: Location, message: str) -> str:
+    """Return ``bert.yaml:12: quant.samples: expected a whole number``."""
+    label = f"{_dotted(location)}: " if location else ""
+    return f"{name}:{position.line}: {label}{message}"
+
+
+def _dotted(location: Location) -> str:
+    text = ""
+    for step in location:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            key = step if step and step.isprintable() else repr(step)
+            text += f".{key}" if text else key
+    return text
 
 
 # More lines than anybody reads; one wrong folder can cause thousands.
@@ -108,38 +120,40 @@ _MOST_PROBLEMS = 50
 
 
 class Findings:
-    """Problems of the well-formed recipe *path*, collected while a build is planned and reported all at once.
+    """Problems of the well-formed recipe *name*, collected while it is read and planned, and reported all at once.
 
     The schema sees one value at a time; for example, only the whole recipe shows that an input names a nonexistent
     stage. *positions* is called only if there is a problem.
     """
 
-    def __init__(self, path: Path, positions: Callable[[], Positions]) -> None:
-        self._path = path
+    def __init__(self, name: Path | str, positions: Callable[[], Positions]) -> None:
+        self._name = str(name)
         self._positions = positions
-        self._found: list[tuple[Location, bool, str]] = []
+        self._found: set[tuple[str, Position, str]] = set()
 
-    def add(self, location: Location, message: str, *, about_key: bool = False) -> None:
+    def add(
+        self, location: Location, message: str, *, about_key: bool = False, positions: Positions | None = None
+    ) -> None:
         """Add a problem; *about_key*: the key at *location* is wrong, not its value."""
-        self._found.append((location, about_key, message))
+        positions = positions or self._positions()
+        position = positions.of_key(location) if about_key else positions.of_value(location)
+        file = positions.file_of(location) or self._name
+        self._found.add((file, position, problem_line(file, position, location, message)))
+
+    def lines(self) -> tuple[str, ...]:
+        """Return one line for each problem, in file order."""
+        return tuple(line for *_, line in sorted(self._found))
+
+    def error(self) -> RecipeError:
+        lines = self.lines()
+        count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
+        more = (f"... and {len(lines) - _MOST_PROBLEMS} more",) if len(lines) > _MOST_PROBLEMS else ()
+        return RecipeError(f"The recipe {self._name} has {count}:", problems=lines[:_MOST_PROBLEMS] + more)
 
     def refuse(self) -> None:
         """Raise RecipeError if there are problems."""
-        if not self._found:
-            return
-        from winml_dag.recipe.problems import problem_line
-
-        positions = self._positions()
-        lines = []
-        for location, about_key, message in self._found:
-            position = positions.of_key(location) if about_key else positions.of_value(location)
-            file = positions.file_of(location) or str(self._path)
-            lines.append((file, position, problem_line(file, position, location, message)))
-        count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
-        # Sorted by position; a finding about something that is named twice is reported once.
-        sentences = tuple(dict.fromkeys(line for *_, line in sorted(lines)))
-        more = (f"... and {len(sentences) - _MOST_PROBLEMS} more",) if len(sentences) > _MOST_PROBLEMS else ()
-        raise RecipeError(f"The recipe {self._path} has {count}:", problems=sentences[:_MOST_PROBLEMS] + more)
+        if self._found:
+            raise self.error()
 
     @property
     def are_any(self) -> bool:

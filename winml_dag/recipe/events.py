@@ -67,7 +67,7 @@ def read_yaml(text: str, name: str) -> Document:
         raise unreadable(name, [(_first_unprintable(text), "control characters are not allowed")]) from None
     if reader.findings:
         raise unreadable(name, reader.findings)
-    return Document(value, lambda: reader.positions)
+    return Document(name, value, lambda: reader.positions)
 
 
 def refuse_json(text: str, name: str) -> None:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading
-from winml_dag.recipe.document import Document, Positions, did_you_mean, invalid
+from winml_dag.recipe.document import Document, Findings, Positions, did_you_mean
 from winml_dag.recipe.fields import PathMark, Section, keys_of
 from winml_dag.recipe.reading import MATRIX, is_sweep, read_recipe
 from winml_dag.recipe.schema import Recipe
@@ -56,7 +56,7 @@ def load_recipe(path: Path, item: int | None = None) -> LoadedRecipe:
     document, kind = read_recipe(path)
     if item is not None:
         document = document.item(item)
-    return LoadedRecipe(path, _recipe(document, str(path)), kind, document.positions)
+    return LoadedRecipe(path, _recipe(document), kind, document.positions)
 
 
 def parse_recipe(text: str, name: str, format: RecipeFormat) -> Recipe:  # noqa: A002 - the word that users know
@@ -65,10 +65,11 @@ def parse_recipe(text: str, name: str, format: RecipeFormat) -> Recipe:  # noqa:
     Raises:
         RecipeError: with one line in ``problems`` for each error.
     """
-    return _recipe(read_text(text.removeprefix("\ufeff"), name, format), name)
+    return _recipe(read_text(text.removeprefix("\ufeff"), name, format))
 
 
-def _recipe(document: Document, name: str) -> Recipe:
+def _recipe(document: Document) -> Recipe:
+    name = document.name
     if isinstance(document.value, list):
         raise RecipeError(
             f"{name} is a list of recipes for single modules of a model, and this is about one build.",
@@ -84,9 +85,11 @@ def _recipe(document: Document, name: str) -> Recipe:
     try:
         return Recipe.model_validate(document.value)
     except ValidationError as error:
-        from winml_dag.recipe.problems import problems
+        from winml_dag.recipe.problems import add_errors
 
-        raise invalid(name, problems(error, Recipe, document.positions(), name)) from None
+        findings = Findings(name, document.positions)
+        add_errors(findings, error, Recipe)
+        raise findings.error() from None
 
 
 V = TypeVar("V")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Literal
@@ -16,12 +17,12 @@ from typing import Literal
 from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError
-from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, TextFile, Value, labels_meant, merged, positions_in
-from winml_dag.recipe.document import Findings, Location, Position, invalid, known_instead
+from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, PiecedPositions, Value, labels_meant, merged
+from winml_dag.recipe.document import Document, Findings, Location, known_instead
 from winml_dag.recipe.fields import ListOf, Section, Text
 from winml_dag.recipe.goal import Goal, Search, goal_problems
 from winml_dag.recipe.load import LoadedRecipe, resolve_path
-from winml_dag.recipe.problems import placed_problems, problem_line, problems
+from winml_dag.recipe.problems import add_errors
 from winml_dag.recipe.reading import read_recipe
 from winml_dag.recipe.schema import Component, Quant, Recipe
 from winml_dag.recipe.sweep import (
@@ -33,6 +34,7 @@ from winml_dag.recipe.sweep import (
     folder_problem,
     matches,
     standard_template,
+    takes,
     template_problem,
 )
 from winml_dag.recipe.text import RecipeFormat
@@ -71,8 +73,6 @@ class ManyGoals(SweepHead):
 
 
 MOST_CELLS = 10_000
-# More lines than anybody reads; one error can cause thousands.
-_MOST_WRONG = 50
 _MOST_CLASHES = 10
 _BESIDE_AXES = ("include", "exclude")
 _NOT_OF_CELLS = (*OneGoal.model_fields, "matrix", "overrides", "base")
@@ -90,8 +90,7 @@ def load_sweep(path: Path) -> Sweep:
     document, kind = read_recipe(path)
     if not isinstance(document.value, Mapping):
         raise RecipeError(f"{path} has no keys and values in it.", advice="A sweep has keys such as matrix and base.")
-    file = TextFile(str(path), document)
-    return _Reading(path, file, kind, document.value).sweep()
+    return _Reading(path, document, kind, document.value).sweep()
 
 
 @dataclass
@@ -107,12 +106,12 @@ class _Draft:
 class _Reading:
     """One sweep being read. ``written``: the contents of its file."""
 
-    def __init__(self, path: Path, file: TextFile, kind: RecipeFormat, written: Mapping[str, object]) -> None:
+    def __init__(self, path: Path, file: Document, kind: RecipeFormat, written: Mapping[str, object]) -> None:
         self._path = path
         self._file = file
         self._kind = kind
         self._written = written
-        self._findings = Findings(path, lambda: file.positions)
+        self._findings = Findings(path, file.positions)
         self._bases = Bases(path, self._findings)
         self._reader = AxisReader(file, self._bases, self._findings)
 
@@ -158,7 +157,8 @@ class _Reading:
         try:
             head: OneGoal | ManyGoals = kind.model_validate(said)
         except ValidationError as error:
-            raise invalid(str(self._path), problems(error, kind, self._file.positions, str(self._path))) from None
+            add_errors(self._findings, error, kind)
+            raise self._findings.error() from None
         return head
 
     def _mapping(self, at: Location, value: object) -> Mapping[str, object] | None:
@@ -194,7 +194,7 @@ class _Reading:
             chosen = self._choice(at, {axis: each for axis, each in entry.items() if axis != "because"}, axes)
             if chosen is None:
                 continue
-            line = self._file.positions.of_value(at).line
+            line = self._file.positions().of_value(at).line
             reason = why if isinstance(why, str) else f"excluded by {self._path}:{line}"
             taken = self._taken(chosen, drafts, axes)
             for draft in taken:
@@ -291,12 +291,15 @@ class _Reading:
                 if not any(matches(label, (pattern,)) for label in labels):
                     are_right = False
                     self._findings.add(here, f"{pattern!r} is not a value of {name}{known_instead(pattern, labels)}")
-        return Choice(patterns) if are_right else None
+        return patterns if are_right else None
 
     @staticmethod
-    def _taken(choice: Choice, drafts: Mapping[tuple[str, ...], _Draft], axes: tuple[Axis, ...]) -> list[_Draft]:
+    def _taken(
+        chosen: Mapping[str, tuple[str, ...]], drafts: Mapping[tuple[str, ...], _Draft], axes: tuple[Axis, ...]
+    ) -> list[_Draft]:
         names = [axis.name for axis in axes]
-        return [draft for labels, draft in drafts.items() if choice.takes(dict(zip(names, labels, strict=True)))]
+        each = ((dict(zip(names, labels, strict=True)), draft) for labels, draft in drafts.items())
+        return [draft for values, draft in each if takes(values, chosen)]
 
     def _folders(
         self, drafts: Mapping[tuple[str, ...], _Draft], names: Sequence[str], template: str
@@ -318,7 +321,6 @@ class _Reading:
     ) -> tuple[Cell, ...]:
         keys = {key: value for key, value in self._written.items() if key not in _NOT_OF_CELLS}
         own = Piece(keys, self._file)
-        wrong: set[tuple[str, Position, str]] = set()
         cells = []
         for draft, folder in zip(drafts, folders, strict=True):
             recipe = None
@@ -328,20 +330,19 @@ class _Reading:
                     *(piece for value in draft.values for piece in value.bases),
                     *draft.bases,
                     own,
-                    *(piece for value in draft.values for piece in value.pieces),
+                    *(value.piece for value in draft.values),
                     *draft.added,
                 )
+                positions = partial(PiecedPositions, pieces)
                 try:
-                    recipe = Recipe.model_validate(merged(pieces))
+                    recipe = LoadedRecipe(self._path, Recipe.model_validate(merged(pieces)), self._kind, positions)
                 except ValidationError as error:
-                    wrong |= {*placed_problems(error, Recipe, positions_in(pieces)(), str(self._path))}
-                    if len(wrong) >= _MOST_WRONG:
+                    add_errors(self._findings, error, Recipe, positions())
+                    if not self._findings.are_few:
                         break
-            loaded = None if recipe is None else LoadedRecipe(self._path, recipe, self._kind, positions_in(pieces))
             values = {axis: value.label for axis, value in zip(names, draft.values, strict=True)}
-            cells.append(Cell(folder, values, folder, self._path, loaded, draft.left_out))
-        if wrong:
-            raise invalid(str(self._path), tuple(line for *_, line in sorted(wrong)))
+            cells.append(Cell(folder, values, folder, self._path, recipe, draft.left_out))
+        self._findings.refuse()
         self._refuse_shared_files(cells)
         return tuple(cells)
 
@@ -358,14 +359,11 @@ class _Reading:
             for at in () if cell.recipe is None else _written_beside(cell.recipe.recipe):
                 assert cell.recipe is not None
                 writers.setdefault(at, []).append(cell.recipe)
-        lines = []
         for at, recipes in writers.items():
             if len(recipes) > 1:
-                positions = recipes[0].positions()
-                file = positions.file_of(at) or str(self._path)
-                lines.append(problem_line(file, positions.of_key(at), at, _WRITES_BESIDE.format(len(recipes))))
-        if lines:
-            raise invalid(str(self._path), tuple(lines))
+                message = _WRITES_BESIDE.format(len(recipes))
+                self._findings.add(at, message, about_key=True, positions=recipes[0].positions())
+        self._findings.refuse()
 
 
 def _written_beside(recipe: Recipe) -> Iterator[Location]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from winml_dag.recipe.document import Location, Position, Positions, did_you_mean, known_instead
+from winml_dag.recipe.document import Findings, Location, Positions, did_you_mean, known_instead
 from winml_dag.recipe.fields import keys_of
 
 if TYPE_CHECKING:
@@ -35,24 +36,18 @@ _OF_SWEEPS = ("base", "overrides", "goal", "search", "measure")
 
 def problems(error: ValidationError, root: type[BaseModel], positions: Positions, name: str) -> tuple[str, ...]:
     """Return one line for each finding, in file order: ``bert.yaml:12: quant.sampels: unknown key; ...``."""
-    return tuple(line for *_, line in sorted(placed_problems(error, root, positions, name)))
+    findings = Findings(name, lambda: positions)
+    add_errors(findings, error, root)
+    return findings.lines()
 
 
-def placed_problems(
-    error: ValidationError, root: type[BaseModel], positions: Positions, name: str
-) -> Iterator[tuple[str, Position, str]]:
-    """Yield file and position of each finding, with its line."""
+def add_errors(
+    findings: Findings, error: ValidationError, root: type[BaseModel], positions: Positions | None = None
+) -> None:
     for details in error.errors(include_url=False):
         location, is_about_key = _location(details)
-        position = positions.of_key(location) if is_about_key else positions.of_value(location)
-        file = positions.file_of(location) or name
-        yield file, position, problem_line(file, position, location, _message(details, location, root))
-
-
-def problem_line(name: str, position: Position, location: Location, message: str) -> str:
-    """Return ``bert.yaml:12: quant.samples: expected a whole number``."""
-    label = f"{_dotted(location)}: " if location else ""
-    return f"{name}:{position.line}: {label}{message}"
+        message = _message(details, location, root)
+        findings.add(location, message, about_key=is_about_key, positions=positions)
 
 
 def _location(details: ErrorDetails) -> tuple[Location, bool]:
@@ -66,7 +61,7 @@ def _location(details: ErrorDetails) -> tuple[Location, bool]:
 
 
 def _message(details: ErrorDetails, location: Location, root: type[BaseModel]) -> str:
-    kind, value, is_value = details["type"], details["input"], details["loc"][-1:] != (_KEY,)
+    kind, value = details["type"], details["input"]
     if kind == "recipe":
         return details["msg"]
     if kind == "extra_forbidden":
@@ -74,7 +69,8 @@ def _message(details: ErrorDetails, location: Location, root: type[BaseModel]) -
     if kind == "missing":
         return "is required"
     if kind == "literal_error":
-        choices = _choices(location if is_value else location[:-1], root, keys=not is_value)
+        choices = re.findall(r"'([^']*)'|(\d+)", details["ctx"]["expected"])
+        choices = [text or number for text, number in choices]
         return f"{_shown(value)} is not one of {', '.join(choices)}{did_you_mean(value, choices)}"
     if kind == "string_type" and isinstance(value, int | float):
         return f"expected text, got {_shown(value)}; put it in quotes"
@@ -105,15 +101,6 @@ def _is_recipe(root: type[BaseModel]) -> bool:
     from winml_dag.recipe.schema import Recipe
 
     return issubclass(root, Recipe)
-
-
-def _choices(location: Location, root: type[BaseModel], *, keys: bool) -> list[str]:
-    """Return what is allowed at *location*, or as a key in it."""
-    types = _types_at(location, root)
-    if keys:
-        types = [get_args(kind)[0] for kind in types if get_origin(kind) is Mapping]
-    found = [choice for kind in types if get_origin(kind) is Literal for choice in get_args(kind)]
-    return [str(choice) for choice in found]
 
 
 def _types_at(location: Location, root: type[BaseModel]) -> list[Any]:
@@ -148,17 +135,6 @@ def _alternatives(kind: Any) -> Iterator[Any]:
 
 def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _dotted(location: Location) -> str:
-    text = ""
-    for step in location:
-        if isinstance(step, int):
-            text += f"[{step}]"
-        else:
-            key = step if step and step.isprintable() else repr(step)
-            text += f".{key}" if text else key
-    return text
 
 
 def _shown(value: object) -> str:

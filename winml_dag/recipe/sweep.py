@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
@@ -199,14 +199,12 @@ def _name(named: Sequence[Path]) -> str:
     return (only.stem if only.is_file() else only.name) or "sweep"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """By axis, labels and patterns of which one must match, as in ``when`` and ``exclude``; no axis matches all."""
+# By axis, labels and patterns of which one must match, as in ``when`` and ``exclude``; no axis matches all.
+Choice: TypeAlias = Mapping[str, tuple[str, ...]]
 
-    patterns: Mapping[str, tuple[str, ...]]
 
-    def takes(self, values: Mapping[str, str]) -> bool:
-        return all(matches(values.get(axis, ""), patterns) for axis, patterns in self.patterns.items())
+def takes(values: Mapping[str, str], chosen: Choice) -> bool:
+    return all(matches(values.get(axis, ""), patterns) for axis, patterns in chosen.items())
 
 
 def matches(label: str, patterns: Iterable[str]) -> bool:

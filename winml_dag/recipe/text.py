@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Literal, TypeAlias, TypeVar
 
 from winml_dag.file_reading import nests_deeper
@@ -84,4 +85,4 @@ def _read_json(text: str, name: str) -> Document:
 
         return positions_in_json(text)
 
-    return Document(value, positions)
+    return Document(name, value, cache(positions))
