@@ -22,7 +22,7 @@ from winml_dag.cli.measuring import (
     stage_timeout_option,
 )
 from winml_dag.cli.options import How, how_options, pairs
-from winml_dag.cli.settings import Settings, fields
+from winml_dag.cli.settings import COUNT, SEED, Settings
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted
 
@@ -30,68 +30,29 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.assess.eval import EvaluationPlan, EvaluationRequest
     from winml_dag.pipeline.assess.measurement import Measurement
 
-_COUNT = click.IntRange(min=1)
-
-# Section `eval`.
-_EVAL = Settings(
-    (
-        click.option(
-            "-t", "--task", type=TEXT, help="The task whose metrics are computed [the model's]; see --schema."
-        ),
-        click.option(
-            "--mode",
-            type=click.Choice(["onnx", "compare"]),
-            help="onnx: the metrics of a task. compare: compare all outputs with the reference [onnx].",
-        ),
-        click.option("--model-id", type=TEXT, help="The model whose tokenizer or image processor and labels are used."),
-        click.option("--reference", type=FILE, help="The float model to compare with [that of the build]."),
-        click.option("--input-data", type=FILE, help="Inputs for --mode compare, such as a .npz file [random ones]."),
-        click.option(
-            "--batch-size", type=_COUNT, help="Samples per inference, for a model with a dynamic batch size [1]."
-        ),
-        click.option(
-            "--pooling", type=click.Choice(["mean", "cls"]), help="How token embeddings become the embedding of a text."
-        ),
-    ),
-    fields("task mode model_id input_data batch_size pooling ep device", reference_path="reference"),
-)
-
-# Section `eval.dataset`.
-_DATASET = Settings(
-    (
-        click.option("--dataset", type=TEXT, help="Labelled data: a file, a folder, or a data set's hub id."),
-        click.option("--dataset-name", type=TEXT, help="Subset of the data set [its default]."),
-        click.option("--dataset-revision", type=TEXT, help="Branch, tag or commit of the data set [main]."),
-        click.option("--split", type=TEXT, help="Split of the data set [validation]."),
-        click.option("--samples", type=_COUNT, help="Maximum number of samples [100]."),
-        click.option("--shuffle/--no-shuffle", default=None, help="Use random samples, or the first ones."),
-        click.option(
-            "--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the choice of samples and of random inputs [42]."
-        ),
-        click.option(
-            "--column",
-            type=TEXT,
-            metavar="WHAT=COLUMN",
-            multiple=True,
-            callback=pairs,
-            help="Use this column of the data, such as label=category. Repeatable.",
-        ),
-        click.option(
-            "--label-mapping",
-            type=TEXT,
-            metavar="FILE|LABEL=CLASS",
-            multiple=True,
-            help="The model's class for a label, or a JSON file of them. Repeatable.",
-        ),
-    ),
-    fields(
-        "split samples shuffle seed",
-        path="dataset",
-        name="dataset_name",
-        revision="dataset_revision",
-        columns_mapping="column",
-    ),
-)
+_EVAL = Settings.of(
+    "eval",
+    ("task", TEXT, "The task whose metrics are computed [the model's]; see --schema.", "-t", "--task"),
+    ("mode", click.Choice(["onnx", "compare"]),
+     "onnx: the metrics of a task. compare: compare all outputs with the reference [onnx]."),
+    ("model_id", TEXT, "The model whose tokenizer or image processor and labels are used."),
+    ("reference_path", FILE, "The float model to compare with [that of the build].", "--reference"),
+    ("input_data", FILE, "Inputs for --mode compare, such as a .npz file [random ones]."),
+    ("batch_size", COUNT, "Samples per inference, for a model with a dynamic batch size [1]."),
+    ("pooling", click.Choice(["mean", "cls"]), "How token embeddings become the embedding of a text."),
+)  # fmt: skip
+_DATASET = Settings.of(
+    "eval.dataset",
+    ("path", TEXT, "Labelled data: a file, a folder, or a data set's hub id.", "--dataset"),
+    ("name", TEXT, "Subset of the data set [its default].", "--dataset-name"),
+    ("revision", TEXT, "Branch, tag or commit of the data set [main].", "--dataset-revision"),
+    ("split", TEXT, "Split of the data set [validation]."),
+    ("samples", COUNT, "Maximum number of samples [100]."),
+    ("shuffle", bool, "Use random samples, or the first ones."),
+    ("seed", SEED, "Seed of the choice of samples and of random inputs [42]."),
+    ("columns_mapping", [TEXT], "Use this column of the data, such as label=category.", "--column",
+     {"metavar": "WHAT=COLUMN", "callback": pairs}),
+)  # fmt: skip
 
 
 @click.command(name="eval", cls=Command, panel="Evaluation")
@@ -99,6 +60,13 @@ _DATASET = Settings(
 @_EVAL
 @run_target_options
 @_DATASET
+@click.option(
+    "--label-mapping",
+    type=TEXT,
+    metavar="FILE|LABEL=CLASS",
+    multiple=True,
+    help="The model's class for a label, or a JSON file of them. Repeatable.",
+)
 @click.option("--no-reference", is_flag=True, help="Do not evaluate the float model.")
 @click.option(
     "--min",
@@ -148,6 +116,7 @@ def _request_of(options: Mapping[str, Any]) -> EvaluationRequest:
     refuse_both(options, "reference")
     loaded, base = loaded_recipe(options)
     said, dataset = _EVAL.given(options), _DATASET.given(options)
+    said |= {name: options[name] for name in ("ep", "device") if options[name] is not None}
     for given, name in ((said, "model_id"), (dataset, "path")):
         if name in given:
             given[name] = _as_seen_here(given[name])

@@ -20,7 +20,7 @@ from winml_dag.cli.measuring import (
     stage_timeout_option,
 )
 from winml_dag.cli.options import How, how_options, pairs
-from winml_dag.cli.settings import Settings, fields
+from winml_dag.cli.settings import COUNT, SEED, Settings
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted, size_text
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.assess.measurement import Measurement
     from winml_dag.pipeline.assess.perf import PerfPlan, PerfRequest
 
-_COUNT = click.IntRange(min=1)
 _FIGURES = ("mean", "p50", "p90", "p99", "min", "max", "std")
 _LABEL = 12
 
@@ -41,33 +40,19 @@ def _sizes(context: click.Context, parameter: click.Parameter, given: tuple[str,
     return {name: int(value) for name, value in named.items()} or None
 
 
-# Section `perf`.
-_PERF = Settings(
-    (
-        click.option("--iterations", type=_COUNT, help="Number of inferences to measure [100]."),
-        click.option("--warmup", type=click.IntRange(min=0), help="Number of inferences before the measurement [10]."),
-        click.option(
-            "--duration", type=click.FloatRange(min=0, min_open=True), help="Measure for this many seconds instead."
-        ),
-        click.option("--loads", type=_COUNT, help="Number of fresh processes that load the model [5]."),
-        click.option("--threads", type=_COUNT, help="Threads per operator [onnxruntime's default]."),
-        click.option(
-            "--batch-size", type=_COUNT, help="Samples per inference, for a model with a dynamic batch size [1]."
-        ),
-        click.option(
-            "--size",
-            "sizes",
-            type=TEXT,
-            metavar="NAME=NUMBER",
-            multiple=True,
-            callback=_sizes,
-            help="Size of a dynamic axis, for random inputs [1]. Repeatable.",
-        ),
-        click.option("--input-data", type=FILE, help="Inputs: a .npz file with an array for each input [random ones]."),
-        click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of random inputs [0]."),
-    ),
-    fields("iterations warmup duration loads threads batch_size sizes input_data seed"),
-)
+_PERF = Settings.of(
+    "perf",
+    ("iterations", COUNT, "Number of inferences to measure [100]."),
+    ("warmup", click.IntRange(min=0), "Number of inferences before the measurement [10]."),
+    ("duration", click.FloatRange(min=0, min_open=True), "Measure for this many seconds instead."),
+    ("loads", COUNT, "Number of fresh processes that load the model [5]."),
+    ("threads", COUNT, "Threads per operator [onnxruntime's default]."),
+    ("batch_size", COUNT, "Samples per inference, for a model with a dynamic batch size [1]."),
+    ("sizes", [TEXT], "Size of a dynamic axis, for random inputs [1].", "--size", "sizes",
+     {"metavar": "NAME=NUMBER", "callback": _sizes}),
+    ("input_data", FILE, "Inputs: a .npz file with an array for each input [random ones]."),
+    ("seed", SEED, "Seed of random inputs [0]."),
+)  # fmt: skip
 
 
 @click.command(name="perf", cls=Command, panel="Measurement")

@@ -35,16 +35,17 @@ class Settings:
         """Return an option for each of *rows*: field, type, help, and flags if they are not ``--`` and the field.
 
         The type ``bool`` makes a pair of ``--x`` and ``--no-x``; a list with a type makes an option that can be
-        repeated.
+        repeated. A mapping at the end of a row has further arguments of the option.
         """
         options, parameters = [], {}
         for name, kind, text, *given in rows:
+            more: dict[str, Any] = given.pop() if given and isinstance(given[-1], dict) else {}
             flags = given or [f"--{name.replace('_', '-')}"]
             parameters[name] = flags[-1].removeprefix("--").replace("-", "_")
             if kind is bool:
                 options.append(click.option(f"{flags[0]}/--no-{flags[0][2:]}", default=None, help=text))
             elif isinstance(kind, list):
-                options.append(click.option(*flags, type=kind[0], multiple=True, help=f"{text} Repeatable."))
+                options.append(click.option(*flags, type=kind[0], multiple=True, help=f"{text} Repeatable.", **more))
             else:
                 options.append(click.option(*flags, type=kind, help=text))
         return cls(tuple(options), parameters, section)
@@ -59,11 +60,6 @@ class Settings:
         return {field: value for field, value in values.items() if value is not None}
 
 
-def fields(names: str = "", **renamed: str) -> dict[str, str]:
-    """Map fields of a section to parameters: *names*, separated by spaces, to the same name, *renamed* as given."""
-    return {**{name: name for name in names.split()}, **renamed}
-
-
 def _json(value: Any) -> JsonValue:
     """Return an option's value as in a recipe; None for an option that was not given."""
     if isinstance(value, Path):
@@ -74,8 +70,8 @@ def _json(value: Any) -> JsonValue:
     return given
 
 
-_COUNT = click.IntRange(min=1)
-_SEED = click.IntRange(0, 2**32 - 1)
+COUNT = click.IntRange(min=1)
+SEED = click.IntRange(0, 2**32 - 1)
 _INTEGERS = ("uint8", "int8", "uint16", "int16")
 
 LOADER = Settings.of(
@@ -102,7 +98,7 @@ INTEGERS = Settings.of(
 )
 CALIBRATION = Settings.of(
     "quant",
-    ("samples", _COUNT, "Number of calibration samples."),
+    ("samples", COUNT, "Number of calibration samples."),
     ("calibration_method", click.Choice(["minmax", "entropy", "percentile"]), "How ranges are computed.", "--method"),
     ("calibration_data", FILE, "Calibration data: a file or a folder. Part of it validates the result."),
     ("dataset_name", TEXT, "A data set for calibration: a hub id or a folder.", "--dataset"),
@@ -110,25 +106,21 @@ CALIBRATION = Settings.of(
     ("dataset_split", TEXT, "Split of the data set [train]."),
     ("task", TEXT, "The model's task, such as text-classification.", "-t", "--task"),
     ("model_id", TEXT, "The model whose tokenizer or image processor prepares the data."),
-    ("seed", _SEED, "Seed of random data and of the choice of samples."),
+    ("seed", SEED, "Seed of random data and of the choice of samples."),
     ("distribution", click.Choice(["uniform", "normal"]), "Distribution of random data."),
 )
 RANGES = Settings.of(
     "quant",
     ("calibration_load_path", FILE, "Use the ranges of an earlier calibration of this model.", "--load-calibration"),
 )
-ep_option = click.option(
-    "--ep-option",
-    "--ep-options",
-    "ep_option",
-    type=TEXT,
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=pairs,
-    help="Set an option of the execution provider. Repeatable.",
-)
-_COMPILE = Settings.of(
+# Arguments of an option with values NAME=VALUE.
+NAME_VALUE: dict[str, Any] = {"metavar": "NAME=VALUE", "callback": pairs}
+_EP_FLAGS = ("--ep-option", "--ep-options", "ep_option")
+_EP_OPTION = "Set an option of the execution provider."
+ep_option = click.option(*_EP_FLAGS, type=TEXT, multiple=True, help=f"{_EP_OPTION} Repeatable.", **NAME_VALUE)
+COMPILE = Settings.of(
     "compile",
+    ("provider_options", [TEXT], _EP_OPTION, *_EP_FLAGS, NAME_VALUE),
     ("embed_context", bool, "Put the binary into the model, or into a file beside it.", "--embed"),
     ("compiler", click.Choice(["ort", "ort_session", "qairt"]), "The compiler [ort]."),
     ("qnn_sdk_root", FILE, "The folder of the QAIRT SDK, for --compiler qairt."),
@@ -136,9 +128,6 @@ _COMPILE = Settings.of(
     ("htp_arch", int, "QNN: the architecture of the NPU, such as 73."),
     ("htp_optimization_level", click.IntRange(0, 3), "QNN: the optimization level. 3 takes longest."),
     ("require_full_offload", bool, "Fail if an operator stays on the CPU."),
-)
-COMPILE = Settings(
-    (ep_option, *_COMPILE.options), {"provider_options": "ep_option", **_COMPILE.fields}, _COMPILE.section
 )
 # Options of builds and of the commands that end with validation.
 VALIDATION = Settings.of(
@@ -152,8 +141,8 @@ BOUNDS = Settings.of(
     ("min_sqnr_db", click.FloatRange(-1000, 1000), "Lowest signal-to-noise ratio in dB."),
     ("max_abs_error", click.FloatRange(0, 1e38), "Largest difference of one value."),
     ("min_top1_agreement", click.FloatRange(0, 1), "Lowest share of samples with the same best class."),
-    ("samples", _COUNT, "Number of inputs [3 random ones, or all given]."),
-    ("seed", _SEED, "Seed of random inputs [0]."),
+    ("samples", COUNT, "Number of inputs [3 random ones, or all given]."),
+    ("seed", SEED, "Seed of random inputs [0]."),
 )
 GROUPS = (LOADER, EXPORT, INTEGERS, CALIBRATION, RANGES, COMPILE, VALIDATION)
 
@@ -203,7 +192,7 @@ _FILES = {
     "export_config": "A JSON file with fields of the export section.",
 }
 _BATCH = click.option(
-    "--batch-size", type=_COUNT, help="First dimension of every input [1, or that of an ONNX model if possible]."
+    "--batch-size", type=COUNT, help="First dimension of every input [1, or that of an ONNX model if possible]."
 )
 
 
