@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
@@ -155,10 +155,10 @@ def only_known(function: Callable[P, R]) -> Callable[P, R]:
         if unknown := next((name for name in kwargs if name not in known), None):
             meant = did_you_mean(unknown, known)
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}{meant}")
-        if "rebuild" in kwargs:
-            if "force_rebuild" in kwargs:
+        if "force_rebuild" in kwargs:
+            if "rebuild" in kwargs:
                 raise TypeError(f"{function.__name__}() got 'rebuild' and 'force_rebuild', two names of one argument")
-            kwargs["force_rebuild"] = kwargs.pop("rebuild")
+            kwargs["rebuild"] = kwargs.pop("force_rebuild")
         return function(*args, **kwargs)
 
     return checked
@@ -173,10 +173,19 @@ def remote_of(arguments: Mapping[str, Any], recipe: object = None) -> RemoteOpti
     urls, mode = arguments.get("remote"), arguments.get("remote_mode")
     if mode not in (None, *Mode):
         raise UsageError(f"remote_mode is {mode!r}{known_instead(mode, map(str, Mode))}.")
-    folder = None
-    if isinstance(recipe, str | os.PathLike):
-        folder = Path(recipe) if Path(recipe).is_dir() else Path(recipe).parent
-    return RemoteOptions((urls,) if isinstance(urls, str) else tuple(urls or ()), mode, folder)
+    file = Path(recipe) if isinstance(recipe, str | os.PathLike) else None
+    return RemoteOptions.of((urls,) if isinstance(urls, str) else tuple(urls or ()), mode, file)
+
+
+@contextmanager
+def store_of(arguments: Mapping[str, Any], remote: RemoteOptions) -> Iterator[Store]:
+    """Yield the store that *arguments* name, for the duration of one call."""
+    store = open_store(_cache_dir(arguments), remote)
+    try:
+        yield store
+    finally:
+        if store.has_remotes:
+            close_store(store)
 
 
 @contextmanager
@@ -188,36 +197,23 @@ def driver_of(
     Raises:
         UsageError: if the cluster does not exist, or its workers cannot access the inputs.
     """
-    options = BuildOptions(
-        arguments.get("jobs", 1),
-        keep_going=arguments.get("keep_going", False),
-        rebuild=arguments.get("force_rebuild", False),
-        stage_timeout_seconds=arguments.get("stage_timeout_seconds"),
-        memory_bytes=arguments.get("memory_bytes"),
-        link=arguments.get("link", False),
-        overwrite=arguments.get("overwrite", False),
-    )
-    cache_dir = arguments.get("cache_dir")
-    folder = remote.store_folder(None if cache_dir is None else Path(cache_dir))
+    options = BuildOptions(**{name: arguments[name] for name in _BUILD_OPTIONS & arguments.keys()})
     with ExitStack() as open_until:
         if (scheduler := arguments.get("scheduler")) is not None:
             # Lazy import: local builds do not need it.
             from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
 
             meant = ClusterOptions(scheduler, 1, (), options.jobs, options.memory_bytes)
+            folder = remote.store_folder(_cache_dir(arguments))
             cluster = open_until.enter_context(open_cluster(meant, folder, remote, lambda _: None))
             options = replace(options, cluster=cluster)
         store = open_until.enter_context(store_of(arguments, remote))
         yield Driver(store, options, observer)
 
 
-@contextmanager
-def store_of(arguments: Mapping[str, Any], remote: RemoteOptions) -> Iterator[Store]:
-    """Yield the store that *arguments* name, for the duration of one call."""
-    cache_dir = arguments.get("cache_dir")
-    store = open_store(None if cache_dir is None else Path(cache_dir), remote)
-    try:
-        yield store
-    finally:
-        if store.has_remotes:
-            close_store(store)
+_BUILD_OPTIONS = frozenset(field.name for field in fields(BuildOptions))
+
+
+def _cache_dir(arguments: Mapping[str, Any]) -> Path | None:
+    folder = arguments.get("cache_dir")
+    return None if folder is None else Path(folder)

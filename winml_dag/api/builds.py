@@ -21,7 +21,6 @@ from winml_dag.api.arguments import (
     only_known,
     remote_of,
 )
-from winml_dag.errors import MeasuredError
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.commandresult import CommandResult, command_result
@@ -81,9 +80,8 @@ def build_sweep(
     folder = None if output_dir is None else Path(output_dir)
     final_only = arguments.get("final_only", False)
     request = Request(None, _overrides(arguments), folder, remote=remote, final_only=final_only)
-    selection = Selection(
-        tuple(arguments.get("filters", ())), arguments.get("shard"), arguments.get("retry_failed", False)
-    )
+    filters = tuple(arguments.get("filters", ()))
+    selection = Selection(filters, arguments.get("shard"), arguments.get("retry_failed", False))
     sweep = SweepRun.of(named, request, selection, _words(arguments, named, folder))
     watcher = arguments.get("watcher") or SilentWatcher()
     with driver_of({"keep_going": True, **arguments}, remote) as driver:
@@ -257,8 +255,7 @@ def _run(request: Request, arguments: Mapping[str, Any], config: object = None) 
         result = build(plan_request(request, driver.store, download=True), driver)
     for view in result.stages:
         if view.result is not None and view.result.error:
-            failed = view.result
-            raise MeasuredError(f"{view.id} failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
+            raise view.result.as_error()
     return result
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from winml_dag.api.arguments import FileArguments, only_known, remote_of, store_of
-from winml_dag.errors import MeasuredError
-from winml_dag.pipeline.assess.builtmodel import find_built_model
+from winml_dag.pipeline.assess.builtmodel import BuiltModel, find_built_model
 from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
 from winml_dag.pipeline.assess.evalresult import EvalResult, eval_result
-from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, carry_out
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, carry_out
 from winml_dag.pipeline.assess.perf import PerfRequest, PerfResult, perf_result, plan_perf
+from winml_dag.pipeline.assess.validate import ValidationRequest, plan_validation
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
 from winml_dag.recipe.schema import Eval, Perf, Validate
 from winml_dag.store.store import Store
+
+P = TypeVar("P", bound=AssessmentPlan)
+R = TypeVar("R")
 
 
 @only_known
@@ -37,8 +40,6 @@ def validate_onnx(
     kept. *precision*: the precision whose thresholds apply, by default the model's own. *config*: fields of
     ``validate``. Raises the same errors as :func:`export_model`.
     """
-    from winml_dag.pipeline.assess.validate import ValidationRequest, plan_validation
-
     request = ValidationRequest(
         Validate.from_dict(config or {}),
         Path.cwd(),
@@ -51,9 +52,8 @@ def validate_onnx(
         task=task,
         model_id=None,
     )
-    with store_of(arguments, remote_of(arguments)) as store:
-        plan = plan_validation(find_built_model(Path(model)), request, store)
-        return validation_result(_measured(plan.measurement, store, arguments))
+    _, done = _assess(model, request, plan_validation, arguments)
+    return validation_result(done)
 
 
 @only_known
@@ -82,9 +82,8 @@ def measure_onnx(
         baseline=None if baseline is None else Path(baseline),
         draws=output_dir is not None,
     )
-    with store_of(arguments, remote_of(arguments)) as store:
-        plan = plan_perf(find_built_model(Path(model)), request, store)
-        return perf_result(_measured(plan.measurement, store, arguments, output_dir))
+    _, done = _assess(model, request, plan_perf, arguments, output_dir)
+    return perf_result(done)
 
 
 @only_known
@@ -110,22 +109,28 @@ def evaluate_onnx(
     given = {name: os.fspath(value) for name, value in said.items() if value is not None}
     data = {} if dataset is None else {"path": os.fspath(dataset)}
     request = EvaluationRequest(eval_section(Eval.from_dict(config or {}), given, data), Path.cwd(), {})
+    plan, done = _assess(model, request, plan_evaluation, arguments, output_dir)
+    return eval_result(plan, done)
+
+
+def _assess(
+    model: str | Path,
+    request: R,
+    plan: Callable[[BuiltModel, R, Store], P],
+    arguments: FileArguments,
+    folder: str | Path | None = None,
+) -> tuple[P, Measurement]:
+    """Plan *request* for the finished *model* and run that. Reports go to *folder*."""
     with store_of(arguments, remote_of(arguments)) as store:
-        plan = plan_evaluation(find_built_model(Path(model)), request, store)
-        return eval_result(plan, _measured(plan.measurement, store, arguments, output_dir))
-
-
-def _measured(
-    planned: MeasurementGraph, store: Store, arguments: FileArguments, folder: str | Path | None = None
-) -> Measurement:
-    done = carry_out(
-        planned,
-        store,
-        rebuild=arguments.get("force_rebuild", False),
-        folder=None if folder is None else Path(folder),
-        overwrite=arguments.get("overwrite", False),
-        observer=arguments.get("observer"),
-    )
-    if failed := done.failed:
-        raise MeasuredError(f"{failed.node.id} failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
-    return done
+        planned = plan(find_built_model(Path(model)), request, store)
+        done = carry_out(
+            planned.measurement,
+            store,
+            rebuild=arguments.get("rebuild", False),
+            folder=None if folder is None else Path(folder),
+            overwrite=arguments.get("overwrite", False),
+            observer=arguments.get("observer"),
+        )
+    if done.failed is not None:
+        raise done.failed.as_error()
+    return planned, done

@@ -156,7 +156,6 @@ def measured(
     """
     from winml_dag.cli.buildreport import failure_lines
     from winml_dag.cli.progress import progress
-    from winml_dag.errors import MeasuredError
     from winml_dag.pipeline.assess.measurement import carry_out
 
     with progress(quiet=how.quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
@@ -175,6 +174,5 @@ def measured(
         # The first line is the error, which is printed when it is raised.
         for line in list(failure_lines(done.failed, whole=how.verbose))[1:]:
             echo(line, err=True)
-        failed = done.failed
-        raise MeasuredError(f"{failed.node.id} failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
+        raise done.failed.as_error()
     return done

@@ -250,10 +250,9 @@ _OVERRIDES = tuple(field.name for field in fields(Overrides))
 
 def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
     """The remotes in the *options* of a command, by their names; *recipe*: what is built, if that is a file."""
-    folder = None
-    if isinstance(recipe, Path):
-        folder = recipe if recipe.is_dir() else recipe.parent
-    return RemoteOptions(tuple(options["remote"]), options["remote_mode"], folder)
+    return RemoteOptions.of(
+        tuple(options["remote"]), options["remote_mode"], recipe if isinstance(recipe, Path) else None
+    )
 
 
 def planned_build(options: Mapping[str, Any]) -> tuple[BuildGraph, Store]:

@@ -15,7 +15,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.diff import Change, Inputs, Nearest, changes_between, summed_up
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.stage import Node
-from winml_dag.errors import StageError
+from winml_dag.errors import MeasuredError, StageError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.records import KeyInputs, Record
 
@@ -78,6 +78,10 @@ class StageResult:
             error=error.message,
             advice=error.advice,
         )
+
+    def as_error(self) -> MeasuredError:
+        """Return the error to raise for a stage that failed."""
+        return MeasuredError(f"{self.node.id} failed: {self.error}", advice=self.advice, metrics=self.metrics)
 
 
 class Observer(Protocol):

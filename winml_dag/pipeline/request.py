@@ -51,6 +51,11 @@ class RemoteOptions:
     mode: str | None = None
     folder: Path | None = None
 
+    @classmethod
+    def of(cls, urls: tuple[str, ...], mode: str | None, recipe: Path | None) -> RemoteOptions:
+        """Return the options of a call for *recipe*, a file or a folder of recipes, if it has one."""
+        return cls(urls, mode, None if recipe is None else recipe if recipe.is_dir() else recipe.parent)
+
     @cached_property
     def is_configured(self) -> bool:
         """Whether any remote is configured, even one that is off: then digests are sha256."""
