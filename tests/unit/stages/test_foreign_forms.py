@@ -370,7 +370,10 @@ def test_a_model_may_put_out_a_sequence(tmp_path: Path) -> None:
     ("count", "more"), [(1, "y = Identity (h)"), (2, "s = Squeeze (h, one) y = LSTM <hidden_size = 6> (s, w, r, b)")]
 )
 def test_lstm_has_weights_of_eight_bits(tmp_path: Path, count: int, more: str, per_channel: bool) -> None:
-    """Their only type is int8; onnxruntime transposes weights in place, even if another LSTM reads them."""
+    """Their only type is int8; onnxruntime transposes weights in place, even if another LSTM reads them.
+
+    With 7 bits of them, products saturate on no processor: with 8, they do on x86-64 without VNNI (12.8 dB were seen).
+    """
     model = graph(
         f"""g (float[5, 2, 6] x) => (float[5, 1, 2, 6] y) <int64[1] one = {{1}}>
         {{ h = LSTM <hidden_size = 6> (x, w, r, b) {more} }}""",
@@ -378,7 +381,7 @@ def test_lstm_has_weights_of_eight_bits(tmp_path: Path, count: int, more: str, p
         r=weights(1, 24, 6, seed=1),
         b=weights(1, 48, seed=2),
     )
-    result = quantize(tmp_path, model, "dynamic", per_channel=per_channel)
+    result = quantize(tmp_path, model, "dynamic", per_channel=per_channel, reduce_range=True)
     assert result.op_types().count("DynamicQuantizeLSTM") == count
     assert result.metrics["weights_by_type"] == {"int8": 2 * count}
     assert sqnr(tmp_path, model, result) > 25
