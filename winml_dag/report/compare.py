@@ -197,24 +197,20 @@ def _compared(now: Row, then: Row | None, bounds: Sequence[Bound]) -> Compared:
 def _fate(now: Row, then: Row | None) -> Fate:
     if then is None:
         return Fate.NEW
-    if _is_there(now):
-        if _is_there(then):
+    if now.is_there:
+        if then.is_there:
             # A bound on what was measured then and could not be measured now must report that.
             lost = any(getattr(then, part) is not None for part in now.unmeasured)
             return Fate.NOW_FAILING if lost else Fate.SAME
         return Fate.NOW_THERE
-    if not _is_there(then):
+    if not then.is_there:
         return Fate.MISSING
     # Cells that the recipe skips or this run did not reach allow no conclusion.
     return Fate.GONE if now.status in _NOT_WANTED else Fate.NOW_FAILING
 
 
-def _is_there(row: Row) -> bool:
-    return row.status in (CellStatus.BUILT, CellStatus.UP_TO_DATE)
-
-
 def _why(row: Row) -> str:
-    if _is_there(row):
+    if row.is_there:
         return "; ".join(f"no {part}: {row.missing.get(part, 'not measured')}" for part in row.unmeasured)
     if row.failure is None:
         return f"{row.status}: {row.why}" if row.why else str(row.status)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, UsageError
@@ -21,7 +21,7 @@ from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.sweep.result import DecodeError, decode, encode
 from winml_dag.report.compare import Comparison
 from winml_dag.report.page import REPORT_PAGE, html_of
-from winml_dag.report.row import FORMAT, Report, Row
+from winml_dag.report.row import FORMAT, Report
 
 REPORT = "report.json"
 
@@ -78,87 +78,79 @@ def _dumped(value: object) -> str:
 
 CSV = "report.csv"
 
-_Value: TypeAlias = str | int | float | bool | None
-
 # Characters that start a formula in a spreadsheet, including the fullwidth forms. It strips the last three before it
 # checks.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r", "\n")
 
 
-def _of(part: str, name: str) -> Callable[[Row], _Value]:
-    """Return a getter for the field *name* of a *part* that may be missing."""
-
-    def found(row: Row) -> _Value:
-        value: _Value = getattr(getattr(row, part), name, None)
-        return value
-
-    return found
-
-
-# New columns go last: programs rely on the positions of the others.
-COLUMNS: Mapping[str, Callable[[Row], _Value]] = {
-    "name": lambda row: row.name,
-    "model": lambda row: row.model,
-    "task": lambda row: row.task,
-    "precision": lambda row: row.precision,
-    "ep": lambda row: row.ep,
-    "device": lambda row: row.device,
-    "status": lambda row: str(row.status),
-    "why": lambda row: row.why,
-    "stage_reached": lambda row: row.reached,
-    "failed_stage": _of("failure", "stage"),
-    "size_bytes": _of("size", "model"),
-    "sidecar_bytes": _of("size", "sidecar"),
-    "folder_bytes": _of("size", "folder"),
-    "embeds_binary": _of("size", "embeds_binary"),
-    "latency_p50_ms": _of("latency", "p50"),
-    "latency_p90_ms": _of("latency", "p90"),
-    "latency_p99_ms": _of("latency", "p99"),
-    "inferences": _of("latency", "inferences"),
-    "warmup": _of("latency", "warmup"),
-    "load_seconds": _of("latency", "load_seconds"),
-    "latency_measured": _of("latency", "measured"),
-    "latency_made_at": _of("latency", "made_at"),
-    "emulated": _of("latency", "emulated"),
-    "peak_memory_bytes": _of("latency", "peak_memory_bytes"),
-    "cosine": _of("quality", "cosine"),
-    "cosine_min": _of("quality", "cosine_min"),
-    "sqnr_db": _of("quality", "sqnr_db"),
-    "max_abs_error": _of("quality", "max_abs_error"),
-    "quality_samples": _of("quality", "samples"),
-    "quality_data": _of("quality", "data"),
-    "quality_bound": _of("quality", "bound"),
-    "quality_passed": _of("quality", "passed"),
-    "metric": _of("accuracy", "metric"),
-    "accuracy": _of("accuracy", "value"),
-    "reference": _of("accuracy", "reference"),
-    "accuracy_drop": _of("accuracy", "drop"),
-    "accuracy_significant": _of("accuracy", "significant"),
-    "accuracy_samples": _of("accuracy", "samples"),
-    "accuracy_bound": _of("accuracy", "bound"),
-    "accuracy_passed": _of("accuracy", "passed"),
-    "accuracy_measured": _of("accuracy", "measured"),
-    "accuracy_made_at": _of("accuracy", "made_at"),
-    "nodes_quantized": lambda row: row.nodes_quantized,
-    "nodes_skipped": lambda row: row.nodes_skipped,
-    "skipped_reasons": lambda row: "; ".join(f"{count} {why}" for why, count in row.skipped_reasons.items()),
-    "partitions": _of("placement", "partitions"),
-    "cpu_nodes": lambda row: None if row.placement is None else sum(row.placement.cpu_nodes.values()),
-    "cpu_operators": lambda row: "" if row.placement is None else _counts(row.placement.cpu_nodes),
-    "seconds": lambda row: row.seconds,
-    "made_in_seconds": lambda row: row.made_in_seconds,
-    "saved_seconds": lambda row: row.saved_seconds,
-    "build_peak_memory_bytes": lambda row: row.peak_memory_bytes,
-    "dominated_by": lambda row: row.dominated_by,
-    "dominated_why": lambda row: row.dominated_why,
-    "winner_of": lambda row: "; ".join(row.winner_of),
-    "trial_of": lambda row: row.trial_of,
-    "missing": lambda row: "; ".join(f"{part}: {why}" for part, why in row.missing.items()),
-    "versions": lambda row: "; ".join(f"{name} {version}" for name, version in row.versions.items()),
-    "digest": lambda row: row.digest,
-    "folder": lambda row: row.folder,
-    "command": lambda row: row.command,
+# The field of each column. New columns go last: programs rely on the positions of the others.
+COLUMNS: Mapping[str, str] = {
+    "name": "name",
+    "model": "model",
+    "task": "task",
+    "precision": "precision",
+    "ep": "ep",
+    "device": "device",
+    "status": "status",
+    "why": "why",
+    "stage_reached": "reached",
+    "failed_stage": "failure.stage",
+    "size_bytes": "size.model",
+    "sidecar_bytes": "size.sidecar",
+    "folder_bytes": "size.folder",
+    "embeds_binary": "size.embeds_binary",
+    "latency_p50_ms": "latency.p50",
+    "latency_p90_ms": "latency.p90",
+    "latency_p99_ms": "latency.p99",
+    "inferences": "latency.inferences",
+    "warmup": "latency.warmup",
+    "load_seconds": "latency.load_seconds",
+    "latency_measured": "latency.measured",
+    "latency_made_at": "latency.made_at",
+    "emulated": "latency.emulated",
+    "peak_memory_bytes": "latency.peak_memory_bytes",
+    "cosine": "quality.cosine",
+    "cosine_min": "quality.cosine_min",
+    "sqnr_db": "quality.sqnr_db",
+    "max_abs_error": "quality.max_abs_error",
+    "quality_samples": "quality.samples",
+    "quality_data": "quality.data",
+    "quality_bound": "quality.bound",
+    "quality_passed": "quality.passed",
+    "metric": "accuracy.metric",
+    "accuracy": "accuracy.value",
+    "reference": "accuracy.reference",
+    "accuracy_drop": "accuracy.drop",
+    "accuracy_significant": "accuracy.significant",
+    "accuracy_samples": "accuracy.samples",
+    "accuracy_bound": "accuracy.bound",
+    "accuracy_passed": "accuracy.passed",
+    "accuracy_measured": "accuracy.measured",
+    "accuracy_made_at": "accuracy.made_at",
+    "nodes_quantized": "nodes_quantized",
+    "nodes_skipped": "nodes_skipped",
+    "skipped_reasons": "skipped_reasons",
+    "partitions": "placement.partitions",
+    "cpu_nodes": "placement.on_cpu",
+    "cpu_operators": "placement.cpu_nodes",
+    "seconds": "seconds",
+    "made_in_seconds": "made_in_seconds",
+    "saved_seconds": "saved_seconds",
+    "build_peak_memory_bytes": "peak_memory_bytes",
+    "dominated_by": "dominated_by",
+    "dominated_why": "dominated_why",
+    "winner_of": "winner_of",
+    "trial_of": "trial_of",
+    "missing": "missing",
+    "versions": "versions",
+    "digest": "digest",
+    "folder": "folder",
+    "command": "command",
 }
+
+
+# How names and values are written; the others are counts.
+_PAIRS = {"missing": "{0}: {1}", "versions": "{0} {1}"}
 
 
 def csv_of(report: Report) -> str:
@@ -166,22 +158,22 @@ def csv_of(report: Report) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(COLUMNS)
-    writer.writerows([_field(value(row)) for value in COLUMNS.values()] for row in report.rows)
+    writer.writerows([_field(path, row.value(path)) for path in COLUMNS.values()] for row in report.rows)
     return text.getvalue()
 
 
-def _field(value: _Value) -> str:
+def _field(path: str, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
-    return f"'{value}" if value.startswith(_FORMULA) else value
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return "; ".join(f"{count} {name}" for name, count in counts.items())
+    if isinstance(value, Mapping):
+        form = _PAIRS.get(path, "{1} {0}")
+        value = [form.format(*pair) for pair in value.items()]
+    text = "; ".join(value) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 HTML = "report.html"

@@ -18,7 +18,7 @@ from winml_dag.store.quantities import size_text
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that a row may have.
+    """A number that a row may have, in its field ``path``.
 
     ``label`` and ``unit`` are for people; ``text`` formats a value with its unit.
     """
@@ -27,8 +27,13 @@ class Measure:
     label: str
     unit: str
     higher_is_better: bool
-    of: Callable[[Row], float | None]
+    path: str
     text: Callable[[float], str]
+
+    def of(self, row: Row) -> float | None:
+        value: float | None = row.value(self.path)
+        # Without a stage that took time, nothing is known of it.
+        return None if self.unit == "s" and value == 0 else value
 
 
 def printable(text: str) -> str:
@@ -67,51 +72,29 @@ def _seconds(value: float) -> str:
     return f"{digits(value)} s"
 
 
-def _of(part: str, name: str) -> Callable[[Row], float | None]:
-    """Return a getter for the number *name* in a part of a row that may be missing."""
-
-    def found(row: Row) -> float | None:
-        value = getattr(getattr(row, part), name, None)
-        return value if isinstance(value, int | float) else None
-
-    return found
-
-
-def _on_cpu(row: Row) -> float | None:
-    return None if row.placement is None else sum(row.placement.cpu_nodes.values())
-
-
 _ALL = (
-    Measure("latency", "latency p50", "ms", False, _of("latency", "p50"), _milliseconds),
-    Measure("latency_p90", "latency p90", "ms", False, _of("latency", "p90"), _milliseconds),
-    Measure("latency_p99", "latency p99", "ms", False, _of("latency", "p99"), _milliseconds),
-    Measure("load", "time to load", "s", False, _of("latency", "load_seconds"), _seconds),
-    Measure("size", "size", "bytes", False, _of("size", "model"), _bytes),
-    Measure("peak_memory", "memory", "bytes", False, _of("latency", "peak_memory_bytes"), _bytes),
-    Measure("cosine", "cosine", "", True, _of("quality", "cosine"), _cosine),
-    Measure("cosine_min", "lowest cosine", "", True, _of("quality", "cosine_min"), _cosine),
-    Measure("sqnr_db", "SQNR", "dB", True, _of("quality", "sqnr_db"), lambda x: f"{x:.1f} dB"),
-    Measure("max_abs_error", "largest error", "", False, _of("quality", "max_abs_error"), digits),
-    Measure("accuracy", "accuracy", "", True, _of("accuracy", "value"), _cosine),
-    Measure("accuracy_drop", "accuracy drop", "", False, _of("accuracy", "drop"), _cosine),
-    Measure("partitions", "partitions", "", False, _of("placement", "partitions"), _count),
-    Measure("cpu_nodes", "nodes on the CPU", "", False, _on_cpu, _count),
-    Measure("nodes_skipped", "nodes not quantized", "", False, lambda row: row.nodes_skipped, _count),
-    Measure("time", "time to make", "s", False, lambda row: row.made_in_seconds or None, _seconds),
-    Measure("saved", "time saved", "s", True, lambda row: row.saved_seconds or None, _seconds),
+    Measure("latency", "latency p50", "ms", False, "latency.p50", _milliseconds),
+    Measure("latency_p90", "latency p90", "ms", False, "latency.p90", _milliseconds),
+    Measure("latency_p99", "latency p99", "ms", False, "latency.p99", _milliseconds),
+    Measure("load", "time to load", "s", False, "latency.load_seconds", _seconds),
+    Measure("size", "size", "bytes", False, "size.model", _bytes),
+    Measure("peak_memory", "memory", "bytes", False, "latency.peak_memory_bytes", _bytes),
+    Measure("cosine", "cosine", "", True, "quality.cosine", _cosine),
+    Measure("cosine_min", "lowest cosine", "", True, "quality.cosine_min", _cosine),
+    Measure("sqnr_db", "SQNR", "dB", True, "quality.sqnr_db", lambda x: f"{x:.1f} dB"),
+    Measure("max_abs_error", "largest error", "", False, "quality.max_abs_error", digits),
+    Measure("accuracy", "accuracy", "", True, "accuracy.value", _cosine),
+    Measure("accuracy_drop", "accuracy drop", "", False, "accuracy.drop", _cosine),
+    Measure("partitions", "partitions", "", False, "placement.partitions", _count),
+    Measure("cpu_nodes", "nodes on the CPU", "", False, "placement.on_cpu", _count),
+    Measure("nodes_skipped", "nodes not quantized", "", False, "nodes_skipped", _count),
+    Measure("time", "time to make", "s", False, "made_in_seconds", _seconds),
+    Measure("saved", "time saved", "s", True, "saved_seconds", _seconds),
 )
 MEASURES: Mapping[str, Measure] = {measure.name: measure for measure in _ALL}
 
 # Text fields of a row, in addition to its measures.
-_WORDS: Mapping[str, Callable[[Row], str]] = {
-    "name": lambda row: row.name,
-    "model": lambda row: row.model,
-    "precision": lambda row: row.precision,
-    "ep": lambda row: row.ep,
-    "device": lambda row: row.device,
-    "status": lambda row: str(row.status),
-    "task": lambda row: row.task or "",
-}
+_WORDS = ("name", "model", "precision", "ep", "device", "status", "task")
 # Names listed in an error message as examples.
 _MOST_NAMES = 5
 SORTED_BY = (*_WORDS, *MEASURES)
@@ -154,7 +137,7 @@ def sorted_by(report: Report, name: str | None) -> Report:
 
 def _place(row: Row, name: str) -> tuple[Any, ...]:
     if name in _WORDS:
-        return (_WORDS[name](row), row.name)
+        return (row.value(name) or "", row.name)
     measure = MEASURES[name]
     value = measure.of(row)
     if value is None:
@@ -177,8 +160,8 @@ def _test(text: str, axes: set[str] | None) -> Callable[[Row], bool]:
 
 
 def _label(row: Row, axis: str) -> str:
-    found = row.values.get(axis)
-    return found if found is not None else _WORDS[axis](row) if axis in _WORDS else ""
+    found = row.value(axis) if axis in _WORDS and axis not in row.values else row.values.get(axis)
+    return str(found or "")
 
 
 def _each(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult, StageRun, encode
+from winml_dag.pipeline.sweep.result import Candidate, GoalResult, StageRun, encode
 from winml_dag.report.compare import Comparison
 from winml_dag.report.measures import MEASURES
 from winml_dag.report.onefile import PAGES, PageKind, as_data, escaped, link_beside, page_of
@@ -55,7 +55,6 @@ def html_of(report: Report, comparison: Comparison | None = None, path: Path | N
 _MOST = 4
 # With two digits it would become 1e+02.
 _WHOLE_PERCENT = 99.5
-_THERE = (CellStatus.BUILT, CellStatus.UP_TO_DATE)
 
 
 def answers(report: Report, comparison: Comparison | None = None) -> tuple[str, ...]:
@@ -146,7 +145,7 @@ def _best_without_goal(rows: Sequence[Row]) -> Iterator[str]:
 
 def _is_good(row: Row) -> bool:
     held = (row.quality, row.accuracy)
-    return row.status in _THERE and all(part is None or part.passed is not False for part in held)
+    return row.is_there and all(part is None or part.passed is not False for part in held)
 
 
 def _choice(row: Row, figure: str) -> str:
@@ -154,7 +153,7 @@ def _choice(row: Row, figure: str) -> str:
 
 
 def _count(rows: Sequence[Row]) -> str:
-    there = sum(row.status in _THERE for row in rows)
+    there = sum(row.is_there for row in rows)
     return f"{there} of {len(rows)} builds exist." if rows else "There are no builds."
 
 

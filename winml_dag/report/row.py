@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from winml_dag.pipeline.sweep.result import CellStatus, Failure, GoalResult, SharedGraph, StageRun
 
@@ -93,6 +94,10 @@ class Placement:
     partitions: int
     cpu_nodes: Mapping[str, int]
 
+    @property
+    def on_cpu(self) -> int:
+        return sum(self.cpu_nodes.values())
+
 
 @dataclass(frozen=True)
 class Row:
@@ -152,6 +157,17 @@ class Row:
     dominated_why: str = ""
     components: tuple[str, ...] = ()
     winner_of: tuple[str, ...] = ()
+
+    @property
+    def is_there(self) -> bool:
+        return self.status in (CellStatus.BUILT, CellStatus.UP_TO_DATE)
+
+    def value(self, path: str) -> Any:
+        """Return the field at *path*, such as ``latency.p50``; None in a part that is missing."""
+        found: Any = self
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        return found
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ _BEST = {"latency": "fastest", "size": "smallest"}
 _MOST_ALIKE = 3
 # Maximum reasons in a footnote on missing values; the rest is counted.
 _MOST_REASONS = 6
+# The width of the reason why a build is dominated.
+_REASON = 60
 # Maximum ids listed of the critical path.
 _MOST_STAGES = 8
 
@@ -50,13 +52,15 @@ class Line:
 class _Column:
     """A column of the table.
 
-    ``rank``: columns with a lower rank are shown first if space is short. ``part``: the row part that gives the reason
-    for a missing value.
+    ``width``: what it counts for when columns are chosen, whatever the values are: the choice does not depend on what
+    was measured. Without one it is always shown. Columns of a lower ``rank`` are chosen first. ``part``: the part of a
+    row that gives the reason for a missing value.
     """
 
     heading: str
-    rank: int
     of: Callable[[Row], str]
+    rank: int = 0
+    width: int | None = None
     part: str = ""
     right: bool = True
 
@@ -72,23 +76,56 @@ def table_lines(report: Report, width: int) -> Iterator[Line]:
 
 def _lines(report: Report, width: int) -> Iterator[Line]:
     yield Line(_cut(f"{report.name}, {_when(report)}", width), Style.HEADING)
-    columns = _columns_that_fit(report.rows, width)
-    widths = [max(map(_width, (column.heading, *map(column.of, report.rows)))) for column in columns]
+    table = _Table(report.rows, width)
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [row for row in report.rows if row.model == model]
         yield Line("")
         yield Line(_cut(_model_heading(rows), width), Style.HEADING)
-        yield Line(_aligned([column.heading for column in columns], columns, widths, "  "))
+        yield Line(table.line([column.heading for column in table.columns]))
         waiting = Counter(row.why for row in rows if row.status is CellStatus.NOT_REACHED)
         for row in rows:
             if row.status is not CellStatus.NOT_REACHED or waiting[row.why] <= _MOST_ALIKE:
-                yield _row_line(row, columns, widths, width)
+                yield table.row(row)
         for why, count in waiting.items():
             if count > _MOST_ALIKE:
                 yield Line(_cut(f"- {counted(count, 'build')} not reached: {why}", width), Style.DOMINATED)
     yield Line("")
-    for text, style in (*_missing(report.rows, columns), *_headline(report)):
+    for text, style in (*_missing(report.rows, table.columns), *_headline(report)):
         yield from (Line(part, style) for part in wrapped(text, width))
+
+
+class _Table:
+    """The columns that fit into *width*, aligned over all *rows*."""
+
+    def __init__(self, rows: Sequence[Row], width: int) -> None:
+        self._width = width
+        self.columns = _columns_that_fit(rows, width)
+        cells = [(column.heading, *map(column.of, rows)) for column in self.columns]
+        self._widths = [max(map(_width, each)) for each in cells]
+        # Values may be wider than expected.
+        fits = sum(self._widths) + len(_GAP) * len(self.columns) <= width
+        self._gap = _GAP if fits else " "
+
+    def line(self, cells: Sequence[str], mark: str = "  ") -> str:
+        """Return *cells* of the first columns, aligned, after *mark*."""
+        filled = (
+            f"{' ' * (width - _width(cell))}{cell}" if column.right else f"{cell}{' ' * (width - _width(cell))}"
+            for cell, column, width in zip(cells, self.columns, self._widths, strict=False)
+        )
+        return f"{mark}{self._gap.join(filled)}".rstrip()
+
+    def row(self, row: Row) -> Line:
+        if row.size is not None or row.is_there:
+            mark = "* " if row.winner_of else "~ " if row.dominated_by else "  "
+            style = Style.WINNER if row.winner_of else Style.DOMINATED if row.dominated_by else Style.PLAIN
+            return Line(self.line([column.of(row) for column in self.columns], mark), style)
+        is_bad = row.status in _BAD
+        start = self.line([column.of(row) for column in self.columns if column.width is None], "! " if is_bad else "- ")
+        # Name the failed stage once: the cell's reason starts with it.
+        at = f" in {row.failure.stage}" if row.failure is not None and row.failure.stage else ""
+        why = row.why if row.failure is None else row.failure.error
+        text = _cut(f"{start}{_GAP}{row.status}{at}{f': {why}' if why else ''}", self._width)
+        return Line(text, Style.BAD if is_bad else Style.DOMINATED)
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:
@@ -106,24 +143,6 @@ def wrapped(text: str, width: int) -> Iterator[str]:
 def target_text(row: Row) -> str:
     """Format ``qnn npu``; only one word for the CPU."""
     return " ".join(dict.fromkeys(word for word in (row.ep, row.device) if word)) or "-"
-
-
-def _row_line(row: Row, columns: Sequence[_Column], widths: Sequence[int], width: int) -> Line:
-    if row.size is None and row.status not in (CellStatus.BUILT, CellStatus.UP_TO_DATE):
-        first = sum(column.rank < 0 for column in columns)
-        cells = [column.of(row) for column in columns[:first]]
-        is_bad = row.status in _BAD
-        start = _aligned(cells, columns[:first], widths[:first], "! " if is_bad else "- ")
-        # Name the failed stage once: the cell's reason starts with it.
-        at = f" in {row.failure.stage}" if row.failure is not None and row.failure.stage else ""
-        why = row.why if row.failure is None else row.failure.error
-        return Line(
-            _cut(f"{start}{_GAP}{row.status}{at}{f': {why}' if why else ''}", width),
-            Style.BAD if is_bad else Style.DOMINATED,
-        )
-    mark = "* " if row.winner_of else "~ " if row.dominated_by else "  "
-    style = Style.WINNER if row.winner_of else Style.DOMINATED if row.dominated_by else Style.PLAIN
-    return Line(_aligned([column.of(row) for column in columns], columns, widths, mark), style)
 
 
 def _when(report: Report) -> str:
@@ -148,61 +167,29 @@ def _model_heading(rows: Sequence[Row]) -> str:
 
 def _columns_that_fit(rows: Sequence[Row], width: int) -> list[_Column]:
     """Return the columns that have values and fit, chosen by rank and in display order."""
-    wanted = [column for column in _all_columns(rows) if any(column.of(row) not in ("", "-", _NONE) for row in rows)]
-    left = width - 2
-    chosen = set()
+    # Where several builds share model, precision and target, only their names distinguish them.
+    alike = Counter((row.model, row.precision, row.ep, row.device) for row in rows)
+    name = [_Column("build", _own_name, right=False)] if any(count > 1 for count in alike.values()) else []
+    wanted = [one for one in (*name, *_COLUMNS) if any(one.of(row) not in ("", "-", _NONE) for row in rows)]
+    always = [column for column in wanted if column.width is None]
+    left = width - 2 - sum(max(map(_width, (one.heading, *map(one.of, rows)))) + len(_GAP) for one in always)
+    chosen = {column.heading for column in always}
     for column in sorted(wanted, key=lambda one: one.rank):
-        needs = max(map(_width, (column.heading, *map(column.of, rows)))) + len(_GAP)
-        if column.rank < 0 or needs <= left:
+        if column.width is not None and column.width + len(_GAP) <= left:
             chosen.add(column.heading)
-            left -= needs
+            left -= column.width + len(_GAP)
     return [column for column in wanted if column.heading in chosen]
 
 
-def _distinguished_by_name(rows: Sequence[Row]) -> bool:
-    """Return whether several builds share model, precision and target, so that only their names distinguish them."""
-    alike = Counter((row.model, row.precision, row.ep, row.device) for row in rows)
-    return any(count > 1 for count in alike.values())
-
-
-def _all_columns(rows: Sequence[Row]) -> Iterator[_Column]:
-    if _distinguished_by_name(rows):
-        yield _Column("build", -3, _own_name, right=False)
-    yield _Column("precision", -2, lambda row: row.precision or "-", right=False)
-    yield _Column("target", -1, target_text, right=False)
-    yield _measured("size", "size", 0, "size")
-    yield _Column("beside", 14, _sidecar, "size")
-    yield _measured("p50", "latency", 1, "latency")
-    yield _measured("p90", "latency_p90", 9, "latency")
-    yield _measured("p99", "latency_p99", 10, "latency")
-    yield _Column("n+warm-up", 16, _inferences, "latency")
-    yield _measured("load", "load", 13, "latency")
-    yield _measured("memory", "peak_memory", 11, "latency")
-    yield _measured("cosine", "cosine", 2, "quality")
-    yield _measured("SQNR", "sqnr_db", 15, "quality")
-    yield _measured("accuracy", "accuracy", 3, "accuracy")
-    yield _Column("drop", 4, _drop, "accuracy")
-    yield _measured("partitions", "partitions", 6, "placement")
-    yield _measured("on CPU", "cpu_nodes", 5, "placement")
-    yield _Column("quantized", 12, _quantized, "nodes_quantized")
-    yield _Column("build time", 7, lambda row: _duration(row.made_in_seconds))
-    yield _Column("saved", 8, lambda row: _duration(row.saved_seconds))
-    yield _Column("measured", 17, _measured_when, "latency", right=False)
-    yield _Column("Pareto-dominated by", 18, _dominated, right=False)
-
-
-def _measured(heading: str, measure: str, rank: int, part: str) -> _Column:
+def _measured(heading: str, rank: int, width: int, measure: str, part: str) -> _Column:
     known = MEASURES[measure]
 
     def text(row: Row) -> str:
         value = known.of(row)
-        return "-" if value is None else f"{known.text(value)}{_emulated(row, part)}"
+        emulated = part == "latency" and row.latency is not None and row.latency.emulated
+        return "-" if value is None else f"{known.text(value)}{'?' if emulated else ''}"
 
-    return _Column(heading, rank, text, part)
-
-
-def _emulated(row: Row, part: str) -> str:
-    return "?" if part == "latency" and row.latency is not None and row.latency.emulated else ""
+    return _Column(heading, text, rank, width, part)
 
 
 def _own_name(row: Row) -> str:
@@ -244,7 +231,32 @@ def _measured_when(row: Row) -> str:
 
 
 def _dominated(row: Row) -> str:
-    return "" if row.dominated_by is None else f"{row.dominated_by}: {row.dominated_why}"
+    return "" if row.dominated_by is None else _cut(f"{row.dominated_by}: {row.dominated_why}", _REASON)
+
+
+_COLUMNS = (
+    _Column("precision", lambda row: row.precision or "-", right=False),
+    _Column("target", target_text, right=False),
+    _measured("size", 0, 8, "size", "size"),
+    _Column("beside", _sidecar, 14, 8, "size"),
+    _measured("p50", 1, 8, "latency", "latency"),
+    _measured("p90", 9, 8, "latency_p90", "latency"),
+    _measured("p99", 10, 8, "latency_p99", "latency"),
+    _Column("n+warm-up", _inferences, 16, 9, "latency"),
+    _measured("load", 13, 8, "load", "latency"),
+    _measured("memory", 12, 10, "peak_memory", "latency"),
+    _measured("cosine", 2, 6, "cosine", "quality"),
+    _measured("SQNR", 15, 7, "sqnr_db", "quality"),
+    _measured("accuracy", 3, 8, "accuracy", "accuracy"),
+    _Column("drop", _drop, 4, 10, "accuracy"),
+    _measured("partitions", 6, 10, "partitions", "placement"),
+    _measured("on CPU", 5, 6, "cpu_nodes", "placement"),
+    _Column("quantized", _quantized, 11, 9, "nodes_quantized"),
+    _Column("build time", lambda row: _duration(row.made_in_seconds), 7, 10),
+    _Column("saved", lambda row: _duration(row.saved_seconds), 8, 6),
+    _Column("measured", _measured_when, 17, 17, "latency", right=False),
+    _Column("Pareto-dominated by", _dominated, 18, _REASON, right=False),
+)
 
 
 def _headline(report: Report) -> Iterator[tuple[str, Style]]:
@@ -320,14 +332,6 @@ def _missing(rows: Sequence[Row], columns: Sequence[_Column]) -> Iterator[tuple[
             yield f"- {part.replace('_', ' ')}{of}: {reason}", Style.PLAIN
         if len(reasons) > _MOST_REASONS:
             yield f"- {part}: {len(reasons) - _MOST_REASONS} other reasons, in report.json", Style.PLAIN
-
-
-def _aligned(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int], mark: str) -> str:
-    filled = (
-        f"{' ' * (width - _width(cell))}{cell}" if column.right else f"{cell}{' ' * (width - _width(cell))}"
-        for cell, column, width in zip(cells, columns, widths, strict=True)
-    )
-    return f"{mark}{_GAP.join(filled)}".rstrip()
 
 
 def _cut(text: str, width: int) -> str:

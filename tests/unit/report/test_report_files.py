@@ -138,6 +138,20 @@ def test_wide_terminals_have_all_columns(report: Report) -> None:
     assert " ".join(heading.split()) == f"{' '.join(first.split())} {shown} {last}"
 
 
+@pytest.mark.parametrize("width", range(60, 220, 20))
+def test_columns_do_not_depend_on_how_wide_measured_values_are(report: Report, width: int) -> None:
+    def heading(of: Report) -> list[str]:
+        return next(line.text.split() for line in table_lines(of, width) if "precision" in line.text)
+
+    def slower(row: Row) -> Row:
+        if row.latency is None or row.size is None:
+            return row
+        latency = replace(row.latency, p50=1234.5, p90=123456.7, p99=1e7, load_seconds=1234.0, peak_memory_bytes=1023)
+        return replace(row, latency=latency, size=replace(row.size, model=1023 << 30), made_in_seconds=45_000.0)
+
+    assert heading(replace(report, rows=tuple(map(slower, report.rows)))) == heading(report)
+
+
 def test_files_of_others_are_left_alone(report: Report, tmp_path: Path) -> None:
     files = default_files(tmp_path)
     theirs = '{"subjects": ["somebody else\'s"]}'
