@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.report.graphpage import graph_html
-from winml_dag.report.graphview import SOURCE, Box, GraphView, Line
+from winml_dag.report.graphview import SOURCE, Box, GraphView
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 
@@ -28,8 +28,8 @@ def sweep_view(models: int, precisions: int) -> GraphView:
                 reason = f"quant.samples: {cell} -> {cell + 1}"
                 last = "" if cell else "reused"
                 boxes.append(Box(step, step, "ran", (cell,), reason, "", 2.5, last=last, last_reason="found"))
-                lines.append(Line(export if number == 0 else len(boxes) - 2, len(boxes) - 1))
-            lines.append(Line(0, len(boxes) - 2))
+                lines.append((export if number == 0 else len(boxes) - 2, len(boxes) - 1))
+            lines.append((0, len(boxes) - 2))
     return GraphView(cells, tuple(boxes), tuple(lines))
 
 

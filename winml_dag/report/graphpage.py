@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import networkx
 
@@ -69,7 +69,7 @@ def summary(view: GraphView) -> str:
 def _drawn(view: GraphView) -> JsonObject:
     layout = lay_out(
         [box.step for box in view.boxes],
-        view.edges(),
+        view.lines,
         ranks=[fmean(box.cells) if box.cells else 0.0 for box in view.boxes],
         pulls=[box.step != SOURCE for box in view.boxes],
     )
@@ -77,7 +77,7 @@ def _drawn(view: GraphView) -> JsonObject:
         {**_box(box, view.cells), "column": column, "row": row}
         for box, column, row in zip(view.boxes, layout.columns, layout.rows, strict=True)
     ]
-    lines: list[JsonValue] = [[line.maker, line.reader, layout.route(line.maker, line.reader)] for line in view.lines]
+    lines: list[JsonValue] = [[*line, layout.route(*line)] for line in view.lines]
     return {"boxes": boxes, "lines": lines, "width": layout.width, "height": layout.height}
 
 
@@ -117,6 +117,8 @@ def _label(box: Box, cells: Sequence[str]) -> str:
 
 
 Name = TypeVar("Name", bound=Hashable)
+# A box by its index, or the lane of the lines from a box in a column.
+_Place: TypeAlias = int | tuple[int, int]
 
 # Higher values removed no further crossings in sweeps of 40 and of 136 builds.
 _TURNS = 7
@@ -159,27 +161,35 @@ def lay_out(
     """
     columns = _columns(steps, edges, pulls)
     # A line over several columns passes each of them in a lane, which takes part in the layout like a box.
-    lanes: dict[tuple[int, int], int] = {}
-    heights, order, pulling = [1.0] * len(steps), [*ranks], [*pulls]
-    parts: dict[tuple[int, int], None] = {}
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(len(steps)))
     for maker, reader in edges:
-        here = maker
-        for column in range(columns[maker] + 1, columns[reader]):
-            if (maker, column) not in lanes:
-                lanes[maker, column] = len(heights)
-                heights.append(_LANE)
-                order.append(ranks[maker])
-                pulling.append(pulls[maker])
-            parts[here, lanes[maker, column]] = None
-            here = lanes[maker, column]
-        parts[here, reader] = None
-    in_columns: list[list[int]] = [[] for _ in range(max(columns, default=-1) + 1)]
-    for index, column in enumerate([*columns, *(column for _, column in lanes)]):
-        in_columns[column].append(index)
-    rows = _rows(in_columns, _neighbours(len(heights), parts, pulling), order, heights)
+        lanes = [(maker, column) for column in range(columns[maker] + 1, columns[reader])]
+        networkx.add_path(graph, [maker, *lanes, reader])
+    box_of = {place: place if isinstance(place, int) else place[0] for place in graph}
+    in_columns: list[list[_Place]] = [[] for _ in range(max(columns, default=-1) + 1)]
+    for place in graph:
+        in_columns[columns[place] if isinstance(place, int) else place[1]].append(place)
+
+    rows: dict[_Place, float] = {place: float(at) for places in in_columns for at, place in enumerate(places)}
+    # Columns are visited from left to right and back, so that each follows the one before: first for the order, by the
+    # mean row of the neighbours, then for the distances.
+    for turn in range(2 * _TURNS):
+        near = (graph.pred, graph.succ)[turn % 2]
+        for places in in_columns if turn % 2 == 0 else reversed(in_columns):
+            pulling = {place: [rows[other] for other in near[place] if pulls[box_of[other]]] for place in places}
+            wanted = {place: fmean(at) if at else rows[place] for place, at in pulling.items()}
+            if turn < _TURNS - 1:
+                places.sort(key=lambda place, wanted=wanted: (ranks[box_of[place]], wanted[place]))  # type: ignore[misc]
+                settled = [float(at) for at in range(len(places))]
+            else:
+                heights = [1.0 if isinstance(place, int) else _LANE for place in places]
+                settled = _apart([wanted[place] for place in places], heights)
+            rows.update(zip(places, settled, strict=True))
     top = min(rows.values(), default=0.0)
-    settled = [round(rows[index] - top, 2) for index in range(len(heights))]
-    return Layout(tuple(columns), tuple(settled[: len(steps)]), {lane: settled[at] for lane, at in lanes.items()})
+    at = {place: round(row - top, 2) for place, row in rows.items()}
+    boxes = tuple(at.pop(box) for box in range(len(steps)))
+    return Layout(tuple(columns), boxes, {place: row for place, row in at.items() if isinstance(place, tuple)})
 
 
 def _columns(steps: Sequence[str], edges: Sequence[tuple[int, int]], pulls: Sequence[bool]) -> list[int]:
@@ -209,45 +219,6 @@ def _beside_readers(columns: list[int], edges: Sequence[tuple[int, int]], pulls:
     moved = [readers[box] - 1 if box in readers and box not in fixed else at for box, at in enumerate(columns)]
     used = {column: index for index, column in enumerate(sorted(set(moved)))}
     return [used[column] for column in moved]
-
-
-def _neighbours(
-    count: int, edges: Iterable[tuple[int, int]], pulls: Sequence[bool]
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Return, per box, the boxes before and after it that influence its row."""
-    before: list[list[int]] = [[] for _ in range(count)]
-    after: list[list[int]] = [[] for _ in range(count)]
-    for maker, reader in edges:
-        if pulls[maker]:
-            before[reader].append(maker)
-        if pulls[reader]:
-            after[maker].append(reader)
-    return before, after
-
-
-def _rows(
-    in_columns: list[list[int]],
-    neighbours: tuple[list[list[int]], list[list[int]]],
-    ranks: Sequence[float],
-    heights: Sequence[float],
-) -> dict[int, float]:
-    """Return the row of each box: first its order in the column, by the mean row of its neighbours, then the distances.
-
-    Columns are visited from left to right and back, so that each follows the one before.
-    """
-    rows = {box: float(index) for boxes in in_columns for index, box in enumerate(boxes)}
-    for turn in range(2 * _TURNS):
-        for boxes in in_columns if turn % 2 == 0 else reversed(in_columns):
-            near = neighbours[turn % 2]
-            wanted = {box: fmean(rows[other] for other in near[box]) if near[box] else rows[box] for box in boxes}
-            if turn < _TURNS - 1:
-                boxes.sort(key=lambda box, wanted=wanted: (ranks[box], wanted[box]))  # type: ignore[misc]
-                rows |= {box: float(index) for index, box in enumerate(boxes)}
-            else:
-                rows |= dict(
-                    zip(boxes, _apart([wanted[box] for box in boxes], [heights[box] for box in boxes]), strict=True)
-                )
-    return rows
 
 
 def _apart(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:

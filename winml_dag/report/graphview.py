@@ -9,7 +9,7 @@ A graph of hundreds of boxes is folded: boxes of one step become one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from winml_dag.engine.events import StageResult, Status
@@ -53,24 +53,16 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Line:
-    """``reader`` reads an output of ``maker``; both are indices of boxes."""
-
-    maker: int
-    reader: int
-
-
-@dataclass(frozen=True)
 class GraphView:
-    """``cells``: the labels of the builds, which boxes refer to by index. ``notices``: what is not drawn, and why."""
+    """The boxes, and lines between them, each from a box to one that reads its output, by their indices.
+
+    ``cells``: the labels of the builds, which boxes refer to by index. ``notices``: what is not drawn, and why.
+    """
 
     cells: tuple[str, ...]
     boxes: tuple[Box, ...]
-    lines: tuple[Line, ...]
-    notices: tuple[str, ...] = field(default=())
-
-    def edges(self) -> tuple[tuple[int, int], ...]:
-        return tuple((line.maker, line.reader) for line in self.lines)
+    lines: tuple[tuple[int, int], ...]
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,26 +105,31 @@ def view_of(builds: Sequence[PlannedBuild], notices: Sequence[str] = ()) -> Grap
     """Return the drawing of *builds*, whose labels must differ."""
     merged = together(builds)
     like = _like(builds, merged)
-    results = _results(builds, merged)
-    readers = merged.readers()
-    cells = _cells(readers, like)
+    results, last, readers = _results(builds, merged), _last(builds, merged, like), merged.readers()
     nodes = [node for node in merged.graph.nodes if node.id not in like]
-    places = {name: place for place, name in enumerate([*merged.graph.sources, *(node.id for node in nodes)])}
-    lines = tuple(_lines(merged, nodes, like, places))
-    read_in: dict[int, set[int]] = {}
-    for line in lines:
-        read_in.setdefault(line.maker, set()).update(cells[nodes[line.reader - len(merged.graph.sources)].id])
+    names = [*merged.graph.sources, *(node.id for node in nodes)]
+    places = {name: place for place, name in enumerate(names)}
+    makers = merged.graph.makers
+    lines = dict.fromkeys(
+        (places[_settled(makers[name].id if name in makers else name, like)], places[node.id])
+        for node in nodes
+        for name in node.inputs.values()
+    )
+    # The builds that contain a stage, or a later round like it, and those that read a source.
+    cells: dict[str, set[int]] = {name: set() for name in names}
+    for node_id, read_by in readers.items():
+        cells[_settled(node_id, like)].update(place for place, _ in read_by)
+    for maker, reader in lines:
+        if maker < len(merged.graph.sources):
+            cells[names[maker]] |= cells[names[reader]]
     sources = [
-        Box(SOURCE, _without_label(name, builds), SOURCE, tuple(sorted(read_in.get(place, ()))))
-        for place, name in enumerate(merged.graph.sources)
+        Box(SOURCE, _without_label(name, builds), SOURCE, tuple(sorted(cells[name]))) for name in merged.graph.sources
     ]
-    last = _last(builds, merged, like)
-    boxes = []
-    for node in nodes:
-        status, reason = last.get(node.id, ("", ""))
-        box = _box(node, readers[node.id][0][1], cells[node.id], *results[node.id])
-        boxes.append(replace(box, last=status, last_reason=reason))
-    return GraphView(tuple(build.label for build in builds), (*sources, *boxes), lines, tuple(notices))
+    boxes = [
+        _box(node, readers[node.id][0][1], cells[node.id], results[node.id], last.get(node.id, ("", "")))
+        for node in nodes
+    ]
+    return GraphView(tuple(build.label for build in builds), (*sources, *boxes), tuple(lines), tuple(notices))
 
 
 def _without_label(name: str, builds: Sequence[PlannedBuild]) -> str:
@@ -200,23 +197,10 @@ def _settled(name: str, like: Mapping[str, str]) -> str:
     return name
 
 
-def _cells(readers: Mapping[str, Sequence[tuple[int, str]]], like: Mapping[str, str]) -> dict[str, set[int]]:
-    """Return, by id, the builds that contain a stage, or a later round like it."""
-    found: dict[str, set[int]] = {}
-    for node_id, read_by in readers.items():
-        found.setdefault(_settled(node_id, like), set()).update(place for place, _ in read_by)
-    return found
-
-
-def _lines(merged: Merged, nodes: Sequence[Node], like: Mapping[str, str], places: Mapping[str, int]) -> Iterator[Line]:
-    makers = merged.graph.makers
-    for node in nodes:
-        read = (makers[name].id if name in makers else name for name in node.inputs.values())
-        yield from dict.fromkeys(Line(places[_settled(maker, like)], places[node.id]) for maker in read)
-
-
-def _box(node: Node, step: str, cells: set[int], status: Status, result: StageResult, error: str) -> Box:
-    record = result.record
+def _box(
+    node: Node, step: str, cells: set[int], expected: tuple[Status, StageResult, str], last: tuple[str, str]
+) -> Box:
+    status, result, error = expected
     return Box(
         step=step,
         stage=node.stage.name,
@@ -224,8 +208,10 @@ def _box(node: Node, step: str, cells: set[int], status: Status, result: StageRe
         cells=tuple(sorted(cells)),
         reason=str(result.reason),
         key=result.cache_key or "",
-        seconds=result.elapsed_seconds if record is None else record.elapsed_seconds,
+        seconds=result.elapsed_seconds if result.record is None else result.record.elapsed_seconds,
         error=error,
+        last=last[0],
+        last_reason=last[1],
     )
 
 
@@ -240,12 +226,12 @@ def folded_view(view: GraphView) -> GraphView:
         groups.setdefault(box.step, []).append(index)
     places = {step: place for place, step in enumerate(groups)}
     steps = [places[box.step] for box in view.boxes]
-    lines = dict.fromkeys(Line(steps[line.maker], steps[line.reader]) for line in view.lines)
     # Rounds of one step may read each other.
-    between = tuple(line for line in lines if line.maker != line.reader)
-    return GraphView(
-        view.cells, tuple(_folded(view.boxes, members) for members in groups.values()), between, view.notices
+    lines = dict.fromkeys(
+        (steps[maker], steps[reader]) for maker, reader in view.lines if steps[maker] != steps[reader]
     )
+    boxes = tuple(_folded(view.boxes, members) for members in groups.values())
+    return replace(view, boxes=boxes, lines=tuple(lines))
 
 
 def _folded(boxes: Sequence[Box], members: Sequence[int]) -> Box:
@@ -254,19 +240,15 @@ def _folded(boxes: Sequence[Box], members: Sequence[int]) -> Box:
         return replace(first, members=tuple(members))
     inside = [boxes[place] for place in members]
     statuses = Counter(box.status for box in inside)
-    last = Counter(box.last for box in inside)
+    last = {box.last for box in inside}
     known = [box.seconds for box in inside if box.seconds is not None]
     return Box(
         step=first.step,
         stage=first.stage if first.step != SOURCE else "",
         status=next((str(status) for status in _FIRST_TOLD if statuses[status]), SOURCE),
         cells=tuple(sorted({cell for box in inside for cell in box.cells})),
-        reason=_status_counts(statuses),
+        reason=", ".join(f"{number} {status}" for status, number in sorted(statuses.items())),
         seconds=sum(known) if known else None,
         members=tuple(members),
-        last=next((str(status) for status in _FIRST_TOLD if last[status]), ""),
+        last=next((str(status) for status in _FIRST_TOLD if status in last), ""),
     )
-
-
-def _status_counts(statuses: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {status}" for status, number in sorted(statuses.items()))

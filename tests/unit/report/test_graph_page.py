@@ -8,7 +8,7 @@ from pathlib import Path
 from report_samples import bare_report
 
 from winml_dag.report.graphpage import GRAPH_PAGE, graph_html, summary
-from winml_dag.report.graphview import Box, GraphView, Line, folded_view
+from winml_dag.report.graphview import Box, GraphView, folded_view
 from winml_dag.report.page import REPORT_PAGE, html_of
 
 
@@ -17,8 +17,8 @@ def view(count: int) -> GraphView:
     quantize = [Box("quantize", "quantize", "ran", (cell,)) for cell in range(count)]
     export = Box("export", "export", "reused", tuple(range(count)))
     ends = [Box("finalize", "finalize", "ran", (cell,)) for cell in range(count)]
-    lines = [Line(0, place) for place in range(1, count + 1)]
-    lines += [Line(place, place + count) for place in range(1, count + 1)]
+    lines = [(0, place) for place in range(1, count + 1)]
+    lines += [(place, place + count) for place in range(1, count + 1)]
     return GraphView(tuple(f"bert/{cell}" for cell in range(count)), (export, *quantize, *ends), tuple(lines))
 
 
@@ -27,7 +27,7 @@ def test_folded_boxes_are_one_per_step_with_all_boxes_once() -> None:
     folded = folded_view(whole)
     assert [(box.step, len(box.members)) for box in folded.boxes] == [("export", 1), ("quantize", 10), ("finalize", 10)]
     assert sorted(member for box in folded.boxes for member in box.members) == list(range(len(whole.boxes)))
-    assert folded.lines == (Line(0, 1), Line(1, 2))
+    assert folded.lines == ((0, 1), (1, 2))
     assert folded.boxes[2].reason == "10 ran"
     assert folded.boxes[2].cells == tuple(range(10))
 
