@@ -6,6 +6,7 @@ missing, and affects nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
@@ -24,6 +25,7 @@ from pydantic import (
 
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.layout import prefixed
+from winml_dag.stages.evaluate import METRICS
 from winml_dag.store.artifact import Artifact, FileEntry
 
 
@@ -78,6 +80,22 @@ class Figures(_Lenient):
     max_abs_error: float | None = None
     samples: Count = 0
     data: str = ""
+
+    @classmethod
+    def worst(cls, figures: Iterable[Figures]) -> Figures:
+        """Return the worst value of each measure over several outputs or components; None if none has it."""
+        found = list(figures)
+
+        def pick(choose: Callable[[Iterable[float]], float], name: str) -> float | None:
+            values = [value for one in found if (value := getattr(one, name)) is not None]
+            return choose(values) if values else None
+
+        return cls(
+            cosine=pick(min, "cosine"),
+            cosine_min=pick(min, "cosine_min"),
+            sqnr_db=pick(min, "sqnr_db"),
+            max_abs_error=pick(max, "max_abs_error"),
+        )
 
 
 class Metrics(_Lenient):
@@ -223,6 +241,15 @@ class BuildManifest(OneModel):
         found = (one.final_artifact for one in (self, *self.components.values()))
         return tuple(name for name in found if name is not None)
 
+    def done(self, name: str) -> list[Stage]:
+        """Return the stages called *name* that have a result: one for each component, or for each model quantized."""
+        return [stage for stage in self.stages if stage.name == name and stage.is_done]
+
+    @property
+    def shipped(self) -> dict[str, FileEntry]:
+        """The files to ship by their digests: equal content counts once."""
+        return {file.digest: file for stage in self.done("finalize") for file in stage.files}
+
     def component_of_file(self, name: str) -> str:
         """Return the component of the file *name* next to the manifest; empty if it belongs to none."""
         return next((each for each in self.components if name.startswith(prefixed("", each))), "")
@@ -280,6 +307,12 @@ class MetricReport(_Lenient):
     reference: _Estimate = _Estimate()
     difference: _Difference = _Difference()
 
+    @property
+    def drop(self) -> float | None:
+        """How much worse than the reference; for all metrics of eval, higher is better."""
+        value, reference = self.candidate.value, self.reference.value
+        return None if value is None or reference is None else reference - value
+
 
 class EvalReport(_Lenient):
     task: str = ""
@@ -287,3 +320,8 @@ class EvalReport(_Lenient):
     data: str = ""
     metrics: dict[str, OnErrorOmit[MetricReport]] = {}
     outputs: dict[str, OnErrorOmit[Figures]] = {}
+
+    @property
+    def main_metric(self) -> str | None:
+        """The most significant metric of the task; None without one."""
+        return next((name for name in METRICS.get(self.task, ()) if name in self.metrics), None)

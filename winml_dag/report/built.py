@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.ep.registry import find_ep
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.documents import BuildManifest, EvalReport, MetricReport, PerfReport, Stage
+from winml_dag.pipeline.documents import BuildManifest, EvalReport, Figures, PerfReport, Stage
 from winml_dag.pipeline.manifest import Manifest
 from winml_dag.pipeline.sweep.result import CellStatus, GoalResult, Measured, StageRun
 from winml_dag.report.row import Accuracy, Latency, Placement, Quality, Row, Size
-from winml_dag.stages.evaluate import METRICS
 from winml_dag.store.quantities import counted
 
 # The version of a tool that is identified by its content.
@@ -24,20 +23,20 @@ _EMULATED = "emulated"
 
 def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
     """Return the complete row of the build whose *manifest* is in *folder*."""
-    build, stages = manifest.build, manifest.build.stages
-    done = [stage for stage in stages if stage.is_done]
-    quality, no_quality = _quality(stages)
-    placement, no_placement = _placement(stages)
+    build = manifest.build
+    done = [stage for stage in build.stages if stage.is_done]
+    quality, no_quality = _quality(build)
+    placement, no_placement = _placement(build)
     # Of each component the last: a second quantization describes the final model.
-    quantized = {build.component_of(stage): stage for stage in _done(stages, "quantize")}.values()
-    size, no_size = _size(manifest, done)
+    quantized = {build.component_of(stage): stage for stage in build.done("quantize")}.values()
+    size, no_size = _size(manifest)
     missing = {
         "size": no_size,
         "quality": no_quality,
         "placement": no_placement,
-        "nodes_quantized": "" if quantized else _why_skipped(stages, "quantize", "nothing was quantized"),
+        "nodes_quantized": "" if quantized else _why_skipped(build, "quantize", "nothing was quantized"),
     }
-    runs = tuple(map(_run, stages))
+    runs = tuple(map(_run, build.stages))
     reasons: Counter[str] = Counter()
     for stage in quantized:
         for by_reason in stage.nodes_skipped_reasons.values():
@@ -45,7 +44,7 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
     return Row(
         name=name,
         values={},
-        model=_model(build, done) or folder.name or folder.resolve().name,
+        model=_model(build) or folder.name or folder.resolve().name,
         precision=build.precision,
         ep=_alias(build.execution_provider),
         device=build.device,
@@ -72,9 +71,9 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
     )
 
 
-def _model(build: BuildManifest, done: Sequence[Stage]) -> str:
+def _model(build: BuildManifest) -> str:
     """Return the model's name, with the module if only that was built: each module is a model of its own."""
-    modules = (stage.settings.loader.module_path for stage in _done(done, "export"))
+    modules = (stage.settings.loader.module_path for stage in build.done("export"))
     return " ".join(part for part in (build.model_id, next(modules, "")) if part)
 
 
@@ -96,13 +95,9 @@ def _run(stage: Stage) -> StageRun:
     )
 
 
-def _why_skipped(stages: Iterable[Stage], name: str, otherwise: str) -> str:
+def _why_skipped(build: BuildManifest, name: str, otherwise: str) -> str:
     """Return why no stage called *name* has a result."""
-    return next((stage.reason for stage in stages if stage.name == name and stage.reason), otherwise)
-
-
-def _done(stages: Iterable[Stage], name: str) -> list[Stage]:
-    return [stage for stage in stages if stage.name == name and stage.is_done]
+    return next((stage.reason for stage in build.stages if stage.name == name and stage.reason), otherwise)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
@@ -110,54 +105,48 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return sum(found) if found else None
 
 
-def _size(manifest: Manifest, done: Sequence[Stage]) -> tuple[Size | None, str]:
+def _size(manifest: Manifest) -> tuple[Size | None, str]:
     """Return the size of the model and the folder. Files of equal content count once."""
-    folder = sum({file.digest: file.size for file in manifest.files}.values())
-    shipped = {file.digest: (file.size, file.name) for stage in _done(done, "finalize") for file in stage.files}
+    shipped = manifest.build.shipped.values()
     if not shipped:
-        placed = {file.digest: file.size for files in manifest.placed.values() for file in files}
+        placed = {file.digest for files in manifest.placed.values() for file in files}
         if not placed:
             return None, "the build ships no model"
         return None, f"the recipe's own stages put {counted(len(placed), 'file')} in place, and none is its model"
-    beside = sum(size for size, name in shipped.values() if not name.endswith(".onnx"))
-    embeds = any(stage.settings.compile.embed_context for stage in _done(done, "compile"))
-    return Size(sum(size for size, _ in shipped.values()), beside, folder, embeds), ""
+    folder = sum({file.digest: file.size for file in manifest.files}.values())
+    beside = sum(file.size for file in shipped if not file.name.endswith(".onnx"))
+    embeds = any(stage.settings.compile.embed_context for stage in manifest.build.done("compile"))
+    return Size(sum(file.size for file in shipped), beside, folder, embeds), ""
 
 
-def _quality(stages: Sequence[Stage]) -> tuple[Quality | None, str]:
+def _quality(build: BuildManifest) -> tuple[Quality | None, str]:
     """Return the quality; of several components, that of the one farthest from its float model."""
-    validated = _done(stages, "validate")
-    found = [quality for stage in validated if (quality := _quality_of(stage)) is not None]
+    validated = [stage.metrics for stage in build.done("validate")]
+    found = [(metrics.quality, metrics.min_cosine) for metrics in validated if metrics.quality is not None]
     if found:
-        return min(found, key=lambda one: 1.0 if one.cosine is None else one.cosine), ""
+        quality, bound = min(found, key=lambda one: 1.0 if one[0].cosine is None else one[0].cosine)
+        # It has a record, so it passed all thresholds.
+        return Quality(**dict(quality), bound=bound, passed=None if bound is None else True), ""
     if validated:
         return None, "there was no float model to compare with"
-    return None, _why_skipped(stages, "validate", "the build does not validate")
+    return None, _why_skipped(build, "validate", "the build does not validate")
 
 
-def _quality_of(stage: Stage) -> Quality | None:
-    quality, bound = stage.metrics.quality, stage.metrics.min_cosine
-    if quality is None:
-        return None
-    # It has a record, so it passed all thresholds.
-    return Quality(**dict(quality), bound=bound, passed=None if bound is None else True)
-
-
-def _placement(stages: Sequence[Stage]) -> tuple[Placement | None, str]:
-    compiled = _done(stages, "compile")
+def _placement(build: BuildManifest) -> tuple[Placement | None, str]:
+    compiled = build.done("compile")
     if not compiled:
-        why = _why_skipped(stages, "compile", "nothing was compiled")
-        return None, f"{why}{_when_loaded(stages)}"
+        why = _why_skipped(build, "compile", "nothing was compiled")
+        return None, f"{why}{_when_loaded(build)}"
     on_cpu: Counter[str] = Counter()
     for stage in compiled:
         on_cpu.update(stage.nodes_on_cpu)
     return Placement(_sum(stage.ep_context_partitions for stage in compiled) or 0, dict(on_cpu)), ""
 
 
-def _when_loaded(stages: Sequence[Stage]) -> str:
+def _when_loaded(build: BuildManifest) -> str:
     """Return where the nodes of an uncompiled model ran during validation; empty if on the CPU."""
     assigned: Counter[str] = Counter()
-    for stage in _done(stages, "validate"):
+    for stage in build.done("validate"):
         for provider, by_type in stage.metrics.assigned_nodes.items():
             assigned[_alias(provider)] += sum(by_type.values())
     counts = ", ".join(f"{counted(count, 'node')} on {ep}" for ep, count in sorted(assigned.items()))
@@ -232,13 +221,11 @@ def accuracy_of(
     report = EvalReport.model_validate(found.report)
     if not report.metrics:
         return None, "eval compared outputs, without labels" if report.outputs else "the report has no metrics"
-    name = _main_metric(report)
+    name = report.main_metric or next(iter(report.metrics))
     metric = report.metrics[name]
-    value, reference = metric.candidate.value, metric.reference.value
+    value, low, high, drop = metric.candidate.value, metric.candidate.low, metric.candidate.high, metric.drop
     if value is None:
         return None, f"{name} is not defined on these samples"
-    # For all metrics of eval, higher is better.
-    drop = None if reference is None else reference - value
     bound = _bound("accuracy_drop", goals)
     return Accuracy(
         metric=name,
@@ -247,9 +234,9 @@ def accuracy_of(
         samples=report.samples,
         measured=found.measured,
         made_at=found.made_at,
-        reference=reference,
+        reference=metric.reference.value,
         drop=drop,
-        interval=_interval(metric),
+        interval=None if low is None or high is None else (low, high),
         significant=metric.difference.significant,
         bound=bound,
         passed=None if bound is None or drop is None else drop <= bound,
@@ -264,18 +251,8 @@ def quality_of(found: Measured | None) -> Quality | None:
     if not report.outputs:
         return None
 
-    def worst(name: str, pick: Callable[[Iterable[float]], float] = min) -> float | None:
-        known = [value for output in report.outputs.values() if (value := getattr(output, name)) is not None]
-        return pick(known) if known else None
-
-    return Quality(
-        cosine=worst("cosine"),
-        cosine_min=worst("cosine_min"),
-        sqnr_db=worst("sqnr_db"),
-        max_abs_error=worst("max_abs_error", max),
-        samples=report.samples,
-        data=report.data,
-    )
+    worst = Figures.worst(report.outputs.values()).model_copy(update={"samples": report.samples, "data": report.data})
+    return Quality(**dict(worst))
 
 
 def held_to(quality: Quality, goals: Iterable[GoalResult]) -> Quality:
@@ -289,15 +266,6 @@ def held_to(quality: Quality, goals: Iterable[GoalResult]) -> Quality:
 def _not_measured(what: str, is_through: bool) -> str:
     not_yet = "" if is_through else "the run ended before, or "
     return f"{not_yet}{what} was not requested (measure: [{what}])"
-
-
-def _main_metric(report: EvalReport) -> str:
-    return next((name for name in METRICS.get(report.task, ()) if name in report.metrics), next(iter(report.metrics)))
-
-
-def _interval(metric: MetricReport) -> tuple[float, float] | None:
-    low, high = metric.candidate.low, metric.candidate.high
-    return None if low is None or high is None else (low, high)
 
 
 def _bound(measure: str, goals: Iterable[GoalResult]) -> float | None:

@@ -8,7 +8,7 @@ used.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -32,7 +32,7 @@ from winml_dag.store.records import KeyInputs
 T = TypeVar("T")
 
 # The prefix of files that builds keep for themselves in a folder.
-HIDDEN = ".winml-dag"
+_HIDDEN = ".winml-dag"
 
 
 class Found(StrEnum):
@@ -247,9 +247,14 @@ def _extra(folder: Path, manifest: Manifest) -> Iterator[str]:
     placed_in = recipe_folder(folder, manifest)
     if placed_in is not None and placed_in.resolve() == folder.resolve():
         ours |= {entry.name for entries in manifest.placed.values() for entry in entries}
+    return others(folder, ours)
+
+
+def others(folder: Path, ours: Collection[str]) -> Iterator[str]:
+    """Yield the names of files in *folder* that are not among *ours*, without those that builds keep for themselves."""
     for file in files_below(folder):
         name = name_below(folder, file.path)
-        if name not in ours and not name.startswith(HIDDEN):
+        if name not in ours and not name.startswith(_HIDDEN):
             yield name
 
 

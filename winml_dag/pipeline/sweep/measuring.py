@@ -6,7 +6,7 @@ too. Results are records, so the commands and the sweep share them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementJob
-from winml_dag.pipeline.documents import EvalReport, Figures, PerfReport
+from winml_dag.pipeline.documents import BuildManifest, EvalReport, Figures, MetricReport, PerfReport
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.result import CellResult, Measured
 from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.stages.evaluate import METRICS
 from winml_dag.stages.perf.latency import EMULATED
 from winml_dag.store.store import Store
 
@@ -148,8 +147,12 @@ class Facts:
 def facts_of(cell: CellResult, folder: Path) -> Facts:
     """Return the metrics of *cell*, which has a build, in a sweep with outputs in *folder*."""
     manifest = read_manifest(folder / cell.folder)
-    done = [] if manifest is None else [stage for stage in manifest.build.stages if stage.is_done]
+    build = BuildManifest() if manifest is None else manifest.build
     perf = PerfReport.model_validate({} if cell.perf is None else cell.perf.report)
+    evaluated = EvalReport.model_validate({} if cell.eval is None else cell.eval.report)
+    metric = evaluated.metrics.get(evaluated.main_metric or "", MetricReport())
+    figures = [found for stage in build.done("validate") if (found := stage.metrics.quality) is not None]
+    quality = Figures.worst(_with_ratio(one) for one in figures)
     values: dict[str, float] = {}
     missing: dict[str, str] = {}
 
@@ -157,21 +160,24 @@ def facts_of(cell: CellResult, folder: Path) -> Facts:
         values.update((name, value) for name, value in found.items() if value is not None)
         missing.update((name, why) for name, value in found.items() if value is None)
 
-    # Of the shipped files, counting equal content once.
-    sizes = {file.digest: file.size for stage in done if stage.name == "finalize" for file in stage.files}
-    add("the build ships no model", size=sum(sizes.values()) if sizes else None)
-    figures = [found for stage in done if stage.name == "validate" and (found := stage.metrics.quality) is not None]
+    add("the build ships no model", size=sum(file.size for file in build.shipped.values()) or None)
     add(
         "the build was not validated against its float model",
-        cosine=_worst(min, (one.cosine for one in figures)),
-        cosine_min=_worst(min, (one.cosine_min for one in figures)),
-        sqnr_db=_worst(min, map(_ratio, figures)),
-        max_abs_error=_worst(max, (one.max_abs_error for one in figures)),
+        cosine=quality.cosine,
+        cosine_min=quality.cosine_min,
+        sqnr_db=quality.sqnr_db,
+        max_abs_error=quality.max_abs_error,
     )
     add(_why(cell.perf, "perf"), latency=perf.latency_ms.p50, peak_memory=perf.memory_bytes.peak)
-    accuracy, drop = _accuracy(cell.eval)
-    add(_why(cell.eval, "eval"), accuracy=accuracy, accuracy_drop=drop)
+    add(_why(cell.eval, "eval"), accuracy=metric.candidate.value, accuracy_drop=metric.drop)
     return Facts(values, missing, emulated=EMULATED in perf.notices)
+
+
+def _with_ratio(figures: Figures) -> Figures:
+    """Return *figures* with a ratio: without noise or without a signal there is none, and the cosine shows which."""
+    if figures.sqnr_db is not None:
+        return figures
+    return figures.model_copy(update={"sqnr_db": EXACT_DB if figures.cosine == 1 else -EXACT_DB})
 
 
 def _why(measured: Measured | None, command: str) -> str:
@@ -182,27 +188,3 @@ def _why(measured: Measured | None, command: str) -> str:
     if command == "eval":
         return "eval has no such figure (accuracy is the first metric of a task, its drop is against a float model)"
     return "perf has no such figure"
-
-
-def _ratio(figures: Figures) -> float:
-    """Return the ratio; without noise or without a signal it is undefined, and the cosine shows which applies."""
-    if figures.sqnr_db is not None:
-        return figures.sqnr_db
-    return EXACT_DB if figures.cosine == 1 else -EXACT_DB
-
-
-def _worst(pick: Callable[[Iterable[float]], float], values: Iterable[float | None]) -> float | None:
-    """Return the worst value over all components."""
-    found = [value for value in values if value is not None]
-    return pick(found) if found else None
-
-
-def _accuracy(evaluated: Measured | None) -> tuple[float | None, float | None]:
-    """Return the main metric of the task, and its drop from the float model; for all of them larger is better."""
-    if evaluated is None:
-        return None, None
-    report = EvalReport.model_validate(evaluated.report)
-    metric = next((report.metrics[name] for name in METRICS.get(report.task, ()) if name in report.metrics), None)
-    value = None if metric is None else metric.candidate.value
-    reference = None if metric is None else metric.reference.value
-    return value, None if value is None or reference is None else reference - value

@@ -8,35 +8,21 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_text
-from winml_dag.pipeline.assess.verification import HIDDEN, FileCheck, Found, check_file, recipe_folder
+from winml_dag.pipeline.assess.verification import FileCheck, Found, check_file, others, recipe_folder
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.report.provenance.document import CYCLONEDX, SLSA, require
+from winml_dag.report.provenance.facts import HashedFile
 from winml_dag.store.artifact import FileEntry, check_name
-from winml_dag.store.files import files_below, name_below
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, order=True)
-class Listed:
-    """A file that a document lists.
-
-    ``path`` is relative to the folder, or for a ``placed`` file to the recipe's folder, whose location is in the
-    manifest in the folder ``placed``.
-    """
-
-    path: str
-    sha256: str
-    is_output: bool
-    placed: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,8 @@ def check_against(path: Path, document: Path) -> Against:
     format_, listed = read_document(document)
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
-        extra = tuple(_extra(folder, listed, document))
+        names = {file.path for file in listed if not file.placed}
+        extra = tuple(name for name in others(folder, names) if not _is(folder / name, document))
     else:
         extra = ()
         listed = [file for file in listed if file.path == path.name and not file.placed]
@@ -85,7 +72,7 @@ def check_against(path: Path, document: Path) -> Against:
     return Against(document, format_, folder, tuple(kept), left_out, extra)
 
 
-def read_document(document: Path) -> tuple[str, list[Listed]]:
+def read_document(document: Path) -> tuple[str, list[HashedFile]]:
     """Return the format of *document*, inferred from its content, and the files that it lists.
 
     Raises:
@@ -101,10 +88,7 @@ def read_document(document: Path) -> tuple[str, list[Listed]]:
         raise InputError(f"{document} is not JSON: {error}.", advice=_KNOWN) from None
     try:
         format_, found = _listed(value if isinstance(value, dict) else {}, text)
-        listed = sorted(
-            Listed(check_name(name), _hex(name, sha256), is_output, _folder(placed))
-            for name, sha256, is_output, placed in found
-        )
+        listed = sorted(map(_checked, found), key=lambda file: (file.path, file.sha256, file.is_output, file.placed))
     except (InputError, StoreError) as error:
         raise InputError(f"{document}: {error.message}", advice=error.advice) from None
     if not listed:
@@ -115,7 +99,7 @@ def read_document(document: Path) -> tuple[str, list[Listed]]:
 _KNOWN = "Give what `winml-dag provenance` has written, or a signed envelope around its statement."
 
 
-def _listed(value: JsonObject, text: str) -> tuple[str, Iterator[tuple[str, str, bool, str]]]:
+def _listed(value: JsonObject, text: str) -> tuple[str, Iterator[HashedFile]]:
     if value.get("bomFormat") == "CycloneDX":
         require(CYCLONEDX)
         from winml_dag.report.provenance import bom
@@ -144,17 +128,16 @@ def _payload_of(value: JsonObject) -> str | None:
         raise InputError(f"Its payload is not text: {error}.") from None
 
 
-def _folder(placed: str) -> str:
-    return placed if placed in ("", ".") else check_name(placed)
+def _checked(file: HashedFile) -> HashedFile:
+    """Return *file*; raise InputError or StoreError if its name leads elsewhere, or it has no digest."""
+    for name in (file.path, *((file.placed,) if file.placed not in ("", ".") else ())):
+        check_name(name)
+    if not _SHA256.fullmatch(file.sha256):
+        raise InputError(f"It has no SHA-256 for {file.path}, so there is nothing to compare with.")
+    return file
 
 
-def _hex(name: str, sha256: str) -> str:
-    if not _SHA256.fullmatch(sha256):
-        raise InputError(f"It has no SHA-256 for {name}, so there is nothing to compare with.")
-    return sha256
-
-
-def _check(folder: Path, file: Listed) -> FileCheck:
+def _check(folder: Path, file: HashedFile) -> FileCheck:
     root: Path | None = folder
     if file.placed:
         manifest = read_manifest(folder / file.placed)
@@ -168,14 +151,6 @@ def _check(folder: Path, file: Listed) -> FileCheck:
     except OSError:
         size = 0  # the problem is reported below
     return check_file(path, FileEntry(file.path, f"sha256:{file.sha256}", size))
-
-
-def _extra(folder: Path, listed: Sequence[Listed], document: Path) -> Iterator[str]:
-    names = {file.path for file in listed if not file.placed}
-    for file in files_below(folder):
-        name = name_below(folder, file.path)
-        if name not in names and not name.startswith(HIDDEN) and not _is(Path(file.path), document):
-            yield name
 
 
 def _is(path: Path, document: Path) -> bool:

@@ -243,21 +243,14 @@ def _properties(**values: str) -> list[Property]:
     return [Property(name=f"{_OURS}{name}", value=value) for name, value in values.items() if value]
 
 
-def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
-    """Yield name, SHA-256 or nothing, whether it is shipped, and the ``placed`` folder of every file in *text*.
-
-    Raises the same errors as :func:`_read_bom`.
-    """
+def listed_files(text: str) -> Iterator[HashedFile]:
+    """Yield every file in *text*, without its size. Raises the same errors as :func:`_read_bom`."""
     waiting = [_read_bom(text)]
     while waiting:
         component = waiting.pop()
         waiting += component.get("components", ())
-        properties = {each["name"]: each.get("value", "") for each in component.get("properties", ()) if "name" in each}
-        if PATH in properties:
+        notes = {each["name"]: each.get("value", "") for each in component.get("properties", ()) if "name" in each}
+        if PATH in notes:
             hashes = {each["alg"]: each["content"] for each in component.get("hashes", ())}
-            yield (
-                properties[PATH],
-                hashes.get("SHA-256", ""),
-                properties.get(_ROLE) == "output",
-                properties.get(_PLACED, ""),
-            )
+            sha256, is_output = hashes.get("SHA-256", ""), notes.get(_ROLE) == "output"
+            yield HashedFile(notes[PATH], sha256, 0, is_output=is_output, placed=notes.get(_PLACED, ""))

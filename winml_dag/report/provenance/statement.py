@@ -239,18 +239,16 @@ def _annotations(file: HashedFile) -> dict[str, JsonValue]:
     }
 
 
-def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
-    """Yield name, SHA-256 or nothing, whether it is shipped, and the ``placed`` folder of every file in *text*.
-
-    Raises the same errors as :func:`_parse`.
-    """
+def listed_files(text: str) -> Iterator[HashedFile]:
+    """Yield every file in *text*, without its size. Raises the same errors as :func:`_parse`."""
     statement, provenance = _parse(text)
     byproducts = provenance.run_details.byproducts if provenance.build_definition.build_type == BUILD_TYPE else ()
     for is_output, descriptors in ((True, statement.subject), (False, byproducts)):
         for each in descriptors:
-            annotations = each.annotations.fields
-            if is_output or annotations["role"].string_value == "byproduct":
-                yield each.name, each.digest.get("sha256", ""), is_output, annotations["placed"].string_value
+            notes = each.annotations.fields
+            if is_output or notes["role"].string_value == "byproduct":
+                placed = notes["placed"].string_value
+                yield HashedFile(each.name, each.digest.get("sha256", ""), 0, is_output=is_output, placed=placed)
 
 
 def _ordered(value: JsonValue) -> JsonValue:
