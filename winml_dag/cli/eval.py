@@ -91,28 +91,28 @@ def command(**options: Any) -> int:
     winml-dag eval out --mode compare --input-data inputs.npz
     """
     from winml_dag.pipeline.assess.eval import plan_evaluation, refuse_unbuilt
-    from winml_dag.pipeline.assess.evalresult import figures, kept
+    from winml_dag.pipeline.assess.evalresult import figures
 
     how = How.of(options)
     if options["schema"]:
         return _print_schema(options["task"], how)
-    bounds = _numbers(options["bounds"] or {})
     request = _request_of(options)
     if options["recipe"] is not None:
         refuse_unbuilt(request.section)
     plan, done = assessed(options, how, request, plan_evaluation)
     found = figures(done)
-    for name in bounds:
+    for name in request.bounds:
         if name not in found:
             raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(found)}.")
-    _print(plan, done, how, options["output_dir"], bounds)
-    return 0 if all(kept(bounds, done).values()) else StageError.exit_code
+    _print(plan, done, how, options["output_dir"])
+    return 0 if all(plan.kept(done).values()) else StageError.exit_code
 
 
 def _request_of(options: Mapping[str, Any]) -> EvaluationRequest:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
     from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section
 
+    bounds = _numbers(options["bounds"] or {})
     refuse_both(options, "reference")
     loaded, base = loaded_recipe(options)
     said, dataset = _EVAL.given(options), _DATASET.given(options)
@@ -127,6 +127,7 @@ def _request_of(options: Mapping[str, Any]) -> EvaluationRequest:
         section,
         base,
         options=options["ep_option"] or {},
+        bounds=bounds,
         has_reference=not options["no_reference"],
     )
 
@@ -164,16 +165,16 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
     return found
 
 
-def _print(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None, bounds: Mapping[str, float]) -> None:
-    from winml_dag.pipeline.assess.evalresult import evaluated_json, figures, kept
+def _print(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None) -> None:
+    from winml_dag.pipeline.assess.evalresult import figures
 
     found = figures(done)
-    for name, keeps in kept(bounds, done).items():
+    for name, keeps in plan.kept(done).items():
         if not keeps:
             value = "not defined" if found[name] is None else _number(found[name])
-            echo(f"error: {name} is {value}, and the bound is {bounds[name]:g}.", err=True)
+            echo(f"error: {name} is {value}, and the bound is {plan.bounds[name]:g}.", err=True)
     if how.as_json:
-        set_result(evaluated_json(plan, done, folder, bounds))
+        set_result(plan.report(done, folder))
         return
     for line in _lines(plan, done, folder, quiet=how.quiet):
         echo(line)
@@ -202,7 +203,7 @@ def _print_schema(task: str | None, how: How) -> int:
 
 def _lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
     """Format the measurements for people. *quiet* keeps only the numbers."""
-    from winml_dag.pipeline.assess.evalresult import notices_of, report_of
+    from winml_dag.pipeline.assess.evalresult import report_of
     from winml_dag.stages.evaluate import REPORT_FILE
 
     found: Any = report_of(done)
@@ -212,7 +213,7 @@ def _lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quie
     yield from _outputs_table(found["outputs"]) if "outputs" in found else _metrics_table(found["metrics"])
     if quiet:
         return
-    yield from map(Note, notices_of(plan, done))
+    yield from map(Note, plan.all_notices(done))
     if folder is not None:
         yield f"report: {folder / REPORT_FILE}"
 

@@ -73,12 +73,12 @@ def command(**options: Any) -> int:
     winml-dag perf out --duration 10 -o measured
     winml-dag perf -c recipe.yaml --format json
     """
-    from winml_dag.pipeline.assess.perf import perf_json, plan_perf
+    from winml_dag.pipeline.assess.perf import plan_perf
 
     how = How.of(options)
     plan, done = assessed(options, how, _request_of(options), plan_perf)
     if how.as_json:
-        set_result(perf_json(plan, done, options["output_dir"]))
+        set_result(plan.report(done, options["output_dir"]))
     else:
         for line in _lines(plan, done, options["output_dir"], quiet=how.quiet):
             echo(line)

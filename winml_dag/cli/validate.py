@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.canonical import JsonObject
 from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import FILE, TEXT, Command, folder_option
 from winml_dag.cli.measuring import assessed, built_model_options, loaded_recipe, refuse_both, run_target_options
@@ -47,7 +46,7 @@ def command(**options: Any) -> int:
     how = How.of(options)
     plan, done = assessed(options, how, _request_of(options), plan_validation)
     if how.as_json:
-        set_result(_value(plan, done))
+        set_result(plan.report(done))
         return 0
     for line in _lines(plan, done, quiet=how.quiet):
         echo(line)
@@ -77,21 +76,6 @@ def _request_of(options: Mapping[str, Any]) -> ValidationRequest:
         task=options["task"],
         model_id=model_id,
     )
-
-
-def _value(plan: ValidationPlan, done: Measurement) -> JsonObject:
-    return {
-        "success": True,
-        "model": str(plan.built.model.path),
-        "reference_path": None if plan.reference is None else str(plan.reference.path),
-        "precision": plan.precision,
-        "measured": done.freshness,
-        "made_at": done.made_at,
-        "elapsed_seconds": round(done.elapsed_seconds, 3),
-        **done.report,
-        "toolchain": done.toolchain,
-        "errors": [],
-    }
 
 
 def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
-from winml_dag.canonical import JsonValue
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Source, config_json
 from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import is_emulated
@@ -22,7 +24,8 @@ from winml_dag.pipeline.assess.builtmodel import (
     reference_at,
     run_target,
 )
-from winml_dag.pipeline.assess.measurement import AssessmentPlan, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.evalresult import figures, report_of
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.data import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, has_splits
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
@@ -31,12 +34,14 @@ from winml_dag.recipe.schema import Dataset, Eval
 from winml_dag.stages.evaluate import (
     EVALUATE,
     EVALUATED_AS,
+    REPORT_FILE,
     TASKS,
     EvaluateConfig,
     EvaluateFields,
 )
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.validate import CLASSIFYING_TASKS
+from winml_dag.store.quantities import counted
 from winml_dag.store.store import Store
 
 _ASKER = Asker("eval.dataset.path", "eval.dataset.name", "eval.dataset.split", "eval.dataset.path")
@@ -67,6 +72,7 @@ class EvaluationRequest:
         section: the recipe section, with the overrides of this run.
         base: the folder that its paths are relative to.
         options: provider options that override those the model was built with.
+        bounds: the smallest values, by names of figures.
         has_reference: also evaluate a float model, if one is available.
         download: allow fetching a tokenizer or data set from the hub.
     """
@@ -74,6 +80,7 @@ class EvaluationRequest:
     section: Eval
     base: Path
     options: Mapping[str, str]
+    bounds: Mapping[str, float] = field(default_factory=dict)
     has_reference: bool = True
     download: bool = True
 
@@ -85,6 +92,37 @@ class EvaluationPlan(AssessmentPlan):
     task: str | None
     reference: OnnxFile | StoredModel | None
     notices: tuple[str, ...]
+    bounds: Mapping[str, float]
+
+    def kept(self, done: Measurement) -> dict[str, bool]:
+        """Return whether the model meets each bound. An undefined value meets none; an infinite ratio meets all."""
+        found = figures(done)
+        return {name: (value := found[name]) is not None and value >= bound for name, bound in self.bounds.items()}
+
+    def all_notices(self, done: Measurement) -> Iterator[str]:
+        """Yield ``notices``, and what was noticed while it ran."""
+        yield from self.notices
+        full: Any = done.metrics.get("full_texts")
+        if full:
+            fill = "fills" if full == 1 else "fill"
+            yield f"{counted(full, 'text')} {fill} the model's input to its last token; what was longer has been cut."
+
+    def report(self, done: Measurement, folder: Path | None = None) -> JsonObject:
+        keeps, found = self.kept(done), figures(done)
+        reference = None if self.reference is None else str(self.reference.path)
+        finite = {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+        return {
+            **self.head(done, precision=self.built.precision, reference=reference),
+            "success": all(keeps.values()),
+            **report_of(done),
+            "bounds": {
+                name: {"at_least": bound, "found": finite.get(name), "kept": keeps[name]}
+                for name, bound in self.bounds.items()
+            },
+            "notices": list(self.all_notices(done)),
+            "toolchain": done.toolchain,
+            "report": None if folder is None else str(folder / REPORT_FILE),
+        }
 
 
 def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: Mapping[str, JsonValue]) -> Eval:
@@ -139,7 +177,7 @@ def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: Store)
         notices.append(
             "QNN's NPU is emulated on this processor: what is measured is the emulator's arithmetic, and slow."
         )
-    return EvaluationPlan(planned, built, target, task, reference, tuple(notices))
+    return EvaluationPlan(planned, built, target, task, reference, tuple(notices), request.bounds)
 
 
 def refuse_unbuilt(section: Eval) -> None:

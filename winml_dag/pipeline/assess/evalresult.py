@@ -1,21 +1,19 @@
-"""What an evaluation found: as a report, as a result for Python, and whether it meets bounds."""
+"""What an evaluation found: the values that bounds apply to, and the result for Python."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from winml_dag.canonical import JsonObject
-from winml_dag.pipeline.assess.eval import EvaluationPlan
 from winml_dag.pipeline.assess.measurement import Measurement
-from winml_dag.stages.evaluate import METRICS, REPORT_FILE
-from winml_dag.store.quantities import counted
+from winml_dag.stages.evaluate import METRICS
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.compare import Agreement
+    from winml_dag.pipeline.assess.eval import EvaluationPlan
     from winml_dag.stages.evaluate.metrics import Difference, Estimate
 
 AGREEMENTS = ("top1", "top5", "exact")
@@ -77,35 +75,6 @@ class EvalResult:
     report: JsonObject
 
 
-def evaluated_json(
-    plan: EvaluationPlan, done: Measurement, folder: Path | None, bounds: Mapping[str, float]
-) -> JsonObject:
-    """Return the full report: what was evaluated, with what, the results, and where the report was written."""
-    keeps = kept(bounds, done)
-    found = figures(done)
-    return {
-        "success": all(keeps.values()),
-        "model": str(plan.built.model.path),
-        "precision": plan.built.precision,
-        "reference": None if plan.reference is None else str(plan.reference.path),
-        "measured": done.freshness,
-        "made_at": done.made_at,
-        "elapsed_seconds": round(done.elapsed_seconds, 3),
-        **report_of(done),
-        "bounds": {
-            name: {
-                "at_least": bound,
-                "found": value if (value := found[name]) is not None and math.isfinite(value) else None,
-                "kept": keeps[name],
-            }
-            for name, bound in bounds.items()
-        },
-        "notices": list(notices_of(plan, done)),
-        "toolchain": done.toolchain,
-        "report": None if folder is None else str(folder / REPORT_FILE),
-    }
-
-
 def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
     """Return the result of *done*, the evaluation of *plan*, which succeeded."""
     from winml_dag.onnxmodel.compare import Agreement
@@ -121,8 +90,8 @@ def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
     metrics = {
         name: MetricResult(
             estimate(one["candidate"]),
-            None if one["reference"] is None else estimate(one["reference"]),
-            None if one["difference"] is None else difference(one["difference"]),
+            one["reference"] and estimate(one["reference"]),
+            one["difference"] and difference(one["difference"]),
         )
         for name, one in found.get("metrics", {}).items()
     }
@@ -143,12 +112,6 @@ def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
         notices=plan.notices,
         report=done.report,
     )
-
-
-def kept(bounds: Mapping[str, float], done: Measurement) -> dict[str, bool]:
-    """Return whether the model meets each of *bounds*. An undefined value meets none; an infinite ratio meets all."""
-    found = figures(done)
-    return {name: (value := found[name]) is not None and value >= bound for name, bound in bounds.items()}
 
 
 def figures(done: Measurement) -> dict[str, float | None]:
@@ -179,13 +142,3 @@ def report_of(done: Measurement) -> JsonObject:
         metrics = found["metrics"]
         found["metrics"] = {name: metrics[name] for name in METRICS[found["task"]] if name in metrics}
     return cast(JsonObject, found)
-
-
-def notices_of(plan: EvaluationPlan, done: Measurement) -> Iterator[str]:
-    yield from plan.notices
-    full: Any = done.metrics.get("full_texts")
-    if full:
-        yield (
-            f"{counted(full, 'text')} {'fills' if full == 1 else 'fill'} the model's input to its last token; what was"
-            " longer has been cut."
-        )

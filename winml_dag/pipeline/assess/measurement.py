@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Source, Stage
@@ -39,15 +39,6 @@ class MeasurementGraph:
     graph: Graph
     sources: Mapping[str, Artifact]
     scope: str
-
-
-@dataclass(frozen=True)
-class AssessmentPlan:
-    """A measurement ready to run, the model that it examines, and where that runs."""
-
-    measurement: MeasurementGraph
-    built: BuiltModel
-    target: Target
 
 
 @dataclass(frozen=True)
@@ -82,12 +73,12 @@ class Measurement:
 
     @property
     def made_at(self) -> str:
+        """When it was measured; like what follows, empty after a failure."""
         record = self._measured.record
         return "" if record is None else record.made_at
 
     @property
     def metrics(self) -> JsonObject:
-        """The metrics that the stage reported; empty after a failure."""
         record = self._measured.record
         return {} if record is None else record.metrics
 
@@ -101,6 +92,30 @@ class Measurement:
         """The versions and libraries that it was measured with."""
         record = self._measured.record
         return {} if record is None else record.key_inputs.toolchain
+
+
+@dataclass(frozen=True)
+class AssessmentPlan:
+    """A measurement ready to run, the model that it examines, and where that runs."""
+
+    measurement: MeasurementGraph
+    built: BuiltModel
+    target: Target
+
+    def report(self, done: Measurement, folder: Path | None = None) -> JsonObject:
+        """Return what the command prints as JSON: what was measured, the results, and the files in *folder*."""
+        raise NotImplementedError
+
+    def head(self, done: Measurement, **named: JsonValue) -> JsonObject:
+        """Return the first fields of every report; *named* follow the model."""
+        return {
+            "success": True,
+            "model": str(self.built.model.path),
+            **named,
+            "measured": done.freshness,
+            "made_at": done.made_at,
+            "elapsed_seconds": round(done.elapsed_seconds, 3),
+        }
 
 
 def measuring_node(

@@ -72,6 +72,16 @@ class PerfPlan(AssessmentPlan):
     baseline: OnnxFile | None
     draws: bool
 
+    def report(self, done: Measurement, folder: Path | None = None) -> JsonObject:
+        return {
+            **self.head(done, precision=self.precision or None),
+            **done.report,
+            "baseline_model": None if self.baseline is None else str(self.baseline.path),
+            "toolchain": done.toolchain,
+            "report": None if folder is None else str(folder / REPORT_FILE),
+            "picture": str(folder / PICTURE_FILE) if folder is not None and self.draws else None,
+        }
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -149,23 +159,6 @@ def plan_perf(built: BuiltModel, request: PerfRequest, store: Store, host: Host 
     scope = f"perf {path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), store.fingerprints, scope)
     return PerfPlan(planned, built, target, precision, baseline, draws)
-
-
-def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObject:
-    """Return the full report: what was measured, with what, the results, and where the report was written."""
-    return {
-        "success": True,
-        "model": str(plan.built.model.path),
-        "precision": plan.precision or None,
-        "measured": done.freshness,
-        "made_at": done.made_at,
-        "elapsed_seconds": round(done.elapsed_seconds, 3),
-        **done.report,
-        "baseline_model": None if plan.baseline is None else str(plan.baseline.path),
-        "toolchain": done.toolchain,
-        "report": None if folder is None else str(folder / REPORT_FILE),
-        "picture": str(folder / PICTURE_FILE) if folder is not None and plan.draws else None,
-    }
 
 
 def perf_result(done: Measurement) -> PerfResult:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source, SourceFile, config_json
 from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import CPU, Target
@@ -24,7 +25,7 @@ from winml_dag.pipeline.assess.builtmodel import (
     reference_at,
     run_target,
 )
-from winml_dag.pipeline.assess.measurement import AssessmentPlan, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
 from winml_dag.pipeline.data import columns_of, packages_of, require_packages
 from winml_dag.pipeline.layout import RANGES, prefixed
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
@@ -74,6 +75,11 @@ class ValidationPlan(AssessmentPlan):
     precision: str
     reference: OnnxFile | StoredModel | None
     bounds: Bounds
+
+    def report(self, done: Measurement, folder: Path | None = None) -> JsonObject:  # noqa: ARG002 - it names no file
+        reference = None if self.reference is None else str(self.reference.path)
+        head = self.head(done, reference_path=reference, precision=self.precision)
+        return {**head, **done.report, "toolchain": done.toolchain, "errors": []}
 
 
 def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store) -> ValidationPlan:

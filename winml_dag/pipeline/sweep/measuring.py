@@ -8,30 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag.errors import WinmlDagError
-from winml_dag.pipeline.assess.measurement import Measurement, MeasurementJob
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, MeasurementJob
 from winml_dag.pipeline.documents import BuildManifest, EvalReport, Figures, MetricReport, PerfReport
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.result import CellResult, Measured
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.stages.perf.latency import EMULATED
-from winml_dag.store.store import Store
-
-if TYPE_CHECKING:
-    from winml_dag.pipeline.assess.eval import EvaluationPlan
-    from winml_dag.pipeline.assess.host import Host
-    from winml_dag.pipeline.assess.perf import PerfPlan
-
 
 PERF = "perf"
 EVAL = "eval"
-
-_Plan: TypeAlias = "PerfPlan | EvaluationPlan"
 
 
 @dataclass(frozen=True)
@@ -61,31 +50,42 @@ def measure_cells(
     equal models are measured once. A failed measurement is returned with its error. *done* is called for each cell that
     is complete.
     """
+    # Imported here: most sweeps measure nothing.
+    from winml_dag.pipeline.assess.builtmodel import find_built_model
+    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
     from winml_dag.pipeline.assess.host import this_host
+    from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
+
+    host, store = this_host(), driver.store
+
+    def perf(cell: Finished) -> AssessmentPlan:
+        request = PerfRequest(cell.recipe.recipe.perf, cell.recipe.path.parent)
+        return plan_perf(find_built_model(cell.folder), request, store, host)
+
+    def evaluation(cell: Finished) -> AssessmentPlan:
+        section = eval_section(cell.recipe.recipe.eval, {}, {})
+        request = EvaluationRequest(section, cell.recipe.path.parent, {}, download=False)
+        return plan_evaluation(find_built_model(cell.folder), request, store)
 
     speeds: Mapping[str, Measured] = {}
     qualities: Mapping[str, Measured] = {}
     if PERF in measure:
         alone = replace(driver, options=replace(driver.options, jobs=1))
-        speeds = _measured(cells, partial(_plan_perf, host=this_host()), alone, _ignore if EVAL in measure else done)
+        speeds = _measured(cells, perf, alone, (lambda _: None) if EVAL in measure else done)
     if EVAL in measure:
-        qualities = _measured(cells, _plan_eval, driver, done)
+        qualities = _measured(cells, evaluation, driver, done)
     return speeds, qualities
 
 
-def _ignore(_name: str) -> None:
-    """For a cell that is not complete yet."""
-
-
 def _measured(
-    cells: Sequence[Finished], plan: Callable[[Finished, Store], _Plan], driver: Driver, done: Callable[[str], None]
+    cells: Sequence[Finished], plan: Callable[[Finished], AssessmentPlan], driver: Driver, done: Callable[[str], None]
 ) -> Mapping[str, Measured]:
     """Return the results of what *plan* returns, by cell name; *done* is called for each that has ended."""
     measured: dict[str, Measured] = {}
-    planned: dict[str, _Plan] = {}
+    planned: dict[str, AssessmentPlan] = {}
     for cell in cells:
         try:
-            planned[cell.name] = plan(cell, driver.store)
+            planned[cell.name] = plan(cell)
         except WinmlDagError as error:
             measured[cell.name] = Measured(error=str(error))
             done(cell.name)
@@ -93,39 +93,13 @@ def _measured(
     ended = driver.run(jobs, lambda name, _: done(name))
     for (name, each), became in zip(planned.items(), ended, strict=True):
         assert became is not None
-        measured[name] = (
-            Measured(error=str(became)) if isinstance(became, WinmlDagError) else _measurement_of(each, became)
-        )
+        if isinstance(became, WinmlDagError):
+            measured[name] = Measured(error=str(became))
+        elif (failed := became.failed) is not None:
+            measured[name] = Measured(error=f"{failed.node.id} failed: {failed.error} {failed.advice}".rstrip())
+        else:
+            measured[name] = Measured(became.freshness, became.made_at, each.report(became))
     return measured
-
-
-def _measurement_of(plan: _Plan, done: Measurement) -> Measured:
-    from winml_dag.pipeline.assess.eval import EvaluationPlan
-    from winml_dag.pipeline.assess.evalresult import evaluated_json
-    from winml_dag.pipeline.assess.perf import perf_json
-
-    if (failed := done.failed) is not None:
-        return Measured(error=f"{failed.node.id} failed: {failed.error} {failed.advice}".rstrip())
-    if isinstance(plan, EvaluationPlan):
-        return Measured(done.freshness, done.made_at, evaluated_json(plan, done, None, {}))
-    return Measured(done.freshness, done.made_at, perf_json(plan, done, None))
-
-
-def _plan_perf(cell: Finished, store: Store, host: Host) -> PerfPlan:
-    from winml_dag.pipeline.assess.builtmodel import find_built_model
-    from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
-
-    request = PerfRequest(cell.recipe.recipe.perf, cell.recipe.path.parent)
-    return plan_perf(find_built_model(cell.folder), request, store, host)
-
-
-def _plan_eval(cell: Finished, store: Store) -> EvaluationPlan:
-    from winml_dag.pipeline.assess.builtmodel import find_built_model
-    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
-
-    section = eval_section(cell.recipe.recipe.eval, {}, {})
-    request = EvaluationRequest(section, cell.recipe.path.parent, {}, download=False)
-    return plan_evaluation(find_built_model(cell.folder), request, store)
 
 
 # Replaces an infinite signal-to-noise ratio, which JSON cannot represent: no bound is higher.
