@@ -19,7 +19,7 @@ from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.sweep.result import CellResult, GoalResult, Measured, SharedGraph, SweepResult
 from winml_dag.recipe.load import is_path_like
 from winml_dag.report.built import accuracy_of, held_to, latency_of, quality_of, row_of_build
-from winml_dag.report.folders import Found, FoundBuild, Joined, find, joined
+from winml_dag.report.folders import FoundBuild, Joined, find, joined
 from winml_dag.report.pareto import judged
 from winml_dag.report.row import Report, Row
 
@@ -39,27 +39,27 @@ def collect(folders: Sequence[Path]) -> Report:
     Raises:
         InputError: for a folder that does not exist, and when none contains a build or sweep.
     """
-    found = [find(folder) for folder in folders]
-    notices = [notice for each in found for notice in each.notices]
-    builds = {place_of(build.folder): build for each in found for build in each.builds}
-    rows: list[Row] = []
-    taken: set[str] = set()
+    found = find(*folders)
+    builds = {place_of(build.folder): build for build in found.builds}
     names: set[str] = set()
-    sweeps = [_with_free_names(sweep, names) for sweep in joined([sweep for each in found for sweep in each.sweeps])]
-    for sweep in sweeps:
-        rows += _rows_of_sweep(sweep, builds)
-        taken |= set(_folders(sweep))
+    sweeps = [_with_free_names(sweep, names) for sweep in joined(found.sweeps)]
+    rows = [row for sweep in sweeps for row in _rows_of_sweep(sweep, builds)]
+    taken = {place for sweep in sweeps for place in _folders(sweep)}
     others = [build for place, build in builds.items() if place not in taken]
-    below = [place_of(sweep.folder) for each in found for sweep in each.sweeps]
+    below = [place_of(sweep.folder) for sweep in found.sweeps]
     left = [build for build in others if any(_is_below(build.folder, place) for place in below)]
-    notices += _unnamed(left)
     plain = [_row_of(build) for build in others if build not in left]
     rows += [replace(row, name=_free(row.name, row.folder, names)) for row in plain]
-    rows = _with_short_names(rows)
+    notices = [*found.notices, *_unnamed(left)]
     if not rows:
-        raise InputError(_nothing(folders, notices), advice="Give the output folder of a build or of a sweep.")
+        where = ", ".join(map(str, folders))
+        raise InputError(
+            " ".join((f"No winml-dag build was found in {where}.", *notices)),
+            advice="Give the output folder of a build or of a sweep.",
+        )
     results = [sweep.result for sweep in sweeps]
-    return _report(found, results, judged(rows, [goal for one in results for goal in one.goals]), notices)
+    goals = [goal for result in results for goal in result.goals]
+    return _report(folders, results, judged(_with_short_names(rows), goals), notices)
 
 
 def _row_of(build: FoundBuild) -> Row:
@@ -128,19 +128,18 @@ def _free(name: str, prefix: str, taken: set[str]) -> str:
     return free
 
 
-def _report(found: Sequence[Found], sweeps: Sequence[SweepResult], rows: tuple[Row, ...], notices: list[str]) -> Report:
+def _report(
+    folders: Sequence[Path], sweeps: Sequence[SweepResult], rows: tuple[Row, ...], notices: list[str]
+) -> Report:
     one = sweeps[0] if len(sweeps) == 1 else None
-    names = dict.fromkeys(sweep.name for sweep in sweeps) or dict.fromkeys(each.folder.resolve().name for each in found)
+    names = dict.fromkeys([sweep.name for sweep in sweeps] or [folder.resolve().name for folder in folders])
     if one is not None and one.interrupted:
         notices = ["The run was interrupted, or is still running. To continue, build again.", *notices]
     if any(row.latency is not None and row.latency.emulated for row in rows):
-        notices = [
-            *notices,
-            "Latencies of an emulated NPU say nothing about the device, so they are not compared.",
-        ]
+        notices = [*notices, "Latencies of an emulated NPU say nothing about the device, so they are not compared."]
     return Report(
         name=", ".join(names),
-        subjects=tuple(str(each.folder) for each in found),
+        subjects=tuple(map(str, folders)),
         made_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         rows=rows,
         axes={} if one is None else one.axes,
@@ -160,11 +159,6 @@ def _unnamed(builds: Sequence[FoundBuild]) -> Iterator[str]:
         yield f"{build.folder} has a build that is not a cell of the sweep; it was skipped."
     if len(builds) > _MOST_NAMED:
         yield f"{len(builds) - _MOST_NAMED} more folders have builds that are not cells of the sweep."
-
-
-def _nothing(folders: Sequence[Path], notices: Sequence[str]) -> str:
-    where = ", ".join(map(str, folders))
-    return " ".join((f"No winml-dag build was found in {where}.", *notices))
 
 
 def place_of(folder: Path) -> str:
@@ -192,33 +186,30 @@ def _row_of_cell(
     *built* is the row of the manifest there, None without one. *model*, *target*: the model, and the provider and
     device, inferred for a cell without a manifest.
     """
-    made = built if cell.is_there else None
     is_through = not sweep.interrupted
     own = [goal for goal in sweep.goals if any(candidate.cell == cell.name for candidate in goal.candidates)]
     latency, no_latency = latency_of(cell.perf, is_through=is_through)
     accuracy, no_accuracy = accuracy_of(cell.eval, own, is_through=is_through)
-    quality = (None if made is None else made.quality) or quality_of(cell.eval)
     why = _why(cell, built, folder)
-    missing = dict.fromkeys(_PARTS, why) if made is None else {**made.missing}
-    if cell.is_there:
-        missing |= {"latency": no_latency, "accuracy": no_accuracy}
+    known = built or Row(cell.name, cell.values, model, "", *target, cell.status)
+    row = known
+    if built is None or not cell.is_there:
+        row = Row(cell.name, cell.values, known.model, known.precision, known.ep, known.device, cell.status)
+        row = replace(row, missing=dict.fromkeys(_PARTS, why))
+    quality = row.quality or quality_of(cell.eval)
+    not_measured = {"latency": no_latency, "accuracy": no_accuracy} if cell.is_there else {}
     found = {"latency": latency, "accuracy": accuracy, "quality": quality}
-    ep, device = target if built is None else (built.ep, built.device)
-    own_model = _label(cell, _MODEL) or (model if built is None else built.model)
-    own_precision = _label(cell, _PRECISION) or ("" if built is None else built.precision)
     return replace(
-        made or Row(cell.name, cell.values, own_model, own_precision, ep, device, cell.status),
+        row,
         name=cell.name,
         values=cell.values,
-        model=own_model,
-        precision=own_precision,
-        ep=ep,
-        device=device,
+        model=_label(cell, _MODEL) or row.model,
+        precision=_label(cell, _PRECISION) or row.precision,
         status=cell.status,
         why=cell.why or why,
         reached=cell.reached,
         folder=str(folder),
-        stages=cell.stages or (() if made is None else made.stages),
+        stages=cell.stages or row.stages,
         failure=cell.failure,
         latency=latency,
         quality=None if quality is None else held_to(quality, own),
@@ -228,7 +219,11 @@ def _row_of_cell(
         command=cell.command,
         trial_of=cell.trial_of,
         winner_of=tuple(_goal_name(goal) for goal in own if goal.winner == cell.name),
-        missing={part: reason for part, reason in missing.items() if reason and found.get(part) is None},
+        missing={
+            part: reason
+            for part, reason in {**row.missing, **not_measured}.items()
+            if reason and found.get(part) is None
+        },
         unmeasured=tuple(part for part, tried in (("latency", cell.perf), ("accuracy", cell.eval)) if _failed(tried)),
     )
 

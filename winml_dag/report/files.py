@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, UsageError
-from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes
+from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.pipeline.jsonfile import put_text
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.sweep.result import DecodeError, decode, encode
+from winml_dag.pipeline.sweep.result import DecodeError, decode_text, encode, lined_text
 from winml_dag.report.compare import Comparison
 from winml_dag.report.page import REPORT_PAGE, html_of
 from winml_dag.report.row import FORMAT, Report
@@ -42,14 +41,7 @@ def comparison_json(comparison: Comparison) -> JsonObject:
 
 
 def json_text(value: JsonObject) -> str:
-    """Format *value* with one line per row, so that files can be compared line by line."""
-    lists = {name: each for name, each in value.items() if name in ("rows", "candidates") and isinstance(each, list)}
-    lines = [f"{json.dumps(name)}: {_dumped(each)}" for name, each in value.items() if name not in lists]
-    lines += [
-        f"{json.dumps(name)}: [\n" + ",\n".join(map(_dumped, each)) + "\n]" if each else f"{json.dumps(name)}: []"
-        for name, each in lists.items()
-    ]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return lined_text(value, "rows")
 
 
 def read_report(path: Path) -> Report:
@@ -59,21 +51,13 @@ def read_report(path: Path) -> Report:
         InputError: when it does not exist, is damaged, has a newer format, or comes from another program.
     """
     try:
-        value: Any = parse_json(read_bytes(path, MOST_BYTES_OF_MANY), allow_nan=False)
-        found = value.get("format") if isinstance(value, dict) else None
-        if not isinstance(found, int) or found > FORMAT:
-            raise DecodeError(f"its format is {found!r}, and this version knows up to {FORMAT}")
-        return decode(Report, value)
+        return decode_text(Report, read_bytes(path, MOST_BYTES_OF_MANY), FORMAT)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:  # includes DecodeError
+    except DecodeError as error:
         raise InputError(
             f"{path} is not a report: {error}.", advice="Give a report.json, or the folder that a sweep was built into."
         ) from None
-
-
-def _dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 CSV = "report.csv"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from winml_dag.errors import InputError
 from winml_dag.pipeline.layout import MANIFEST
@@ -45,25 +46,21 @@ class FoundBuild:
 
 @dataclass(frozen=True)
 class Found:
-    """The contents below one folder. ``notices``: a sentence on each file that could not be read."""
+    """The contents of folders. ``notices``: a sentence on each file that could not be read."""
 
-    folder: Path
     sweeps: tuple[FoundSweep, ...]
     builds: tuple[FoundBuild, ...]
     notices: tuple[str, ...]
 
 
-def find(folder: Path) -> Found:
-    """Return everything that a report can cover in *folder* and below.
+def find(*folders: Path) -> Found:
+    """Return everything that a report can cover in *folders* and below.
 
     Raises:
-        InputError: when the folder does not exist.
+        InputError: when a folder does not exist.
     """
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {what}.", advice="Give the output folder of a build or of a sweep.")
     sweeps, builds, notices = [], [], []
-    for where, names in _walk(folder):
+    for folder, where, names in _walk(folders):
         if SWEEP in names:
             try:
                 sweep = read_sweep(where)
@@ -77,30 +74,25 @@ def find(folder: Path) -> Found:
                 notices.append(f"{where / MANIFEST} is damaged, or not a manifest of this version; it was skipped.")
             else:
                 builds.append(FoundBuild(where, _name(folder, where), manifest))
-    return Found(folder, tuple(sweeps), tuple(builds), tuple(notices))
+    return Found(tuple(sweeps), tuple(builds), tuple(notices))
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Yield every folder below *folder*, in order of names, with its file names. Hidden folders contain no results."""
-    for where, below, names in os.walk(folder):
-        below[:] = sorted(name for name in below if not name.startswith(".") or name == KEPT)
-        yield Path(where), set(names)
+def _walk(folders: Sequence[Path]) -> Iterator[tuple[Path, Path, set[str]]]:
+    """Yield each of *folders* with every folder below it, in order of names, and the file names there."""
+    for folder in folders:
+        if not folder.is_dir():
+            what = "is not a folder" if folder.exists() else "does not exist"
+            raise InputError(f"{folder} {what}.", advice="Give the output folder of a build or of a sweep.")
+        for where, below, names in os.walk(folder):
+            # Hidden folders contain no results.
+            below[:] = sorted(name for name in below if not name.startswith(".") or name == KEPT)
+            yield folder, Path(where), set(names)
 
 
 def _name(top: Path, folder: Path) -> str:
     """Return *folder* relative to *top*, for user-defined stages without the folder that holds the manifest."""
     parts = [part for part in folder.relative_to(top).parts if part != KEPT]
     return "/".join(parts) or top.resolve().name
-
-
-# Result statuses of a cell, the best first.
-_KNOWN = (
-    (CellStatus.BUILT, CellStatus.UP_TO_DATE),
-    (CellStatus.FAILED,),
-    (CellStatus.REFUSED,),
-    (CellStatus.SKIPPED,),
-    (CellStatus.NOT_REACHED,),
-)
 
 
 @dataclass(frozen=True)
@@ -158,13 +150,12 @@ def _join(parts: Sequence[FoundSweep]) -> Joined:
     latest = parts[0].result
     names = dict.fromkeys(cell.name for part in parts for cell in part.result.cells)
     results = [part.result for part in parts]
-    goals = _goals([goal for result in results for goal in result.goals])
     missing = {name for name, (cell, _) in chosen.items() if cell.status is CellStatus.NOT_REACHED}
     whole = replace(
         latest,
         cells=tuple(chosen[name][0] for name in names),
         graph=_graph([result.graph for result in results]),
-        goals=tuple(_waiting(goal, missing) for goal in goals),
+        goals=tuple(_goals([goal for result in results for goal in result.goals], missing)),
         began_at=min(result.began_at for result in results),
         # The shards ran in parallel.
         elapsed_seconds=max(result.elapsed_seconds for result in results),
@@ -175,7 +166,8 @@ def _join(parts: Sequence[FoundSweep]) -> Joined:
 
 
 def _rank(cell: CellResult) -> int:
-    return next(place for place, known in enumerate(_KNOWN) if cell.status in known)
+    """Return the place of its status, the best first; a build is a build."""
+    return 0 if cell.is_there else [*CellStatus].index(cell.status)
 
 
 def _graph(graphs: Sequence[SharedGraph]) -> SharedGraph:
@@ -183,51 +175,34 @@ def _graph(graphs: Sequence[SharedGraph]) -> SharedGraph:
     if len(graphs) == 1:
         return graphs[0]
     longest = max(graphs, key=lambda graph: graph.critical_path_seconds)
-    return SharedGraph(
-        builds=sum(graph.builds for graph in graphs),
-        stages=sum(graph.stages for graph in graphs),
-        stages_apart=sum(graph.stages_apart for graph in graphs),
-        by_stage=_added(graph.by_stage for graph in graphs),
-        by_status=_added(graph.by_status for graph in graphs),
-        seconds_ran=sum(graph.seconds_ran for graph in graphs),
-        seconds_saved=sum(graph.seconds_saved for graph in graphs),
-        critical_path=longest.critical_path,
-        critical_path_seconds=longest.critical_path_seconds,
-    )
+    counts = ("builds", "stages", "stages_apart", "seconds_ran", "seconds_saved")
+    totals: dict[str, Any] = {name: sum(getattr(graph, name) for graph in graphs) for name in counts}
+    for name in ("by_stage", "by_status"):
+        added: Counter[str] = Counter()
+        for graph in graphs:
+            added.update(getattr(graph, name))
+        totals[name] = dict(added)
+    return replace(longest, **totals)
 
 
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return dict(total)
-
-
-def _goals(goals: Sequence[GoalResult]) -> tuple[GoalResult, ...]:
+def _goals(goals: Sequence[GoalResult], missing: Container[str]) -> Iterator[GoalResult]:
     """Join equal goals. Each shard chose among its own cells; the best of these is the best overall."""
     same: dict[tuple[object, ...], list[GoalResult]] = {}
     for goal in goals:
         key = (goal.minimize, tuple(goal.group.items()), tuple(goal.subject_to.items()))
         same.setdefault(key, []).append(goal)
-    return tuple(_goal(each) for each in same.values())
-
-
-def _goal(goals: Sequence[GoalResult]) -> GoalResult:
-    best = min(goals, key=_achieved)
-    candidates: dict[str, Candidate] = {}
-    for goal in goals:
-        for candidate in goal.candidates:
+    for each in same.values():
+        candidates: dict[str, Candidate] = {}
+        for candidate in (candidate for goal in each for candidate in goal.candidates):
             known = candidates.get(candidate.cell)
             if known is None or _measured(candidate) > _measured(known):
                 candidates[candidate.cell] = candidate
-    return replace(best, candidates=tuple(candidates.values()))
-
-
-def _waiting(goal: GoalResult, missing: Container[str]) -> GoalResult:
-    """Update *goal*, which may have waited in each shard for cells of another: then nothing is *missing* any more."""
-    if not goal.pending or any(each.cell in missing for each in goal.candidates):
-        return goal
-    return replace(goal, why="its cells are in several shards; a build of the whole sweep chooses among them")
+        best = replace(min(each, key=_achieved), candidates=tuple(candidates.values()))
+        # It may have waited in each shard for cells of another.
+        if best.pending and not any(name in missing for name in candidates):
+            why = "its cells are in several shards; a build of the whole sweep chooses among them"
+            best = replace(best, why=why)
+        yield best
 
 
 def _achieved(goal: GoalResult) -> tuple[bool, float]:

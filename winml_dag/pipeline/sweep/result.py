@@ -297,24 +297,41 @@ def read_sweep(folder: Path) -> SweepResult | None:
 
 def sweep_of(data: bytes) -> SweepResult:
     """Return the sweep in the text *data*. Raises DecodeError."""
+    return decode_text(SweepResult, data, FORMAT)
+
+
+def decode_text(kind: type[T], data: bytes, newest: int) -> T:
+    """Return the dataclass *kind* in the JSON *data*, whose ``format`` is *newest* or older. Raises DecodeError."""
     try:
         value: Any = parse_json(data, allow_nan=False)
     except ValueError as error:
         raise DecodeError(f"it is not JSON ({error})") from None
-    found = value.get("format") if isinstance(value, dict) else None
-    if isinstance(found, int) and found > FORMAT:
-        raise DecodeError(f"its format is {found}, and this version knows up to {FORMAT}")
-    return decode(SweepResult, value)
+    found = value.get("format", newest) if isinstance(value, dict) else None
+    if not isinstance(found, int) or found > newest:
+        raise DecodeError(f"its format is {found!r}, and this version knows up to {newest}")
+    return decode(kind, value)
 
 
 def text_of(sweep: SweepResult) -> bytes:
     """Return the content of ``sweep.json``."""
-    value = encode(sweep)
-    cells = [json.dumps(cell, ensure_ascii=False) for cell in value.pop("cells")]
-    lines = [f"{json.dumps(name)}: {json.dumps(each, ensure_ascii=False)}" for name, each in value.items()]
-    body = ",\n".join([*lines, f'"cells": [\n{f",{chr(10)}".join(cells)}\n]'])
     # A lone surrogate is a byte of a name that is not valid text; JSON can represent it, UTF-8 cannot.
-    return f"{{\n{body}\n}}\n".encode("utf-8", "backslashreplace")
+    return lined_text(encode(sweep), "cells").encode("utf-8", "backslashreplace")
+
+
+def lined_text(value: Mapping[str, Any], *lists: str) -> str:
+    """Return the object *value* as JSON, with *lists* last and a line for each of their items.
+
+    So files can be compared line by line.
+    """
+
+    def dumped(each: object) -> str:
+        return json.dumps(each, ensure_ascii=False, allow_nan=False)
+
+    members = [f"{json.dumps(name)}: {dumped(each)}" for name, each in value.items() if name not in lists]
+    for name in value.keys() & {*lists}:
+        items = ",\n".join(map(dumped, value[name]))
+        members.append(f"{json.dumps(name)}: [\n{items}\n]" if items else f"{json.dumps(name)}: []")
+    return "{\n" + ",\n".join(members) + "\n}\n"
 
 
 def write_sweep(folder: Path, sweep: SweepResult) -> None:
