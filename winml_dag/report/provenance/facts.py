@@ -219,8 +219,9 @@ def time_of(text: str) -> datetime.datetime | None:
 
 
 def time_text(moment: datetime.datetime) -> str:
-    """Format as RFC 3339, to the millisecond."""
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Format as RFC 3339, to the millisecond, as protobuf does."""
+    precision = "milliseconds" if moment.microsecond >= 1000 else "seconds"
+    return moment.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def encodable(value: JsonValue) -> JsonValue:

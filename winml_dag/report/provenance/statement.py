@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError  # type: ignore[import-untyped]
 from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
 from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
-from in_toto_attestation.v1.statement import Statement
+from in_toto_attestation.v1.statement import STATEMENT_TYPE_URI, Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
@@ -44,14 +44,13 @@ def statement_of(build: BuildFacts) -> str:
     Raises:
         InputError: when the result would be invalid, for example for a build without outputs.
     """
-    predicate = MessageToDict(ParseDict(encodable(_predicate(build)), Provenance()))
-    subjects = [
-        ResourceDescriptor(file.path, digest={"sha256": file.sha256}, annotations=_annotations(file)).pb
-        for file in build.outputs
-    ]
-    value = MessageToDict(Statement(subjects, PREDICATE_TYPE, predicate).pb)
-    ordered = {name: _ordered(value[name]) for name in _ORDER if name in value}
-    text = json.dumps(ordered, indent=2, ensure_ascii=False) + "\n"
+    value = {
+        "_type": STATEMENT_TYPE_URI,
+        "subject": [_of_file(file) for file in build.outputs],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": _predicate(build),
+    }
+    text = json.dumps({name: _ordered(encodable(value[name])) for name in _ORDER}, indent=2, ensure_ascii=False) + "\n"
     _parse(text, strict=True)
     return text
 
@@ -87,13 +86,8 @@ def _check(provenance: Any) -> None:
         raise ValueError("buildDefinition.externalParameters is missing")
     if not details.builder.id:
         raise ValueError("runDetails.builder.id is missing")
-    for place, found in (
-        ("buildDefinition.resolvedDependencies", definition.resolved_dependencies),
-        ("runDetails.byproducts", details.byproducts),
-    ):
-        for number, descriptor in enumerate(found):
-            if not (descriptor.name or descriptor.uri or descriptor.digest):
-                raise ValueError(f"{place}[{number}] has neither a name nor a URI nor a digest")
+    for descriptor in (*definition.resolved_dependencies, *details.byproducts):
+        ResourceDescriptor.copy_from_pb(descriptor).validate()
 
 
 def _predicate(build: BuildFacts) -> JsonObject:
@@ -107,7 +101,7 @@ def _predicate(build: BuildFacts) -> JsonObject:
                 "target": {name: build.value.get(name) for name in ("execution_provider", "device")},
                 "stages": [_stage(stage) for stage in build.stages],
             },
-            "resolvedDependencies": [*_dependencies(build)],
+            **({"resolvedDependencies": found} if (found := [*map(_filled, _dependencies(build))]) else {}),
         },
         "runDetails": {
             "builder": {
@@ -118,7 +112,7 @@ def _predicate(build: BuildFacts) -> JsonObject:
                 },
             },
             "metadata": _metadata(build),
-            "byproducts": [*_byproducts(build)],
+            "byproducts": [*map(_filled, _byproducts(build))],
         },
     }
 
@@ -217,7 +211,7 @@ def hub_address(hub: tuple[str, str], revision: str) -> str:
 
 def _byproducts(build: BuildFacts) -> Iterator[JsonObject]:
     for file in build.byproducts:
-        yield {"name": file.path, "digest": {"sha256": file.sha256}, "annotations": _annotations(file)}
+        yield _of_file(file)
     for stage in build.stages:
         algorithm, _, digest = stage.log.digest.partition(":")
         if digest:
@@ -229,14 +223,16 @@ def _byproducts(build: BuildFacts) -> Iterator[JsonObject]:
             }
 
 
-def _annotations(file: HashedFile) -> dict[str, JsonValue]:
-    return {
-        "size": file.size,
-        "role": "output" if file.is_output else "byproduct",
-        **({"stage": file.stage} if file.stage else {}),
-        **({"component": file.component} if file.component else {}),
-        **({"placed": file.placed} if file.placed else {}),
-    }
+def _of_file(file: HashedFile) -> JsonObject:
+    notes = {"stage": file.stage, "component": file.component, "placed": file.placed}
+    role = "output" if file.is_output else "byproduct"
+    annotations: JsonObject = {"size": file.size, "role": role, **{name: text for name, text in notes.items() if text}}
+    return {"name": file.path, "digest": {"sha256": file.sha256}, "annotations": annotations}
+
+
+def _filled(descriptor: JsonObject) -> JsonObject:
+    """Return *descriptor* without empty fields, which the format does not know."""
+    return {name: value for name, value in descriptor.items() if value not in ("", {})}
 
 
 def listed_files(text: str) -> Iterator[HashedFile]:
@@ -252,7 +248,7 @@ def listed_files(text: str) -> Iterator[HashedFile]:
 
 
 def _ordered(value: JsonValue) -> JsonValue:
-    """Return *value* with sorted names, and whole numbers as integers, which a protobuf Struct does not have."""
+    """Return *value* with sorted names, and whole numbers as integers: the format knows one kind of number."""
     if isinstance(value, Mapping):
         return {name: _ordered(value[name]) for name in sorted(value)}
     if isinstance(value, list | tuple):
