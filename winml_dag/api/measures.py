@@ -15,6 +15,7 @@ from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, c
 from winml_dag.pipeline.assess.perf import PerfRequest, PerfResult, perf_result, plan_perf
 from winml_dag.pipeline.assess.validate import ValidationRequest, plan_validation
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
+from winml_dag.pipeline.run import BuildOptions
 from winml_dag.recipe.schema import Eval, Perf, Validate
 from winml_dag.store.store import Store
 
@@ -123,14 +124,9 @@ def _assess(
     """Plan *request* for the finished *model* and run that. Reports go to *folder*."""
     with store_of(arguments, remote_of(arguments)) as store:
         planned = plan(find_built_model(Path(model)), request, store)
-        done = carry_out(
-            planned.measurement,
-            store,
-            rebuild=arguments.get("rebuild", False),
-            folder=None if folder is None else Path(folder),
-            overwrite=arguments.get("overwrite", False),
-            observer=arguments.get("observer"),
-        )
+        options = BuildOptions(rebuild=arguments.get("rebuild", False), overwrite=arguments.get("overwrite", False))
+        to = None if folder is None else Path(folder)
+        done = carry_out(planned.measurement, store, options, folder=to, observer=arguments.get("observer"))
     if done.failed is not None:
         raise done.failed.as_error()
     return planned, done

@@ -157,17 +157,11 @@ def measured(
     from winml_dag.cli.buildreport import failure_lines
     from winml_dag.cli.progress import progress
     from winml_dag.pipeline.assess.measurement import carry_out
+    from winml_dag.pipeline.run import BuildOptions
 
+    options = BuildOptions(rebuild=how.rebuild, stage_timeout_seconds=timeout_seconds, overwrite=how.overwrite)
     with progress(quiet=how.quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
-        done = carry_out(
-            planned,
-            store,
-            rebuild=how.rebuild,
-            timeout_seconds=timeout_seconds,
-            folder=folder,
-            overwrite=how.overwrite,
-            observer=observer,
-        )
+        done = carry_out(planned, store, options, folder=folder, observer=observer)
     if done.note:
         echo(Note(done.note), err=True)
     if done.failed is not None:

@@ -18,6 +18,7 @@ from winml_dag.pipeline.assess.builtmodel import find_built_model
 from winml_dag.pipeline.assess.host import Host, this_host
 from winml_dag.pipeline.assess.measurement import Measurement, carry_out
 from winml_dag.pipeline.assess.perf import PerfPlan, PerfRequest, plan_perf
+from winml_dag.pipeline.run import BuildOptions
 from winml_dag.recipe.schema import Perf
 from winml_dag.store.store import Store
 
@@ -163,7 +164,7 @@ def test_one_hosts_measurement_is_never_told_of_another(tmp_path: Path, store: S
 
     def measured(host: Host, *, rebuild: bool = False) -> Measurement:
         perf = {"warmup": 0, "iterations": 2, "loads": 1}
-        return carry_out(plan(model, store, host, perf=perf).measurement, store, rebuild=rebuild)
+        return carry_out(plan(model, store, host, perf=perf).measurement, store, BuildOptions(rebuild=rebuild))
 
     first, again, elsewhere = measured(HOST), measured(HOST), measured(replace(HOST, processor="Another"))
 

@@ -28,7 +28,6 @@ from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
-    from winml_dag.engine.execute import Executor
     from winml_dag.pipeline.assess.builtmodel import BuiltModel
 
 
@@ -206,24 +205,19 @@ class MeasurementJob(GraphJob[Measurement]):
 def carry_out(
     planned: MeasurementGraph,
     store: Store,
+    options: BuildOptions,
     *,
-    rebuild: bool = False,
-    timeout_seconds: float | None = None,
     folder: Path | None = None,
-    overwrite: bool = False,
     observer: Observer | None = None,
-    executor: Executor | None = None,
 ) -> Measurement:
-    """Run the measurement unless it is cached; *rebuild* always runs it.
+    """Run the measurement unless it is cached, and write its files to *folder*.
 
     Stages run one at a time, so nothing else of this program runs during the measurement.
 
     Raises:
-        UsageError: when a file that is not owned is in the way in *folder*, and *overwrite* does not allow replacing
-            it.
+        UsageError: when a file that is not owned is in the way in *folder*, and *options* do not allow replacing it.
         StoreError: when the cache or *folder* cannot be used.
         KeyboardInterrupt: after child processes have been stopped.
     """
-    options = BuildOptions(rebuild=rebuild, stage_timeout_seconds=timeout_seconds)
-    job = MeasurementJob(planned, store, folder=folder, overwrite=overwrite)
-    return Driver(store, options, observer, executor).run_one(job)
+    job = MeasurementJob(planned, store, folder=folder, overwrite=options.overwrite)
+    return Driver(store, options, observer).run_one(job)

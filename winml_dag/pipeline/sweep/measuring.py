@@ -95,8 +95,8 @@ def _measured(
         assert became is not None
         if isinstance(became, WinmlDagError):
             measured[name] = Measured(error=str(became))
-        elif (failed := became.failed) is not None:
-            measured[name] = Measured(error=f"{failed.node.id} failed: {failed.error} {failed.advice}".rstrip())
+        elif became.failed is not None:
+            measured[name] = Measured(error=str(became.failed.as_error()))
         else:
             measured[name] = Measured(became.freshness, became.made_at, each.report(became))
     return measured
