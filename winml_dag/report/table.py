@@ -26,7 +26,7 @@ _BEST = {"latency": "fastest", "size": "smallest"}
 _MOST_ALIKE = 3
 # Maximum reasons in a footnote on missing values; the rest is counted.
 _MOST_REASONS = 6
-# The width of the reason why a build is dominated.
+# The width of the reason why a build is Pareto-dominated.
 _REASON = 60
 # Maximum ids listed of the critical path.
 _MOST_STAGES = 8
