@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ def recipe() -> str:
     return "\n\n".join(_section(path, section) for path, section in sections.items())
 
 
+@functools.cache
 def recipe_sections() -> dict[str, Mapping[str, Any]]:
     """Every section of a recipe by its path (``""``: the top), as JSON schema, outermost first."""
     schema: Mapping[str, Any] = Recipe.model_json_schema()
