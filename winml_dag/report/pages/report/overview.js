@@ -1,7 +1,7 @@
 // The first page: totals, then the goals and charts, then the full table.
 
 function overview() {
-  const parts = rows.length === 0 ? [] : [comparison(), goals(), heatMap(), plots(), buildTable(), sideBySide(), work()];
+  const parts = rows.length === 0 ? [] : [comparison(), goals(), heatMap(), plots(), buildTable(), sideBySide(), work(), terms()];
   const shown = parts.filter(Boolean);
   return [totals(), ...(report.notices || []).map((text) => el("p", { class: "notice" }, own(text))), contents(shown), ...shown];
 }
@@ -40,4 +40,20 @@ function work() {
     graph.critical_path && el("details", {}, el("summary", { text: `Critical path: ${seconds(graph.critical_path_seconds || 0)}` }),
       el("p", { text: "More jobs would not shorten this path: each stage waits for the one before." }),
       el("ol", {}, ...graph.critical_path.map((id) => el("li", {}, path(id))))));
+}
+
+/** The page is often sent to somebody without the documentation. */
+function terms() {
+  return section("terms", "Terms", el("details", {}, el("summary", { text: "What the marks and columns mean" }),
+    definitions([
+      ["\u2605 winner", "the best build of a goal, within its bounds"],
+      ["\u25bc missed", "a value outside the bound that the recipe sets"],
+      ["? emulated", "measured on an emulator of the device: compare such latencies with each other only"],
+      ["Pareto-dominated", "another build of the model is at least as good in size, latency and quality, and better in one; shown in grey"],
+      ["Latency p50, p90, p99", "half, 90 % and 99 % of the inferences took no longer"],
+      ["Cosine, SQNR", "how close the outputs are to those of the float model, on samples that were not used for calibration; 1 and high values are best"],
+      ["Accuracy, drop", "the metric on labelled data, and how much lower it is than that of the float model"],
+      ["Partitions, CPU nodes", "compiled parts of the model, and nodes that the device leaves to the CPU"],
+      ["Spent, saved", "time of the stages of this build that ran, and of those whose cached results were reused"],
+      ["Up to date, refused, not reached", "nothing had to run; rejected before anything ran; an earlier failure ended the run"]], "facts wide")));
 }
