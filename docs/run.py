@@ -2,8 +2,9 @@
 
 Every page runs in a copy of ``docs/examples`` with a cache and a home of its own. From top to bottom, a fence with a
 title is written to the file of that name, and a fence of ``console``, ``sh`` or ``python`` is run, unless it begins
-with ``# Not run: REASON``. A command that shows no output must succeed; shown output is compared without regard to
-order, with ``…`` for any text or lines, and with times, sizes, fractions, digests, dates and paths masked.
+with ``# Not run: REASON``, or with ``# Needs PROGRAM`` and that is not on PATH. A command that shows no output must
+succeed; shown output is compared without regard to order, with ``…`` for any text or lines, and with times, sizes,
+fractions, digests, dates and paths masked. Tables are as wide as they need to be.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import difflib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,7 @@ FENCE = re.compile(
     r'^(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[^"\n]+)")?\n(?P<text>.*?)^(?P=indent)```$',
     re.DOTALL | re.MULTILINE,
 )
-NOT_RUN = "# Not run: "
+_NOT_RUN = re.compile(r"# Not run: |# Needs (?P<program>\w+)\n")
 # What sets up the environment that the commands run in; .ci/run runs the README's.
 _SETUP = re.compile(
     r"make |(\S*python\S* -m )?pip install |\. \.venv/bin/activate|cp -r docs/examples|cd try|python models\.py"
@@ -38,6 +40,8 @@ _SLOW = re.compile(r"\S+ +running\b|building [1-9]\d* of \d+ cells")
 _LATENCY_MARKS = re.compile(r"^[*~] +")
 _MARK = "\x1e"
 _SECONDS = 600
+# Wider than any table: a narrow one drops columns, depending on how wide the measured times are.
+_COLUMNS = "200"
 # In this order: what a later one matches may be part of what an earlier one does.
 _MASKS = [
     (re.compile(pattern), f" {name} ")
@@ -86,10 +90,11 @@ def read_page(path: Path) -> Page:
         indent, body = fence["indent"], fence["text"]
         plain = re.sub(f"^{indent}", "", body, flags=re.MULTILINE)
         language, shell = fence["language"], []
+        marked = _NOT_RUN.match(plain)
         if fence["title"]:
             page.script += f"mkdir -p \"$(dirname '{fence['title']}')\"; cat > '{fence['title']}' <<'END_OF_FILE'\n"
             page.script += f"{plain}END_OF_FILE\n"
-        elif language in ("console", "sh", "python") and plain.startswith(NOT_RUN):
+        elif language in ("console", "sh", "python") and marked and not _is_there(marked["program"]):
             start = {"console": r"^\$ ", "sh": r"^\w", "python": r"\A"}[language]
             page.marked += len(re.findall(start, plain, re.MULTILINE))
         elif language == "console":
@@ -104,6 +109,10 @@ def read_page(path: Path) -> Page:
             page.commands.append(command)
             page.script += f"{command.shell}\nprintf '\\n{_MARK}%s\\n' $?\n"
     return page
+
+
+def _is_there(program: str | None) -> bool:
+    return program is not None and shutil.which(program) is not None
 
 
 def _in_console(text: str, fence: re.Match[str]) -> Iterator[Command]:
@@ -133,16 +142,31 @@ def run(page: Page, folder: Path, examples: Path) -> list[tuple[int, list[str]]]
     """Return exit code and output of every command of *page*; those after a timeout are missing."""
     shutil.copytree(examples, folder / "project")
     (folder / "home").mkdir()
+    if " tests/" in page.script:
+        (folder / "project" / "tests").symlink_to(ROOT / "tests")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WINML_DAG_", "XDG_"))}
     for name in ("GITHUB_ACTIONS", "TF_BUILD", "GITLAB_CI", "PYTHONDONTWRITEBYTECODE"):
         environment.pop(name, None)
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     cache = str(folder / "project" / "cache")
-    environment |= {"HOME": str(folder / "home"), "PATH": path, "WINML_DAG_CACHE_DIR": cache}
-    with open(folder / "output", "wb") as output, suppress(subprocess.TimeoutExpired):
-        bash = ["bash", "-c", page.script]
-        about = {"cwd": folder / "project", "env": environment, "stdin": subprocess.DEVNULL}
-        subprocess.run(bash, **about, stdout=output, stderr=subprocess.STDOUT, timeout=_SECONDS, check=False)
+    environment |= {"HOME": str(folder / "home"), "PATH": path, "WINML_DAG_CACHE_DIR": cache, "COLUMNS": _COLUMNS}
+    with (
+        open(folder / "output", "wb") as output,
+        subprocess.Popen(
+            ["bash", "-c", page.script],
+            cwd=folder / "project",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as bash,
+    ):
+        with suppress(subprocess.TimeoutExpired):
+            bash.wait(_SECONDS)
+        # What the page left in the background.
+        with suppress(ProcessLookupError):
+            os.killpg(bash.pid, signal.SIGKILL)
     text = (folder / "output").read_text(encoding="utf-8", errors="replace")
     text = text.replace(f"{folder}/project", "/home/you/project").replace(f"{folder}/home", "/home/you")
     # Output and exit code of each in turn.

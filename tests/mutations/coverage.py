@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import test_keys_of_configs as configs
 import test_keys_of_fields as fields
 import test_keys_of_files as files
