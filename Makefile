@@ -112,7 +112,7 @@ cache-fixtures: $(VENV)/with-tests
 
 # The ratios that a change worsens first: two minutes. Marks those that got worse than in docs/benchmarks.md.
 bench-quick: $(VENV)/with-tests
-	$(BIN)/python tests/benchmarks/quick_bench.py
+	$(BIN)/python tests/benchmarks/bench.py --quick
 
 # A quarter of an hour on a quiet machine; the other tools live in an environment of their own.
 bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
@@ -121,16 +121,15 @@ bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
 # Cost and quality of every precision, and of compiling for QNN: a quarter of an hour on a quiet machine.
 bench-precisions: $(VENV)/with-tests
 	$(PIP) --no-deps rapidocr
-	$(BIN)/python tests/benchmarks/precisions_bench.py
-	$(BIN)/python tests/benchmarks/compile_bench.py
+	$(BIN)/python tests/benchmarks/models_bench.py
 
 # A sweep as one graph, against its cells one by one and against caching whole builds: ten minutes on a quiet machine.
 bench-sweep: $(VENV)/with-tests
-	$(BIN)/python tests/benchmarks/sweep_bench.py --write --filter precision=fp32,w8a8,w8a16
+	$(BIN)/python tests/benchmarks/sweep_bench.py sweep
 
 # What a fresh machine of CI does and moves, with nginx as the remote: two minutes on a quiet machine.
 bench-ci: $(VENV)/with-tests servers
-	$(BIN)/python tests/benchmarks/ci_bench.py --write
+	$(BIN)/python tests/benchmarks/sweep_bench.py ci
 
 # How many stages and machines one scheduler is good for, on a clock that nothing waits for: half an hour, and 5 GB.
 bench-scale: $(VENV)/with-tests

@@ -1,145 +1,114 @@
-"""``make bench-sweep``: a sweep as one graph, compared with separate builds of its cells and with caching whole builds.
+"""``make bench-sweep`` and ``make bench-ci``: a sweep as one graph, and on fresh machines with a remote.
 
-``python sweep_bench.py [--recipe FILE] [--filter CHOICE]... [--folder DIR] [--write]``. Every build is a separate
-process that starts with an empty cache. All use the same code, so that only the sharing differs:
-
-- *one graph*: one call for all cells, with one cache;
-- *one by one*: a call per cell, each with its own cache;
-- *whole builds*: what a cache with one key per build over its whole config does. First all cells are built separately;
-  with nothing changed none; after an edit every cell whose config changed is built completely.
-
-It measures a first run, a second one with nothing changed, and one after an edit of ``quant.samples`` in one precision.
-Wall time depends on other load of the machine; processor time and counts do not.
+``sweep_bench.py sweep`` compares one graph with a build per cell, each with its own cache, and with what a cache with
+one key per whole build would do: at first, with nothing changed, and after an edit of ``quant.samples`` in one
+precision. ``sweep_bench.py ci`` builds on machines with empty caches, with nginx as the remote. Wall time depends on
+other load of the machine; processor time, counts and bytes do not. ``--smoke`` takes two cells and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
-import platform
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import date
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from page import publish
+from page import publish, table, where
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADING = "## One graph for a sweep\n"
-_RECIPE = ROOT / "recipes" / "sweeps" / "small.yaml"
 _EDITED = "w8a8"
-_PROGRAM = str(Path(sys.executable).parent / "winml-dag")
+# Files that a build writes itself, not a stage.
+_OWN = ("build_manifest.json", "winml_build_config.json", "sweep.json")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of building: wall and processor seconds, stages run, in total and by name, and bytes on disk."""
+    """Wall and processor seconds, stages and exports that ran, bytes in the cache, traffic with the remote."""
 
     wall: float = 0.0
     processor: float = 0.0
     stages: int = 0
     exports: int = 0
     stored: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(*(own + more for own, more in zip(vars(self).values(), vars(other).values(), strict=True)))
+    traffic: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Found:
-    """The cost of each way of building: first, with nothing changed, and after the edit."""
-
-    cells: int
-    edited: int
-    one_graph: tuple[Cost, Cost, Cost]
-    one_by_one: tuple[Cost, Cost, Cost]
-    whole_builds: tuple[Cost, Cost, Cost]
+def added(costs: Iterable[Cost], kept: int = 0) -> Cost:
+    """Return the sum of *costs*, with *kept* more bytes in caches."""
+    columns = [sum(column) for column in zip(*(astuple(cost)[:5] for cost in costs), strict=True)]
+    return Cost(*columns[:4], columns[4] + kept)
 
 
 class Bench:
-    """A folder with a sweep that only builds, and the same sweep with one field edited."""
+    """A folder with `sweeps/small` that only builds, and the same sweep with one field edited."""
 
-    def __init__(self, recipe: Path, filters: Sequence[str], folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, filters: Sequence[str], remote: str = "") -> None:
+        self._folder, self._remote = folder, remote
         self._filters = [word for choice in filters for word in ("--filter", choice)]
-        sweep = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-        for name in ("measure", "goal", "search"):
-            sweep.pop(name, None)
-        quant = {"samples": sweep.get("quant", {}).get("samples", 10) + 1}
-        overrides = [*sweep.get("overrides", ()), {"when": {"precision": _EDITED}, "quant": quant}]
-        self.sweep = self._write("sweep", sweep)
-        self.edited = self._write("edited", {**sweep, "overrides": overrides})
+        sweep = yaml.safe_load((ROOT / "recipes" / "sweeps" / "small.yaml").read_text(encoding="utf-8"))
+        sweep = {name: value for name, value in sweep.items() if name not in ("measure", "goal", "search")}
+        edit = {"when": {"precision": _EDITED}, "quant": {"samples": sweep.get("quant", {}).get("samples", 10) + 1}}
+        self.sweep, self.edited = folder / "sweep.yaml", folder / "edited.yaml"
+        self.sweep.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
+        edited = {**sweep, "overrides": [*sweep.get("overrides", ()), edit]}
+        self.edited.write_text(yaml.safe_dump(edited, sort_keys=False), encoding="utf-8")
 
-    def measure(self) -> Found:
-        cells = self._cells(self.sweep)
-        edited = [name for name in cells if _EDITED in name.split("/")]
-        graph = [self._build("graph", recipe, []) for recipe in (self.sweep, self.sweep, self.edited)]
-        first = [self._build(f"alone-{place}", self.sweep, [name]) for place, name in enumerate(cells)]
-        second = [self._build(f"alone-{place}", self.sweep, [name]) for place, name in enumerate(cells)]
-        third = [
-            self._build(f"alone-{place}", self.edited, [name]) for place, name in enumerate(cells) if name in edited
-        ]
-        wholly = [self._build(f"whole-{place}", self.edited, [name]) for place, name in enumerate(edited)]
-        unedited = sum(self._stored(f"alone-{place}") for place, name in enumerate(cells) if name not in edited)
-        kept = added(first).stored
-        return Found(
-            len(cells),
-            len(edited),
-            (graph[0], graph[1], graph[2]),
-            (added(first), added(second), _with_stored(added(third), added(third).stored + unedited)),
-            (added(first), Cost(stored=kept), _with_stored(added(wholly), added(wholly).stored + kept)),
-        )
+    def cells(self) -> list[str]:
+        planned, _ = self._run("none", ["plan", "-c", str(self.sweep), *self._filters])
+        return [build["name"] for build in planned["builds"] if build.get("stages")]
 
-    def _write(self, name: str, sweep: dict[str, Any]) -> Path:
-        path = self._folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
-        return path
-
-    def _cells(self, recipe: Path) -> list[str]:
-        told = self._run("none", ["plan", "-c", str(recipe), *self._filters])
-        return [build["name"] for build in told["builds"] if build.get("stages")]
-
-    def _build(self, place: str, recipe: Path, names: Sequence[str]) -> Cost:
-        """Build *recipe*, or only its cells with *names*, with the cache and output folder at *place*."""
-        chosen = [word for name in names for word in ("--filter", name)] or self._filters
-        began, spent = time.perf_counter(), processor_seconds()
-        told = self._run(place, ["build", "-c", str(recipe), "-o", str(self._folder / place / "out"), *chosen])
-        wall, processor = time.perf_counter() - began, processor_seconds() - spent
+    def build(self, machine: str, recipe: Path, *options: str, cell: str = "", remote: bool = True) -> Cost:
+        """Build *recipe*, or only its *cell*, with the cache and the output folder of *machine*."""
+        out = str(self._folder / machine / "out")
+        chosen = ["--filter", cell] if cell else self._filters
+        told, cost = self._run(machine, ["build", "-c", str(recipe), "-o", out, *options, *chosen], remote=remote)
         assert not told["failed"], told["failed"]
-        ran = [stage["stage"] for cell in told["cells"] for stage in cell["stages"] if stage["status"] == "ran"]
-        print(f"{place}: {wall:.1f} s, {len(ran)} stages", file=sys.stderr, flush=True)
-        return Cost(wall, processor, len(ran), ran.count("export"), self._stored(place))
+        stages = [stage for cell in told["cells"] for stage in cell["stages"] if stage["status"] == "ran"]
+        ran = {stage["cache_key"]: stage["stage"] for stage in stages}
+        print(f"{machine}: {cost.wall:.1f} s, {len(ran)} stages", file=sys.stderr, flush=True)
+        exports, stored = [*ran.values()].count("export"), self.stored(machine)
+        return Cost(cost.wall, cost.processor, len(ran), exports, stored, told.get("remote", {}))
 
-    def _run(self, place: str, words: list[str]) -> Any:
-        environment = {**os.environ, "WINML_DAG_CACHE_DIR": str(self._folder / place / "cache")}
-        command = [_PROGRAM, *words, "--format", "json"]
+    def pull_and_build(self, machine: str) -> Cost:
+        words = ["cache", "pull", "-c", str(self.sweep), "--all-blobs", *self._filters]
+        told, pulled = self._run(machine, words)
+        built = self.build(machine, self.sweep)
+        traffic = {name: count + built.traffic[name] for name, count in told["remote"].items()}
+        both = added((pulled, built))
+        return Cost(both.wall, both.processor, both.stages, both.exports, both.stored, traffic)
+
+    def outputs(self, machine: str) -> dict[bytes, int]:
+        """Return the digest and size of each file that a stage wrote into the output folder of *machine*."""
+        files = [path for path in (self._folder / machine / "out").rglob("*.*") if path.name not in _OWN]
+        return {hashlib.sha256(path.read_bytes()).digest(): path.stat().st_size for path in files}
+
+    def stored(self, machine: str) -> int:
+        """Return the bytes of results in the cache of *machine*."""
+        caches = [self._folder / machine / "cache" / part / "blobs" for part in ("", "sha256")]
+        return sum(file.stat().st_size for blobs in caches for file in blobs.rglob("*") if file.is_file())
+
+    def _run(self, machine: str, words: list[str], *, remote: bool = True) -> tuple[Any, Cost]:
+        names = ("REMOTE", "REMOTE_MODE", "REMOTE_NAMESPACE", "REMOTE_KEYS")
+        values = (self._remote if remote else "", "read-write", "main", f"bench:{'A' * 43}=")
+        environment = os.environ | {f"WINML_DAG_{name}": value for name, value in zip(names, values, strict=True)}
+        environment["WINML_DAG_CACHE_DIR"] = str(self._folder / machine / "cache")
+        command = [str(Path(sys.executable).parent / "winml-dag"), *words, "--format", "json"]
+        began, spent = time.perf_counter(), processor_seconds()
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
+        cost = Cost(time.perf_counter() - began, processor_seconds() - spent)
+        if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stderr}{done.stdout[-2000:]}")
-        return json.loads(done.stdout)
-
-    def _stored(self, place: str) -> int:
-        """Return the bytes of results in the cache at *place*."""
-        blobs = self._folder / place / "cache" / "blobs"
-        return sum(file.stat().st_size for file in blobs.rglob("*") if file.is_file())
-
-
-def added(costs: Iterable[Cost]) -> Cost:
-    return sum(costs, Cost())
-
-
-def _with_stored(cost: Cost, stored: int) -> Cost:
-    return Cost(cost.wall, cost.processor, cost.stages, cost.exports, stored)
+        return json.loads(done.stdout), cost
 
 
 def processor_seconds() -> float:
@@ -148,91 +117,89 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def section(found: Found, recipe: Path, filters: Sequence[str]) -> str:
-    """Return the section of the benchmark page on *found*, with its heading."""
-    named = recipe.relative_to(ROOT) if recipe.is_relative_to(ROOT) else recipe
-    return _SECTION.format(
-        heading=HEADING,
-        measured=textwrap.fill(
-            f"Written by `make bench-sweep` (`tests/benchmarks/sweep_bench.py`) on {date.today().isoformat()}, on "
-            f"{os.cpu_count()} processors under {platform.system()}, {platform.machine()}, of `{named}`"
-            f"{''.join(f' `--filter {choice}`' for choice in filters)}: {found.cells} cells, and {found.edited} of "
-            "them read the field that is edited.",
-            width=120,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ),
-        precision=_EDITED,
-        first=_table(found, 0),
-        second=_table(found, 1),
-        third=_table(found, 2),
-    )
+def sweep_tables(bench: Bench) -> dict[str, str]:
+    cells = bench.cells()
+    edited = [name for name in cells if _EDITED in name.split("/")]
+    graph = [bench.build("graph", recipe) for recipe in (bench.sweep, bench.sweep, bench.edited)]
+
+    def each(prefix: str, recipe: Path, names: Sequence[str]) -> Cost:
+        return added(bench.build(f"{prefix}-{cells.index(name)}", recipe, cell=name) for name in names)
+
+    first, second = each("alone", bench.sweep, cells), each("alone", bench.sweep, cells)
+    unedited = sum(bench.stored(f"alone-{place}") for place, name in enumerate(cells) if name not in edited)
+    third, whole = each("alone", bench.edited, edited), each("whole", bench.edited, edited)
+    third, whole = added([third], unedited), added([whole], first.stored)
+    # Finding a whole build again was not timed.
+    ways = {
+        "one graph": graph,
+        "one by one": [first, second, third],
+        "whole builds": [first, Cost(stored=first.stored), whole],
+    }
+    head = ["", "wall, s", "processor, s", "x", "stages run", "x", "exports run", "cache, MB", "x"]
+
+    def row(name: str, cost: Cost, ours: Cost) -> list[object]:
+        times = (f"{cost.wall:.1f}", f"{cost.processor:.1f}", _ratio(cost.processor, ours.processor))
+        stages, stored = _ratio(cost.stages, ours.stages), _ratio(cost.stored, ours.stored)
+        megabytes = f"{cost.stored / 1e6:.1f}"
+        return [name, *(times if cost.wall else [None] * 3), cost.stages, stages, cost.exports, megabytes, stored]
+
+    names = ("sweep at first", "sweep unchanged", "sweep edited")
+    tables = [table(head, [row(way, costs[run], graph[run]) for way, costs in ways.items()]) for run in range(3)]
+    return dict(zip(names, [f"{where()}\n\n{tables[0]}", *tables[1:]], strict=True))
 
 
-_SECTION = """{heading}
-{measured}
-
-"One graph" is one call with one cache. "One by one" is a call per cell, each with its own cache. "Whole builds" is a
-cache with one key per build. All caches start empty. Compare processor times and counts, since other programs affect
-wall time. "x" is relative to one graph.
-
-First run:
-
-{first}
-
-Nothing changed:
-
-{second}
-
-`quant.samples` of {precision} edited:
-
-{third}
-
-"""
-
-_COLUMNS = ("", "wall, s", "processor, s", "x", "stages run", "x", "exports run", "cache, MB", "x")
-
-
-def _table(found: Found, run: int) -> str:
-    ways = {"one graph": found.one_graph, "one by one": found.one_by_one, "whole builds": found.whole_builds}
-    rows = [_cells(name, costs[run], found.one_graph[run]) for name, costs in ways.items()]
-    lines = [_COLUMNS, ("---", *["---:"] * (len(_COLUMNS) - 1)), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cells(name: str, cost: Cost, ours: Cost) -> tuple[str, ...]:
-    # Finding a key again was not timed.
-    times = (f"{cost.wall:.1f}", f"{cost.processor:.1f}", _ratio(cost.processor, ours.processor))
-    return (
-        name,
-        *(times if cost.wall else ("", "", "")),
-        str(cost.stages),
-        _ratio(cost.stages, ours.stages),
-        str(cost.exports),
-        f"{cost.stored / 1e6:.1f}",
-        _ratio(cost.stored, ours.stored),
-    )
+def ci_table(bench: Bench) -> dict[str, str]:
+    found = {
+        "no remote": bench.build("alone", bench.sweep, remote=False),
+        "cold": bench.build("cold", bench.sweep),
+        "warm, all blobs": bench.pull_and_build("blobs"),
+        "warm, the folders": bench.build("folders", bench.sweep),
+        "warm, minimal": bench.build("minimal", bench.sweep, "--final-only"),
+    }
+    minimal, outputs = found["warm, minimal"], bench.outputs("minimal")
+    traffic = minimal.traffic
+    assert minimal.stages == 0, minimal
+    assert (traffic["blobs_fetched"], traffic["bytes_fetched"]) == (len(outputs), sum(outputs.values())), minimal
+    assert traffic["blobs_put"] == traffic["records_put"] == traffic["records_missed"] == 0, minimal
+    counts = {"requests": "requests", "records": "records_found", "blobs": "blobs_fetched"}
+    sizes = {"fetched, MB": "bytes_fetched", "put, MB": "bytes_put", "records, MB": "record_bytes"}
+    rows = [
+        [
+            name,
+            each.stages,
+            *(each.traffic.get(column, 0) for column in counts.values()),
+            *(f"{each.traffic.get(column, 0) / 1e6:.2f}" for column in sizes.values()),
+            f"{each.wall:.1f}",
+            f"{each.processor:.1f}",
+            _ratio(each.processor, found["cold"].processor),
+        ]
+        for name, each in found.items()
+    ]
+    columns = table(["", "stages run", *counts, *sizes, "wall, s", "processor, s", "x"], rows)
+    return {"ci": f"{where()}\n\n{columns}"}
 
 
-def _ratio(value: float, base: float) -> str:
-    return f"{value / base:.2f}" if base else ""
+def _ratio(value: float, base: float) -> str | None:
+    return f"{value / base:.2f}" if base else None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--recipe", type=Path, default=_RECIPE)
-    parser.add_argument("--filter", dest="filters", action="append", default=[])
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--write", action="store_true", help="Into docs/benchmarks.md.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["sweep", "ci"])
+    parser.add_argument("--smoke", action="store_true")
     asked = parser.parse_args()
-    folder = asked.folder or Path(tempfile.mkdtemp(prefix="winml-dag-bench-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        found = Bench(asked.recipe.resolve(), asked.filters, folder.resolve()).measure()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    text = section(found, asked.recipe.resolve(), asked.filters)
-    publish(HEADING, text, writes=asked.write)
+    filters = ["precision=fp32,w8a8", "model=bert", "ep=cpu"] if asked.smoke else []
+    with tempfile.TemporaryDirectory(prefix="winml-dag-bench-") as name:
+        folder = Path(name).resolve()
+        if asked.what == "sweep":
+            texts = sweep_tables(Bench(folder, filters or ["precision=fp32,w8a8,w8a16"]))
+        else:
+            sys.path.append(str(ROOT / "tests"))
+            from servers.nginx import nginx_server
+
+            with nginx_server(folder / "nginx") as server:
+                texts = ci_table(Bench(folder, filters, server.url))
+    publish(texts, writes=not asked.smoke)
 
 
 if __name__ == "__main__":

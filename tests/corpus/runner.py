@@ -31,7 +31,7 @@ from cells import CELLS, Cell, quick_cells
 from hostile import cases
 from netgraphs import Case
 from ours import Builder, Built, Subject
-from section import HEADING, section, totals
+from section import section, totals
 from verdicts import Judged, broken, differences, judged
 
 _TOGETHER = 12
@@ -252,7 +252,7 @@ def main() -> int:
     if arguments.write:
         from page import publish
 
-        publish(HEADING, section(found, wrong_cases), writes=True)
+        publish({"corpus": section(found, wrong_cases)}, writes=True)
     return 1 if faults else 0
 
 

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import time
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 
 from verdicts import MAY_LOSE_DB, Judged, broken, mean
-
-HEADING = "## Models from other tools\n"
 
 _HEAD = (
     *("models", "for", "precision", "cells", "built", "refused", "failed", "plain runs", "wrong", "plain wrong"),
     *("SQNR, dB", "plain", "plain, a scale for each tensor"),
 )
-_ABOUT = """
-Every model is built in every precision, and compared with plain `onnxruntime.quantization` with the same integer types
-and samples: with and without `quant_pre_process`, and with scales per tensor and per channel. Both run on held-out
-samples and are compared with the original model, which runs without optimizations. "Refused" means an error with a
-reason; "failed" is any other error. "Plain runs": cells where at least one of plain onnxruntime's results loads and
-runs. "Wrong": built, but with other values than the original, checked without `winml-dag validate`. SQNR is the mean
-over the cells where both are right, each counted up to 60 dB, "plain" with scales of the same granularity.
-"""
 
 
 def section(found: Sequence[Judged], wrong_node_cases: int | None) -> str:
-    """Return the section of the benchmark page on *found*, with its heading."""
+    """Return the measured part of the section on *found*."""
+    from page import where
+
     promises = list(broken(found))
     lines = [
-        HEADING,
-        f"Written by `make corpus` (`tests/corpus/runner.py`) on {time.strftime('%Y-%m-%d')}, on {os.cpu_count()}"
-        f" processors under {platform.system()}, {platform.machine()}, with onnxruntime {version('onnxruntime')} and"
-        f" onnxruntime-qnn {version('onnxruntime-qnn')}, of {len({one.model for one in found})} models.",
-        _ABOUT,
+        f"{len({one.model for one in found})} models. {where()}",
+        "",
         totals(found),
         "",
         f"Promises that are not kept (every cell that plain onnxruntime runs is built, no more than {MAY_LOSE_DB:g} dB"
@@ -47,7 +32,7 @@ def section(found: Sequence[Judged], wrong_node_cases: int | None) -> str:
     if refusals:
         lines += ["", "Cells that plain onnxruntime runs and winml_dag refuses:", ""]
         lines += [f"- {cells}: {told}" for told, cells in _grouped(refusals)]
-    return "\n".join(lines) + "\n\n"
+    return "\n".join(lines)
 
 
 def _grouped(refusals: Iterable[Judged]) -> Iterable[tuple[str, str]]:
