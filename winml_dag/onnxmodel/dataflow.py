@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 
 from winml_dag.onnxmodel.facts import dtype_name, struct_letter
-from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, Value, integer_of
+from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, Value, all_graphs, integer_of
 from winml_dag.onnxmodel.graphfile import read_model
 
 Numbers = tuple[int | float, ...]
@@ -183,39 +183,30 @@ def index_bounds(path: Path, names: Iterable[str]) -> Mapping[str, Bounds]:
     Raises:
         InputError: as :func:`~winml_dag.onnxmodel.graphfile.read_model`.
     """
-    flow = _Flow(read_model(path, values=True).graph)
-    found = {name: flow.bounds(name) for name in names}
+    model = read_model(path, values=True)
+    # One graph with what all of them have: names of values are distinct across subgraphs.
+    parts = ("nodes", "initializers", "inputs", "outputs", "values")
+    graphs = list(all_graphs(model))
+    flat = Graph("", *(tuple(each for graph in graphs for each in getattr(graph, part)) for part in parts))
+    limits = _Limits(Dataflow(model, flat))
+    found = {name: limits.bounds(name) for name in names}
     return {name: bounds for name, bounds in found.items() if bounds != Bounds()}
 
 
-class _Flow:
-    """Readers of values in *graph* and its subgraphs; names of values are distinct across all of them."""
+class _Limits:
+    """What the readers of values in *flow* require of them."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._readers: dict[str, list[tuple[Node, int]]] = {}
-        self._constants: dict[str, Tensor] = {}
-        self._values: dict[str, Value] = {}
+    def __init__(self, flow: Dataflow) -> None:
+        self._flow = flow
         self._known: dict[str, Bounds] = {}
-        self._add(graph)
-
-    def _add(self, graph: Graph) -> None:
-        self._constants.update((tensor.name, tensor) for tensor in graph.initializers)
-        self._values.update((value.name, value) for value in (*graph.inputs, *graph.outputs, *graph.values))
-        for node in graph.nodes:
-            for at, name in enumerate(node.inputs):
-                self._readers.setdefault(name, []).append((node, at))
-            for attribute in node.attributes:
-                if node.op_type == "Constant":
-                    self._constants.update((node.outputs[0], tensor) for tensor in attribute.tensors)
-                for inner in attribute.graphs:
-                    self._add(inner)
 
     def bounds(self, name: str) -> Bounds:
         """Return the bounds of the value *name* that all its readers, direct and indirect, require."""
         if name not in self._known:
             self._known[name] = found = Bounds()  # stops the recursion in a cyclic graph
-            for node, at in self._readers.get(name, ()):
-                found = found.both(self._needed(node, at))
+            for node in self._flow.readers.get(name, ()):
+                for at, read in enumerate(node.inputs):
+                    found = found.both(self._needed(node, at)) if read == name else found
             self._known[name] = found
         return self._known[name]
 
@@ -230,7 +221,7 @@ class _Flow:
             for made in node.outputs:
                 found = found.both(self.bounds(made))
             return found
-        if node.op_type in ("Add", "Sub", "Mul") and (constant := self._numbers(node.inputs[1 - at])):
+        if node.op_type in ("Add", "Sub", "Mul") and (constant := self._flow.numbers(node.inputs[1 - at])):
             return _moved(node.op_type, at, self.bounds(node.outputs[0]), constant)
         if node.op_type in _CUTTING and at == 0:
             after, (low, high) = self.bounds(node.outputs[0]), self._cut(node)
@@ -242,7 +233,7 @@ class _Flow:
         return Bounds()
 
     def _cut(self, node: Node) -> tuple[float, float]:
-        numbers = [self._numbers(name) or () for name in node.inputs[1:]]
+        numbers = [self._flow.numbers(name) or () for name in node.inputs[1:]]
         first, second = (numbers[at][0] if at < len(numbers) and numbers[at] else None for at in (0, 1))
         if node.op_type == "Mod":
             return (0, abs(first) - 1) if first else (-math.inf, math.inf)
@@ -251,23 +242,23 @@ class _Flow:
 
     def _looked_up(self, node: Node, at: int) -> Bounds | None:
         """Return the bounds if the input *at* of *node* depends on the size of an input."""
-        kind, data = node.op_type, self._dims(node.inputs[0])
+        kind, data = node.op_type, self._flow.dims(node.inputs[0])
         if kind in ("Gather", "GatherElements", "Scatter", "ScatterElements") and at == 1:
             return _size(data, integer_of(node, "axis", 0), last=True)
         if kind == "ArrayFeatureExtractor" and at == 1:
             return _size(data, -1, last=True)
         if kind in ("GatherND", "ScatterND") and at == 1:
-            indices, batch = self._dims(node.inputs[1]), integer_of(node, "batch_dims", 0)
+            indices, batch = self._flow.dims(node.inputs[1]), integer_of(node, "batch_dims", 0)
             parts = data[batch : batch + (indices[-1] or 0)] if data and indices else ()
             return Bounds(0, min((size or 1 for size in parts), default=1) - 1)
         if kind == "OneHot" and at == 0:
-            depth = self._numbers(node.inputs[1])
+            depth = self._flow.numbers(node.inputs[1])
             return Bounds(0, depth[0] - 1 if depth else 0)
         if kind == "EmbedLayerNormalization" and at in _TABLES:
-            return _size(self._dims(node.inputs[_TABLES[at]]), 0, last=True)
+            return _size(self._flow.dims(node.inputs[_TABLES[at]]), 0, last=True)
         if kind == "Reshape" and at == 1:
             # 0 keeps a size, -1 takes the rest.
-            return Bounds(-1, -1) if self._dims(node.inputs[1]) == (1,) else Bounds(0, 0)
+            return Bounds(-1, -1) if self._flow.dims(node.inputs[1]) == (1,) else Bounds(0, 0)
         if kind == "TopK" and at == 1:
             return _size(data, integer_of(node, "axis", -1))
         if kind == "Slice" and at == 2:
@@ -275,18 +266,6 @@ class _Flow:
         if kind == "ReverseSequence" and at == 1:
             return _size(data, integer_of(node, "time_axis", 0))
         return _size(data, 0) if kind in ("LSTM", "GRU", "RNN") and at == 4 else None
-
-    def _dims(self, name: str) -> tuple[int | None, ...] | None:
-        if (tensor := self._constants.get(name)) is not None:
-            return tensor.dims
-        value = self._values.get(name)
-        if value is None or value.dims is None:
-            return None
-        return tuple(dim if isinstance(dim, int) else None for dim in value.dims)
-
-    def _numbers(self, name: str) -> tuple[int | float, ...] | None:
-        tensor = self._constants.get(name)
-        return None if tensor is None else numbers_of(tensor)
 
 
 def _size(dims: Sequence[int | None] | None, axis: int, *, last: bool = False) -> Bounds:

@@ -1,13 +1,14 @@
 """Find the first difference between two ONNX files that should be the same, as a message.
 
 Weights are followed into their files, so the message has a tensor, an index and two values instead of an offset.
-Everything else is walked field by field, so any difference in protobuf is found. Weights are read in chunks.
+Everything else is walked field by field, so any difference in protobuf is found.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,6 @@ from winml_dag.onnxmodel.files import load_model, tensor_chunks
 
 # Longer texts would hide the message around them.
 _LONGEST = 60
-# Both sides are cut into chunks of one size, however they are stored; short, because Python looks for the byte.
-_PIECE = 4096
 # Fields that contain the element itself rather than a part of it: naming them would only lengthen the message.
 _TRANSPARENT = frozenset({"graph", "g", "t", "f", "i", "s", "floats", "ints", "strings"})
 _NAMES = ("name", "key", "tensor_name")
@@ -41,12 +40,12 @@ def first_difference(recorded: Path, found: Path) -> str | None:
     return next(_Walk(recorded, found).message(before, now, ""), None)
 
 
+@dataclass(frozen=True)
 class _Walk:
     """Walks two models in parallel and yields a message for every difference, in the order of the file."""
 
-    def __init__(self, recorded: Path, found: Path) -> None:
-        self._recorded = recorded
-        self._found = found
+    recorded: Path
+    found: Path
 
     def message(self, before: Message, now: Message, where: str) -> Iterator[str]:
         if isinstance(before, TensorProto):
@@ -66,7 +65,8 @@ class _Walk:
             elif field.message_type is not None:
                 yield from self.message(old, new, place)
             elif isinstance(old, bytes) and max(len(old), len(new)) > _LONGEST and old != new:
-                yield f"{place} {_bytes_difference(old, new)}"
+                sizes = "" if len(old) == len(new) else f" ({len(old)} -> {len(new)} bytes)"
+                yield f"{place} differs from byte {_first_byte(old, new)} on{sizes}"
             elif not _equal(old, new):
                 yield _sentence(place, _shown(before, field), _shown(now, field))
 
@@ -97,38 +97,28 @@ class _Walk:
             yield _sentence(f"{where}, name", repr(before.name), repr(now.name))
 
     def _values(self, before: TensorProto, now: TensorProto, where: str) -> Iterator[str]:
-        offset = 0
-        chunks = tensor_chunks(before, self._recorded), tensor_chunks(now, self._found)
         # A file may have fewer bytes than its tensor's shape needs, or more.
-        for old, new in itertools.zip_longest(*map(_pieces, chunks), fillvalue=b""):
-            if old != new:
-                yield _value_difference(before, where, offset, old, new)
-                return
-            offset += len(old)
+        old, new = b"".join(tensor_chunks(before, self.recorded)), b"".join(tensor_chunks(now, self.found))
+        if old != new:
+            yield _value_difference(before, where, old, new)
 
 
-def _pieces(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    for chunk in chunks:
-        view = memoryview(chunk)
-        for start in range(0, len(view), _PIECE):
-            yield bytes(view[start : start + _PIECE])
-
-
-def _value_difference(tensor: TensorProto, where: str, offset: int, old: bytes, new: bytes) -> str:
-    """Describe the first value that differs; *old* and *new* begin at byte *offset* of the tensor's data."""
+def _value_difference(tensor: TensorProto, where: str, old: bytes, new: bytes) -> str:
+    """Describe the first value that differs."""
     place = _first_byte(old, new)
     bits = byte_size(tensor.data_type, [8])  # of one element: as many as eight of them have bytes
     size, count = max(bits // 8, 1), 8 // bits if 0 < bits < 8 else 1
     start = place - place % size
-    raw = [piece[start : start + size] for piece in (old, new)]
+    raw = [data[start : start + size] for data in (old, new)]
     if not bits or any(len(piece) < size for piece in raw):
-        return f"{where} differs from byte {offset + place} on"
+        return f"{where} differs from byte {place} on"
     values = [_decoded(tensor.data_type, piece, count) for piece in raw]
     inner = next((number for number in range(count) if values[0][number] != values[1][number]), None)
     # NaNs read the same whatever their bits are, and so does padding in the last byte of a 4-bit tensor.
     texts = [value[inner] for value in values] if inner is not None else [f"0x{piece.hex()}" for piece in raw]
-    index = min((offset + start) * 8 // bits + (inner or 0), prod(tensor.dims) - 1)
-    return _sentence(f"{where}, element {_index(index, tensor.dims)}", *texts)
+    flat = min(start * 8 // bits + (inner or 0), prod(tensor.dims) - 1)
+    index = [int(each) for each in np.unravel_index(flat, tuple(tensor.dims))]
+    return _sentence(f"{where}, element {index}", *texts)
 
 
 def _decoded(data_type: int, raw: bytes, count: int) -> list[str]:
@@ -137,31 +127,11 @@ def _decoded(data_type: int, raw: bytes, count: int) -> list[str]:
     return [str(value) for value in values]
 
 
-def _index(flat: int, dims: Sequence[int]) -> str:
-    """Return the index of element *flat* as ``[row, column]``."""
-    index: list[int] = []
-    for dim in reversed(dims):
-        flat, rest = divmod(flat, dim)
-        index.append(rest)
-    return str(index[::-1])
-
-
-def _bytes_difference(recorded: bytes, found: bytes) -> str:
-    """Return which byte of two long texts differs first, and both lengths."""
-    sizes = "" if len(recorded) == len(found) else f" ({len(recorded)} -> {len(found)} bytes)"
-    return f"differs from byte {_first_byte(recorded, found)} on{sizes}"
-
-
 def _first_byte(old: bytes, new: bytes) -> int:
-    """Return the first byte that differs, or the shorter length. Bisection, because comparing is fast in C."""
-    low, high = 0, min(len(old), len(new))
-    while low < high:
-        middle = (low + high) // 2
-        if old[low : middle + 1] == new[low : middle + 1]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    """Return the first byte that differs, or the shorter length."""
+    shorter = min(len(old), len(new))
+    one, other = (np.frombuffer(data, np.uint8, shorter) for data in (old, new))
+    return int(np.argmax(one != other)) if not np.array_equal(one, other) else shorter
 
 
 def _described(tensor: TensorProto, where: str) -> str:

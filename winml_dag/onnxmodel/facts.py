@@ -18,6 +18,7 @@ QDQ = ("QuantizeLinear", "DequantizeLinear")
 # Operators that multiply with a matrix of weights, their input 1, by the axis of the weights' output channels. For Gemm
 # it is that of an untransposed matrix (see :func:`channel_axis`).
 CHANNEL_AXES = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "Gemm": 1}
+HIGH_RANK = 5  # providers do not support a Transpose of this many axes
 # Attention masks contain -inf or the lowest float (-3.4e38) for "never choose this". No measured quantity is this
 # large: a constant of at least this magnitude means infinity.
 MASK_MAGNITUDE = 1e30

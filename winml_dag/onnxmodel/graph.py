@@ -166,24 +166,3 @@ def _subgraphs(nodes: Iterable[Node]) -> Iterator[Graph]:
             for graph in attribute.graphs:
                 yield graph
                 yield from _subgraphs(graph.nodes)
-
-
-HIGH_RANK = 5  # providers do not support a Transpose of this many axes
-
-
-def merged_axes(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and order of a Transpose of *shape* by *order* with as few axes as possible."""
-    kept = [axis for axis in order if shape[axis] != 1] or [order[0]]
-    groups: list[list[int]] = []
-    place = {axis: number for number, axis in enumerate(sorted(kept))}
-    for axis in kept:
-        if groups and place[axis] == place[groups[-1][-1]] + 1:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    sizes = {group[0]: 1 for group in groups}
-    for group in groups:
-        for axis in group:
-            sizes[group[0]] *= shape[axis]
-    first = sorted(sizes)
-    return tuple(sizes[axis] for axis in first), tuple(first.index(group[0]) for group in groups)

@@ -22,7 +22,6 @@ from winml_dag.pipeline.variant import Build, CompositeBuild, Skip
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages.export import (
     CAPTURE,
-    MODEL,
     MODEL_SOURCE,
     SCRIPT_SOURCE,
     SIGNATURE,
@@ -163,7 +162,7 @@ def _readable(settings: JsonObject) -> JsonObject:
 
 def _spelled_out(settings: JsonObject, config: SignatureConfig, model: Source | None, notices: list[str]) -> JsonObject:
     try:
-        metrics = run_ephemeral_stage(SIGNATURE, config_json(config), {MODEL: model})
+        metrics = run_ephemeral_stage(SIGNATURE, config_json(config), {MODEL_SOURCE: model})
     except StageError as error:
         notices.append(f"The tensors are not spelled out: {error}")
         return settings

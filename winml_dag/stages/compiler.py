@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, helper, shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.availability import resolve_target
@@ -24,7 +24,7 @@ from winml_dag.ep.registry import QNN, ExecutionProvider, Target
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.onnxmodel.protos import Naming
+from winml_dag.onnxmodel.protos import Naming, constant_tensors, distinct_names, graphs_inside, read_inside
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -41,6 +41,8 @@ MODEL_NAME = "model.onnx"
 
 # onnxruntime's compile API, and the older way: a session with the option to save what its provider compiled.
 COMPILERS = ("ort", "ort_session")
+# onnxruntime keeps larger tensors in its own memory. Smaller ones stay where shape inference sees them.
+_MOST_INLINE_BYTES = 127
 # Start of onnxruntime's message for a model of which the provider took no operator.
 _TOOK_NOTHING = "Unable to compile any nodes"
 
@@ -133,7 +135,6 @@ def compile_with(
     import onnxruntime
 
     from winml_dag.ep.session import ASK_ANALYZE, SEE_LOG
-    from winml_dag.onnxmodel.epcontext import put_out_inner_weights
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.onnxmodel.metadata import restore_metadata
     from winml_dag.stages.compiled import COMPATIBILITY
@@ -281,3 +282,43 @@ def _count(graph: GraphProto, node: NodeProto, sizes: list[int], elem_type: int,
 def _attribute(node: NodeProto, name: str, otherwise: _Value) -> _Value:
     values = (helper.get_attribute_value(each) for each in node.attribute if each.name == name)
     return cast(_Value, next(values, otherwise))
+
+
+def put_out_inner_weights(model: ModelProto) -> bool:
+    """Move the weights inside If, Loop and Scan to the outermost graph of *model* and make them outputs, in place.
+
+    onnxruntime drops the outermost graph's weights that only subgraphs read; it keeps outputs of the model. Returns
+    whether any were found. External data stays where it is.
+    """
+    if not any(graphs_inside(model.graph.node)):
+        return False
+    distinct_names(model)
+    graph = model.graph
+    for inner in list(graphs_inside(graph.node)):
+        _move_weights(inner, graph)
+    shown = {value.name for value in (*graph.input, *graph.output)}
+    read = read_inside(graph.node) - shown
+    put_out = [(name, tensor) for name, tensor in constant_tensors(graph).items() if name in read]
+    graph.output.extend(helper.make_tensor_value_info(name, each.data_type, list(each.dims)) for name, each in put_out)
+    return bool(put_out)
+
+
+def _move_weights(inner: GraphProto, outermost: GraphProto) -> None:
+    # An output of a branch must be defined in it.
+    put_out = {value.name for value in inner.output}
+    for index, tensor in reversed(list(enumerate(inner.initializer))):
+        if _is_large(tensor) and tensor.name not in put_out:
+            outermost.initializer.append(tensor)
+            del inner.initializer[index]
+    constants = constant_tensors(inner)
+    for index, node in reversed(list(enumerate(inner.node))):
+        name = node.output[0] if node.op_type == "Constant" else ""
+        if name in constants and _is_large(constants[name]) and name not in put_out:
+            outermost.node.insert(0, node)
+            del inner.node[index]
+
+
+def _is_large(tensor: TensorProto) -> bool:
+    # For types with fewer than 8 bits, too many are moved.
+    size = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return bool(math.prod(tensor.dims) * size > _MOST_INLINE_BYTES)

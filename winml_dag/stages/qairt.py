@@ -17,7 +17,8 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Memory, Stage, Workspace
 from winml_dag.ep.qairt import CONVERTER, GENERATOR, library, program
 from winml_dag.ep.registry import QNN
-from winml_dag.errors import StageError
+from winml_dag.errors import InputError, StageError
+from winml_dag.onnxmodel.graph import Value
 from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import COMPILE, COMPILED_NAME, SINGLE_MODEL, CompileConfig
 
@@ -25,6 +26,8 @@ from winml_dag.stages.compile import COMPILE, COMPILED_NAME, SINGLE_MODEL, Compi
 _GRAPH = "model"
 _DLC = f"{_GRAPH}.dlc"
 _BINARY = "compiled_qnn.bin"
+# Of the EPContext model.
+_OPSET, _IR_VERSION = 21, 10
 
 COMPILE_QAIRT = Stage(
     name="compile",
@@ -45,7 +48,6 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     Raises:
         StageError: a tool fails (with the last line of its output) or writes nothing.
     """
-    from winml_dag.onnxmodel.epcontext import Context, wrap_context
     from winml_dag.onnxmodel.metadata import restore_metadata
     from winml_dag.stages.compiled import read_compiled
     from winml_dag.stages.compiler import place_model
@@ -67,8 +69,8 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     if not fields.embed_context:
         binary = folder / _BINARY
         context.replace(binary)
-    wrapped = Context(binary, QNN.name, _GRAPH, here["version"])
-    wrap_context(wrapped, model, folder / COMPILED_NAME, embed=fields.embed_context)
+    content = binary.read_bytes() if fields.embed_context else binary.name.encode()
+    _wrap(content, here["version"], model, folder / COMPILED_NAME, embed=fields.embed_context)
     restore_metadata(model, folder / COMPILED_NAME)
     compiled = read_compiled(folder / COMPILED_NAME, QNN, embedded=fields.embed_context)
     return {**compiled.metrics(), "compile_time_seconds": seconds}
@@ -170,3 +172,45 @@ def _call(arguments: Sequence[str], environment: Mapping[str, str], result: Path
         )
     if not result.is_file() or not result.stat().st_size:
         raise StageError(f"{name} ended well, but wrote no {result.name}.", advice="The log may show why.")
+
+
+def _wrap(content: bytes, sdk_version: str, model: Path, output: Path, *, embed: bool) -> None:
+    """Write to *output* a model with the inputs and outputs of *model*, all computed by the binary.
+
+    *content* is the binary itself (*embed*), or the name of its file next to *output*.
+
+    Raises:
+        InputError: *model* has an input or output that is not a tensor of a fixed shape.
+    """
+    from onnx import ValueInfoProto, helper
+
+    from winml_dag.onnxmodel.graphfile import read_model
+
+    def fixed(value: Value) -> ValueInfoProto:
+        if not value.data_type or value.dims is None or not all(isinstance(dim, int) for dim in value.dims):
+            raise InputError(f"{model}: {value.name!r} is not a tensor of a fixed shape, as a compiled model needs it.")
+        return helper.make_tensor_value_info(value.name, value.data_type, value.dims)
+
+    graph = read_model(model).graph
+    constants = {tensor.name for tensor in graph.initializers}
+    inputs = [fixed(value) for value in graph.inputs if value.name not in constants]
+    outputs = [fixed(value) for value in graph.outputs]
+    node = helper.make_node(
+        "EPContext",
+        [value.name for value in inputs],
+        [value.name for value in outputs],
+        name=_GRAPH,
+        domain="com.microsoft",
+        embed_mode=int(embed),
+        ep_cache_context=content,
+        ep_sdk_version=sdk_version,
+        main_context=1,
+        partition_name=_GRAPH,
+        source=QNN.name,
+    )
+    made = helper.make_model(
+        helper.make_graph([node], _GRAPH, inputs, outputs),
+        opset_imports=[helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=_IR_VERSION,
+    )
+    output.write_bytes(made.SerializeToString(deterministic=True))

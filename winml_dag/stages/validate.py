@@ -293,8 +293,8 @@ def _require_as_on_cpu(
 
 def _advice(reference: Path, *, scale: bool) -> str:
     """Return advice for a result that differs too much from *reference*; *scale*: the scale differs too."""
+    from winml_dag.onnxmodel.description import findings
     from winml_dag.onnxmodel.graphfile import read_model
-    from winml_dag.onnxmodel.soundness import findings
 
     if wrong := next(findings(reference, read_model(reference)), None):
         return wrong

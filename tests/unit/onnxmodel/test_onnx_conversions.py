@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from winml_dag.onnxmodel.description import findings
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.soundness import findings
 
 HALF = (0.5, 0)
 WHOLE = (1.0, 128)

@@ -16,7 +16,14 @@ from typing import Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
-from winml_dag.stages.export import MODEL, ExportConfig, ExportFields, LoaderFields, RandomWeights, SignatureConfig
+from winml_dag.stages.export import (
+    MODEL_SOURCE,
+    ExportConfig,
+    ExportFields,
+    LoaderFields,
+    RandomWeights,
+    SignatureConfig,
+)
 
 _LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _TEXT = {"vocab_size": 100, "max_position_embeddings": 40}
@@ -101,9 +108,9 @@ def _folder_until_exit() -> Path:
 
 def signature(loader: LoaderFields, fields: ExportFields | None = None, folder: Path | None = None) -> Any:
     """Return the tensors of an export without exporting: ``input_tensors`` and ``output_tensors``, as in a recipe."""
-    from winml_dag.stages.export.questions import run_signature
+    from winml_dag.stages.export.conversion import run_signature
 
-    facts = {} if folder is None else {MODEL: str(folder)}
+    facts = {} if folder is None else {MODEL_SOURCE: str(folder)}
     return run_signature(SignatureConfig(loader, fields or ExportFields()), Workspace({}, {}, machine_facts=facts))
 
 

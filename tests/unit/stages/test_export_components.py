@@ -20,11 +20,10 @@ from transformers import (
 from winml_dag.errors import RecipeError
 from winml_dag.stages.export import ExportFields
 from winml_dag.stages.export.architectures import chosen_components, component_named, composite_of
-from winml_dag.stages.export.component_modules import DecoderModule, cache_shape, component_module
 from winml_dag.stages.export.configuration import configuration
 from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, exporter_of
 from winml_dag.stages.export.loading import LoadedModel
-from winml_dag.stages.export.subject import component_subject
+from winml_dag.stages.export.subject import DecoderModule, cache_shape, component_module, component_subject
 
 _CACHE = 12
 _SOURCE = {"input_ids": torch.arange(3, 12)[None], "attention_mask": torch.ones(1, 9, dtype=torch.int64)}

@@ -20,8 +20,7 @@ from winml_dag.errors import StageError
 from winml_dag.pipeline.frozen_recipe import module_recipes
 from winml_dag.stages.export import CaptureConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.export.loading import load_pytorch_model
-from winml_dag.stages.export.module import module_path
-from winml_dag.stages.export.questions import run_capture
+from winml_dag.stages.export.module import module_path, run_capture
 
 HIDDEN = ExportFields(input_tensors=(InputTensor("hidden_states", shape=(1, 5, 32)),))
 BERT = random_model("bert", "text-classification")

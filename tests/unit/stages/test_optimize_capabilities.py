@@ -15,9 +15,9 @@ from optimize_samples import assert_same_results, graph, optimize, outputs
 
 from winml_dag import stages
 from winml_dag.errors import RecipeError
-from winml_dag.onnxmodel.graph import merged_axes
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.optimize import WHOLE, select
+from winml_dag.stages.optimize.operators import merged_axes
 from winml_dag.stages.optimize.rewriting import rewrite_named
 
 # The whole level, and what it always does.

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.onnxmodel import soundness as sound
+from winml_dag.onnxmodel import description
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, QDQ
 from winml_dag.onnxmodel.graph import Graph, Model, Node
@@ -114,13 +114,13 @@ def _counted(found: Sequence[str], one: str, many: str) -> str:
 
 
 def _soundness(path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Iterator[Finding]:
-    for sentence in sound.findings(path, flow.model):
+    for sentence in description.findings(path, flow.model):
         yield Finding(Severity.ERROR, "soundness", sentence, "", (), 1)
 
 
 def _dynamic_inputs(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Finding]:
     if config.target.device == "npu":
-        for sentence in sound.dynamic_inputs(flow.model):
+        for sentence in description.dynamic_inputs(flow.model):
             yield Finding(
                 Severity.ERROR, "dynamic_inputs", sentence, "A build for one fixes an open batch by itself.", (), 1
             )

@@ -8,7 +8,8 @@ from itertools import permutations
 from math import pi, sqrt
 
 from winml_dag.onnxmodel.dataflow import Dataflow
-from winml_dag.onnxmodel.graph import HIGH_RANK, Node, integers_of
+from winml_dag.onnxmodel.facts import HIGH_RANK
+from winml_dag.onnxmodel.graph import Node, integers_of
 
 # A pattern is built from terms, matched against the graph from its last node upwards.
 #

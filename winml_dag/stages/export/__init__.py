@@ -31,7 +31,7 @@ class CaptureConfig:
 CAPTURE = Stage(
     name="capture",
     version=1,
-    work="winml_dag.stages.export.questions:run_capture",
+    work="winml_dag.stages.export.module:run_capture",
     config="winml_dag.stages.export:CaptureConfig",
     inputs={},
     outputs={},
@@ -41,9 +41,6 @@ CAPTURE = Stage(
 
 # Signature: the input and output tensors of a model, inferred from its configuration alone. It is not a stage of a
 # build: `config` runs it in a separate process and discards the result.
-
-# A name in the environment of the node: the folder of the saved model.
-MODEL = "model"
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class SignatureConfig:
 SIGNATURE = Stage(
     name="signature",
     version=1,
-    work="winml_dag.stages.export.questions:run_signature",
+    work="winml_dag.stages.export.conversion:run_signature",
     config="winml_dag.stages.export:SignatureConfig",
     inputs={},
     outputs={},

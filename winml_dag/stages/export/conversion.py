@@ -8,21 +8,31 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from onnx import ModelProto
+from torch.overrides import TorchFunctionMode
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.onnxmodel.metadata import canonicalise, set_tags
-from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportConfig, ExportFields
+from winml_dag.stages.export import (
+    MODEL_SOURCE,
+    ComponentFields,
+    ComponentsConfig,
+    ExportConfig,
+    ExportFields,
+    SignatureConfig,
+)
 from winml_dag.stages.export.architectures import chosen_components
 from winml_dag.stages.export.comparison import (
     RUNS,
@@ -49,9 +59,14 @@ from winml_dag.stages.export.hierarchy import (
     traced_modules,
 )
 from winml_dag.stages.export.inputs import ModelInput, model_inputs
-from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model, refuse_made_up_weights
+from winml_dag.stages.export.loading import (
+    LoadedModel,
+    load_pytorch_model,
+    model_without_weights,
+    refuse_made_up_weights,
+)
 from winml_dag.stages.export.module import module_subject, parent_loader
-from winml_dag.stages.export.subject import Subject, choose_outputs, chosen_subject, component_subject
+from winml_dag.stages.export.subject import Subject, call_model, choose_outputs, chosen_subject, component_subject
 
 MODEL_FILE = "export.onnx"
 
@@ -186,6 +201,7 @@ def _export(loaded: LoadedModel, subject: Subject, fields: ExportFields, scratch
         modules, produced = traced_modules(module, {**example, **subject.constants})
     outputs = choose_outputs(tuple(produced), fields.output_tensors or (), subject.outputs or tuple(produced))
     refuse_made_up_weights(loaded, [produced[own] for own in outputs.values()])
+    first = {name: produced[own].detach().numpy() for name, own in outputs.items()}
     del produced  # with gradients it keeps every activation
     tensors = [*example, *outputs]
     for tensor in fields.dynamic_axes or ():
@@ -203,7 +219,7 @@ def _export(loaded: LoadedModel, subject: Subject, fields: ExportFields, scratch
         },
         constants=subject.constants,
     )
-    expected = pytorch_outputs(module, feeds, outputs, subject.constants)
+    expected = (first, *pytorch_outputs(module, feeds[1:], outputs, subject.constants))
     scratch.mkdir()
     path = scratch / "model.onnx"
     export_onnx(module, tuple(example.values()), options, path)
@@ -263,3 +279,53 @@ def _describe(model: ModelProto, exported: Exported) -> None:
         set_shape(value, each.shape)
     inputs = [InputSpec(each.name, each.dtype, each.shape, each.value_range) for each in exported.inputs]
     write_io_specs(model, inputs, outputs)
+
+
+# Signature: what `config` asks a model, in no build.
+
+
+class _EveryCheckHolds(TorchFunctionMode):  # type: ignore[misc]
+    """Makes every check of tensor values true, such as whether a mask hides nothing.
+
+    A model without values cannot evaluate such a check.
+    """
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return True if func is torch.Tensor.__bool__ else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _without_values() -> Iterator[None]:
+    with torch.no_grad(), torch.device("meta"), _EveryCheckHolds():
+        yield
+
+
+def run_signature(config: SignatureConfig, workspace: Workspace) -> JsonObject:
+    """Return ``input_tensors`` and, if they can be inferred without values, ``output_tensors``, as in a recipe.
+
+    The architecture is made without weights, so this takes only as long as its imports, whatever the size of the model.
+
+    Raises:
+        StageError: no such architecture exists, or nothing is known about its inputs.
+    """
+    folder = Path(named) if (named := workspace.machine_facts.get(MODEL_SOURCE)) else None
+    loaded = model_without_weights(config.loader, folder, config.export.input_tensors)
+    subject = chosen_subject(loaded, config.loader, folder)
+    fields = config.export if config.component is None else own_fields(config.component, subject)
+    with _without_values():  # the length of an encoder's states is known only after running it
+        inputs = model_inputs(subject, fields)
+    outputs: list[JsonValue] = []
+    # A model that counts by values (the number of tokens in a text) cannot run without values.
+    with suppress(StageError), _without_values():
+        example = {each.name: torch.empty(each.sizes, dtype=getattr(torch, each.dtype)) for each in inputs}
+        produced = tuple(call_model(subject.module, {**example, **subject.constants}))
+        chosen = choose_outputs(produced, config.export.output_tensors or (), subject.outputs or produced)
+        outputs = [{"name": name} for name in chosen]
+    return {"input_tensors": [_input_tensor(each) for each in inputs], "output_tensors": outputs}
+
+
+def _input_tensor(each: ModelInput) -> JsonObject:
+    value_range = {} if each.value_range is None else {"value_range": [*each.value_range]}
+    return {"name": each.name, "dtype": each.dtype, "shape": [*each.shape], **value_range}

@@ -5,11 +5,15 @@ This module also has the tasks a model can be exported for.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.stages.export.architectures import Architecture, architecture
 
 # Suffixes of transformers' class names, with the task that models of such a class are trained for.
@@ -56,6 +60,23 @@ _OF_SOUND = {"text-classification": "audio-classification"}
 
 _BARE_ENDS = ("Model", "ModelWithProjection")
 _IMAGE_KEYS = ("num_channels", "image_size", "patch_size")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of the model folder.
+
+    Raises:
+        StageError: there is none.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StageError(f"The model folder has no {path.name}.") from None
+    except ValueError as error:
+        raise StageError(f"{path.name} of the model folder is not JSON: {explanation(error)}.") from error
+    if not isinstance(value, dict):
+        raise StageError(f"{path.name} of the model folder is not a JSON object.")
+    return value
 
 
 def model_type_of(config_json: Mapping[str, JsonValue]) -> str | None:

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor
 from winml_dag.stages.export.architectures import STATES
-from winml_dag.stages.export.modelfolder import read_json
+from winml_dag.stages.export.detect import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from winml_dag.stages.export.component_modules import DecoderModule
-    from winml_dag.stages.export.subject import Subject
+    from winml_dag.stages.export.subject import DecoderModule, Subject
 
 BATCH = "batch_size"
 # One number for each token of a text: the tokenizer makes them together, in one shape.
@@ -327,7 +326,7 @@ def _next_token(subject: Subject, name: str, batch: int) -> ModelInput:
 
 
 def _past(subject: Subject, name: str, batch: int) -> ModelInput:
-    from winml_dag.stages.export.component_modules import cache_shape
+    from winml_dag.stages.export.subject import cache_shape
 
     heads, size = cache_shape(subject.config)
     return _made(name, "float32", (batch, heads, _tokens(subject), size), (0, 1))

@@ -30,8 +30,8 @@ from winml_dag.stages.export.configuration import (
     is_model_class,
     model_class_of,
 )
+from winml_dag.stages.export.detect import read_json
 from winml_dag.stages.export.fitting import follow_tensors
-from winml_dag.stages.export.modelfolder import check_files, read_json
 
 # The user's own Python file that makes a model: ``loader.user_script``.
 #
@@ -106,6 +106,13 @@ def _takes_argument(maker: Any) -> bool:
 # Eager attention is plain MatMul and Softmax, which every execution provider and optimizer pass supports, with an
 # additive mask that can be clamped before quantization; the fused forms export to longer graphs with boolean masks.
 ATTENTION = "eager"
+
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 # Standard deviation of the values that replace zeros in random weights: the initializer_range of most architectures.
 _RANDOM_SPREAD = 0.02
@@ -270,7 +277,7 @@ def _replace_zeros(model: PreTrainedModel, seed: int) -> None:
 
 
 def _saved_model(loader: LoaderFields, folder: Path, made: Any) -> LoadedModel:
-    check_files(folder)
+    _check_files(folder)
     if loader.trust_remote_code:
         _keep_remote_code_here()
     config = _saved_configuration(loader, folder)
@@ -297,6 +304,34 @@ def _saved_model(loader: LoaderFields, folder: Path, made: Any) -> LoadedModel:
             advice="config.json or loader.model_class is not that of this checkpoint.",
         )
     return LoadedModel(model, frozenset(report["missing_keys"]), whole)
+
+
+def _check_files(folder: Path) -> None:
+    """Raise StageError if *folder* has no weights, or refers to files or code outside of it."""
+    if (folder / "adapter_config.json").is_file():
+        raise StageError(
+            "The model folder is an adapter, whose base model is elsewhere.",
+            advice="Give the folder of the merged model.",
+        )
+    if not any((folder / name).is_file() for name in _WEIGHT_FILES):
+        present = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        raise StageError(
+            f"The model folder has no weights: there is {present}.",
+            advice=f"Expected one of: {', '.join(_WEIGHT_FILES)}.",
+        )
+    for index in sorted(folder.glob("*.index.json")):
+        for shard in map(str, set(read_json(index).get("weight_map", {}).values())):
+            if Path(shard).name != shard or "\\" in shard or not (folder / shard).is_file():
+                raise StageError(
+                    f"{index.name} names the weights file {shard!r}, which is not a file of the model folder."
+                )
+    for reference in (read_json(folder / "config.json").get("auto_map") or {}).values():
+        for each in reference if isinstance(reference, list) else [reference]:
+            if "--" in str(each):
+                raise StageError(
+                    f"config.json takes its code from another repository ({each!r}), which is not part of the folder.",
+                    advice="Copy that code into the model folder and name it without a repository.",
+                )
 
 
 def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig:

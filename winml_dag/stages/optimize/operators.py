@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OpsetPatternBuilder, OrValue, RewriteRuleClassBase, Var
 
-from winml_dag.onnxmodel.graph import HIGH_RANK, merged_axes
+from winml_dag.onnxmodel.facts import HIGH_RANK
 from winml_dag.stages.optimize import OptimizeTarget
 from winml_dag.stages.optimize.rewriting import (
     Outcome,
@@ -92,6 +92,24 @@ def _order(turned: ir.Value, rank: int) -> tuple[int, ...]:
     node = turned.producer()
     reverse = tuple(reversed(range(rank)))
     return reverse if node is None else tuple(node.attributes.get_ints("perm", reverse))
+
+
+def merged_axes(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and order of a Transpose of *shape* by *order* with as few axes as possible."""
+    kept = [axis for axis in order if shape[axis] != 1] or [order[0]]
+    groups: list[list[int]] = []
+    place = {axis: number for number, axis in enumerate(sorted(kept))}
+    for axis in kept:
+        if groups and place[axis] == place[groups[-1][-1]] + 1:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    sizes = {group[0]: 1 for group in groups}
+    for group in groups:
+        for axis in group:
+            sizes[group[0]] *= shape[axis]
+    first = sorted(sizes)
+    return tuple(sizes[axis] for axis in first), tuple(first.index(group[0]) for group in groups)
 
 
 lower_rank_of_transpose = by_rules(lambda: [_ReshapeTransposeReshape.rule()])
