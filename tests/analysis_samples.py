@@ -20,7 +20,7 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import optimize
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
 from winml_dag.stages.analyze.analysis import run
-from winml_dag.stages.analyze.cases import case_of
+from winml_dag.stages.analyze.judging import case_of
 
 TAKEN = Outcome(compiled=True, ran=True)
 LEFT = Outcome(compiled=False, ran=True)

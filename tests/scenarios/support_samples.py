@@ -13,7 +13,7 @@ from winml_dag.ep.support import Case, Outcome
 from winml_dag.ep.support.table import About, rows_of, table_bytes
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.stages.analyze.cases import case_of
+from winml_dag.stages.analyze.judging import case_of
 
 _ABOUT = About("CPUExecutionProvider", "cpu", "1", "", "1", "1", {}, emulated=False, opset=21)
 

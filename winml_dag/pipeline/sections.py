@@ -340,7 +340,7 @@ def analyze_target(target: Target, options: Mapping[str, str], *, standard_only:
     if not can_be_asked(target):
         return AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard_only)
     kept = {name: value for name, value in compile_options(target, options).items() if name not in SPEED_OPTIONS}
-    return AnalyzeTarget(target.ep.name, target.device, standard_only, asks=True, provider_options=kept)
+    return AnalyzeTarget(target.ep.name, target.device, kept, standard_domain_only=standard_only, asks=True)
 
 
 def search_notices(target: Target, analyze: AnalyzeConfig | Skip, search: Search) -> Iterator[str]:

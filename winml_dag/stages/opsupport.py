@@ -34,7 +34,7 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.analyze import QuantizedTo
 from winml_dag.stages.analyze.analysis import provider_version
 from winml_dag.stages.analyze.ask import with_qdq
-from winml_dag.stages.analyze.cases import case_of
+from winml_dag.stages.analyze.judging import case_of
 
 Array = npt.NDArray[Any]
 

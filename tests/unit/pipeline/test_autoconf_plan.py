@@ -20,7 +20,7 @@ from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.stages.analyze import ASKED_ABOUT
-from winml_dag.stages.analyze.proposals import FUSIONS
+from winml_dag.stages.analyze.analysis import FUSIONS
 from winml_dag.store.store import Store
 
 RANDOM = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": {"hidden_size": 32}}}

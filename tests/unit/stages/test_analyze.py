@@ -19,9 +19,9 @@ from winml_dag.ep.registry import QNN as QNN_EP
 from winml_dag.ep.support import Case, Level, Outcome
 from winml_dag.pipeline.sections import analyze_target
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.analyze.analysis import FUSIONS
 from winml_dag.stages.analyze.ask import ask
-from winml_dag.stages.analyze.cases import as_quantized
-from winml_dag.stages.analyze.proposals import FUSIONS
+from winml_dag.stages.analyze.judging import as_quantized
 
 QNN = AnalyzeConfig(target=AnalyzeTarget("QNNExecutionProvider", "npu", standard_domain_only=True))
 ON_CPU = AnalyzeConfig(target=AnalyzeTarget(asks=True))

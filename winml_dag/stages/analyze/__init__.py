@@ -7,15 +7,12 @@ them keeps its key and does not run again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.ep.availability import resolve_target
-from winml_dag.ep.registry import Target
-from winml_dag.ep.support import Case, Level, Verdict
-from winml_dag.onnxmodel.graph import Node
 from winml_dag.stages import artifact_types
+from winml_dag.stages.target import RunTarget
 
 RESULT_FILE = "analyze_result.json"
 
@@ -28,12 +25,6 @@ ASKED_ABOUT = (
     "matmul_add_fusion",
     "reshape_mergedreshape",
 )
-
-
-# The order in which results list them.
-LEVELS = (Level.SUPPORTED, Level.PARTIAL, Level.UNSUPPORTED, Level.UNKNOWN)
-
-RUNS = Verdict(Level.SUPPORTED, "it runs")
 
 
 @dataclass(frozen=True)
@@ -50,25 +41,19 @@ class AnalyzeFields:
 
 
 @dataclass(frozen=True)
-class AnalyzeTarget:
-    """The target of the analysis.
+class AnalyzeTarget(RunTarget):
+    """The target of the analysis. ``provider_options`` are those of the session that the provider is asked by.
 
     Attributes:
-        execution_provider: the full name.
         standard_domain_only: propose capabilities in the form that they have in the ONNX standard, in which the next
             optimize applies them.
         asks: whether the provider is installed where the stage runs, and is asked what it does with each node.
-        provider_options: those of the session that it is asked by.
     """
 
     execution_provider: str = "CPUExecutionProvider"
     device: str = "cpu"
     standard_domain_only: bool = False
     asks: bool = False
-    provider_options: Mapping[str, str] = field(default_factory=dict)
-
-    def resolve(self) -> Target:
-        return resolve_target(self.execution_provider, self.device)
 
 
 @dataclass(frozen=True)
@@ -124,32 +109,3 @@ ANALYZE = Stage(
     timeout_seconds=1800.0,  # compiling a large model once, as some providers do to answer
     memory=Memory(200 << 20, 1.5),
 )
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A node with its verdict, the reason, and the case that a table was asked about."""
-
-    node: Node
-    verdict: Level
-    reason: str
-    case: Case
-
-    @property
-    def operator(self) -> str:
-        """``OP/ai.onnx/Conv``."""
-        return f"OP/{self.node.domain or 'ai.onnx'}/{self.node.op_type}"
-
-
-def worst(verdicts: Iterable[Level]) -> Level:
-    """The worst of *verdicts*. Unknown ranks above partial and unsupported."""
-    order = (Level.UNSUPPORTED, Level.PARTIAL, Level.UNKNOWN, Level.SUPPORTED)
-    return min(verdicts, key=order.index)
-
-
-def by_operator(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
-    """Group *judged* by operator, in the order of first use."""
-    found: dict[str, list[Judged]] = {}
-    for each in judged:
-        found.setdefault(each.operator, []).append(each)
-    return found

@@ -1,51 +1,60 @@
-"""The work of the analyze stage: judge the nodes of a model for a target, and write findings and proposals."""
+"""The work of the analyze stage: write what the target does with the nodes of a model, and what would help.
+
+A capability of optimize that may turn a pattern into something better is tried: optimize applies it, and the result is
+judged. It is proposed if that improves at least one occurrence of the pattern and harms none.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, json_hash
 from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.availability import package_of
 from winml_dag.ep.registry import Target, find_ep
-from winml_dag.ep.session import open_session, runs_on_cpu
-from winml_dag.ep.support import Case, Level, Operand, Verdict
+from winml_dag.ep.support import Case, Level
 from winml_dag.ep.support.table import Rules, Support, SupportTable, read_support
-from winml_dag.errors import StageError, UsageError
+from winml_dag.errors import StageError
 from winml_dag.onnxmodel.dataflow import Dataflow
-from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.onnxmodel.graph import Graph, Model, Node, attribute_of
+from winml_dag.onnxmodel.graph import Model, Node
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import optimize
-from winml_dag.stages.analyze import (
-    LEVELS,
-    RESULT_FILE,
-    RUNS,
-    AnalyzeConfig,
-    AnalyzeTarget,
-    Judged,
-    QuantizedTo,
-    by_operator,
-    worst,
-)
-from winml_dag.stages.analyze.cases import as_quantized, case_of
-from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, missing_value_info, name_of, opset
-from winml_dag.stages.analyze.patterns import PATTERNS, find_all
-from winml_dag.stages.analyze.proposals import Situation, information, proposed
-from winml_dag.stages.optimize import Discovered
+from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig, AnalyzeTarget
+from winml_dag.stages.analyze.judging import Judged, by_operator, judge, with_inferred, worst
+from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, name_of, opset
+from winml_dag.stages.analyze.patterns import PATTERNS, Match, find_all
+from winml_dag.stages.optimize import Discovered, OptimizeConfig, OptimizeTarget
+from winml_dag.store.quantities import counted
 
+# The order in which results list them.
+LEVELS = (Level.SUPPORTED, Level.PARTIAL, Level.UNSUPPORTED, Level.UNKNOWN)
 _MOST_NAMES = 5
-_MOST_RANK = 5  # of what most NPUs and GPUs compute
-_LARGEST_PROTOBUF = 2**31 - 1
-_LARGEST_SHAPE = 1024  # bytes
-_FLOAT16 = "float16"
+_MOST_REASONS = 5
+_BETTER = {Level.UNSUPPORTED: 0, Level.PARTIAL: 1, Level.SUPPORTED: 2}
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """``capability`` turns ``pattern`` into ``becomes``, which the ONNX standard has from opset ``since`` on."""
+
+    pattern: str
+    capability: str
+    becomes: str
+    since: int = 0
+
+
+FUSIONS = (
+    Fusion("GeluPattern", "gelu_fusion", "OP/ai.onnx/Gelu", since=20),
+    Fusion("LayerNormPattern", "layer_norm_fusion", "OP/ai.onnx/LayerNormalization", since=17),
+    Fusion("MatMulAddPattern", "matmul_add_fusion", "OP/ai.onnx/Gemm"),
+    Fusion("ReshapeTransposeReshapeOverlyHighDim", "highdimRTR_lowdimRTR", "SUBGRAPH/ReshapeTransposeReshapeLowDim"),
+    Fusion("ReshapeChainPattern", "reshape_mergedreshape", "OP/ai.onnx/Reshape"),
+)
 
 
 def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
@@ -70,21 +79,19 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     judged = judge(path, model, config, support)
     matches = find_all(Dataflow(model))
     before = Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
-    found = information(Situation(path, model, config, judged, before, support), matches)
+    information, new = _information(_Situation(path, model, config, judged, before, support), matches)
     lint = findings(path, Dataflow(as_read), config)
     counts = Counter(match.pattern for match in matches)
     patterns = {pattern.id: counts[pattern.name] for pattern in PATTERNS if counts[pattern.name]}
     result = _target_result(config.target, _version(config.target, tables), judged)
-    _write(
-        workspace.outputs["result"] / RESULT_FILE,
-        {
-            "analysis_timestamp": None,
-            "metadata": _metadata(path.name, model, patterns),
-            "results": [{**result, "information": [each.json() for each in found]}],
-            "lint": lint_json(lint),
-        },
-    )
-    new = proposed(found)
+    written: JsonObject = {
+        "analysis_timestamp": None,
+        "metadata": _metadata(path.name, model, patterns),
+        "results": [{**result, "information": information}],
+        "lint": lint_json(lint),
+    }
+    text = json.dumps(written, indent=2, ensure_ascii=False) + "\n"
+    (workspace.outputs["result"] / RESULT_FILE).write_text(text, encoding="utf-8", newline="\n")
     after = Discovered.of(
         {*before.capabilities, *new}, standard_domain_only=config.target.standard_domain_only
     ) if new else before  # fmt: skip
@@ -96,7 +103,7 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
         "operators": {name: len(operators) for name, operators in classes.items()},
         **{level.value: _operators(judged, level) for level in LEVELS[1:]},
         "patterns": patterns,
-        "proposed": dict(new),
+        "proposed": new,
         "discovered": sorted(after.capabilities),
         "lint": lint_counts(lint),
         "table": str(tables[0].about) if tables else "",
@@ -104,169 +111,182 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     }
 
 
-def judge(path: Path, model: Model, config: AnalyzeConfig, support: Rules) -> list[Judged]:
-    """Judge every node of *model*, which is in the file *path*, as quantize will leave it.
+@dataclass(frozen=True)
+class _Situation:
+    """What proposals are made from: the model in the file *path*, how it was judged, and earlier discoveries."""
 
-    Nodes of a subgraph follow the node that contains it. The installed provider is asked about what *support* does not
-    know.
+    path: Path
+    model: Model
+    config: AnalyzeConfig
+    judged: Sequence[Judged]
+    before: Discovered
+    support: Rules
+
+
+@dataclass(frozen=True)
+class _Action:
+    """A possible action on a pattern.
+
+    Attributes:
+        level: ``required`` if the pattern does not run as it is, ``optional`` if it does, ``warning`` if only the user
+            can act.
+        status: the target's verdict on the pattern after the action.
+        enabled: whether the action is proposed.
+        capability: the capability of optimize; empty if there is none.
     """
-    nodes = list(_nodes(model, model.graph))
-    cases = [case_of(node, flow) for node, flow in nodes]
-    quant = _taken_by_quantize(config.quant, cases)
-    stay_float = {
-        number
-        for number, (node, _) in enumerate(nodes)
-        if quant is not None and not _is_quantized(node.op_type, node.name, quant)
+
+    pattern: str
+    becomes: str
+    level: str
+    status: Level
+    enabled: bool
+    details: str
+    capability: str = ""
+
+    def json(self) -> JsonObject:
+        item: JsonObject = {"type": "optimize", "optimization_options": {self.capability: True}}
+        return {
+            "action_id": _identifier("action", self.pattern, self.becomes, self.capability, self.details),
+            "pattern_from_id": self.pattern,
+            "pattern_to_id": self.becomes,
+            "level": self.level,
+            "action_items": [item] if self.capability else [],
+            "status": self.status.value,
+            "enabled": self.enabled,
+            "details": self.details,
+        }
+
+
+def _identifier(*content: str) -> str:
+    """An identifier in the form of a UUID, derived from *content*: the same for the same model and target."""
+    text = json_hash(list(content))[:32]
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _information(situation: _Situation, matches: Sequence[Match]) -> tuple[list[JsonObject], dict[str, str]]:
+    """Return what is known about every pattern found and every operator that the target does not fully support, and
+    the proposed capabilities, each with its reason.
+    """
+    by_node = {id(each.node): each for each in situation.judged}
+    fusions = {each.pattern: each for each in FUSIONS}
+    found: list[JsonObject] = []
+    new: dict[str, str] = {}
+    for pattern in PATTERNS:
+        occurrences = [match for match in matches if match.pattern == pattern.name]
+        if not occurrences:
+            continue
+        levels = [worst(by_node[id(node)].verdict for node in match.nodes) for match in occurrences]
+        action = None
+        if (fusion := fusions.get(pattern.name)) is not None:
+            action = _action(situation, pattern.id, fusion, occurrences, levels)
+        if action is not None and action.enabled and action.capability:
+            new[action.capability] = action.details
+        status = worst(levels)
+        nodes = [by_node[id(node)] for match in occurrences for node in match.nodes]
+        times = "once" if len(occurrences) == 1 else f"{len(occurrences)} times"
+        summary = _summary([each for each in nodes if each.verdict is status])
+        names = [[name_of(node) for node in match.nodes] for match in occurrences]
+        found.append(_about(pattern.id, status, f"{pattern.title}, {times}: {status}; {summary}", names, action))
+    partial = [each for each in situation.judged if each.verdict is not Level.SUPPORTED]
+    for operator, judged in by_operator(partial).items():
+        status = worst(each.verdict for each in judged)
+        found.append(_about(operator, status, _summary(judged), [[name_of(each.node)] for each in judged]))
+    return found, new
+
+
+def _about(
+    about: str, status: Level, explanation: str, nodes: list[list[str]], action: _Action | None = None
+) -> JsonObject:
+    return {
+        "Information_id": _identifier("information", about, explanation),
+        "actions": [] if action is None else [action.json()],
+        "explanation": explanation,
+        "pattern_id": about,
+        "enabled": True,
+        "status": status.value,
+        "pattern_node_list": list(nodes),
     }
-    if quant is not None:
-        cases = [case if number in stay_float else _quantized(case, quant) for number, case in enumerate(cases)]
-    verdicts = [_certain(node, config) or support.verdict(case) for (node, _), case in zip(nodes, cases, strict=True)]
-    if config.target.asks and any(verdict.level is Level.UNKNOWN for verdict in verdicts):
-        answers = _answers(path, config, stay_float, len(nodes))
-        verdicts = [
-            answer if verdict.level is Level.UNKNOWN else verdict
-            for verdict, answer in zip(verdicts, answers, strict=True)
-        ]
-    is_open = any(not isinstance(dim, int) for value in model.graph.inputs for dim in value.dims or ())
-    judged = [
-        Judged(node, verdict.level, f"{verdict.reason}{_advice(verdict, case, config.target, is_open=is_open)}", case)
-        for (node, _), verdict, case in zip(nodes, verdicts, cases, strict=True)
-    ]
-    return _conversions(judged)
 
 
-def _answers(path: Path, config: AnalyzeConfig, stay_float: Collection[int], count: int) -> list[Verdict]:
-    if runs_on_cpu(config.target.resolve()):
-        with suppress(StageError):
-            open_session(path, "the model")
-            return [RUNS] * count
-    # Imported here: it takes longer to import than most models take to load on the CPU.
-    from winml_dag.stages.analyze.ask import ask
-
-    return ask(path, config, stay_float)
+def _summary(judged: Sequence[Judged]) -> str:
+    reasons = Counter(each.reason for each in judged)
+    found = [f"{count} nodes: {text}" if count > 1 else text for text, count in reasons.most_common(_MOST_REASONS)]
+    more = len(reasons) - _MOST_REASONS
+    return "; ".join([*found, *([f"and {more} other reasons"] if more > 0 else [])])
 
 
-def _nodes(model: Model, graph: Graph) -> Iterator[tuple[Node, Dataflow]]:
-    flow = Dataflow(model, graph)
-    for node in graph.nodes:
-        yield node, flow
-        for attribute in node.attributes:
-            for inner in attribute.graphs:
-                yield from _nodes(model, inner)
-
-
-def _certain(node: Node, config: AnalyzeConfig) -> Verdict | None:
-    """Return the verdict on a node that needs neither a table nor the provider."""
-    if node.op_type == "Constant":
-        return Verdict(Level.SUPPORTED, "a constant, which needs no work")
-    if node.op_type != "EPContext":
+def _action(
+    situation: _Situation, pattern: str, fusion: Fusion, matches: Sequence[Match], levels: Sequence[Level]
+) -> _Action | None:
+    """Return what could be done about *matches*, which have these *levels*; None if they cannot get better."""
+    now = worst(level for level in levels if level in _BETTER) if _BETTER.keys() & {*levels} else Level.UNKNOWN
+    name = fusion.capability
+    is_set = situation.config.optim.get(name)
+    is_on = is_set or name in situation.before.capabilities
+    if now not in (Level.PARTIAL, Level.UNSUPPORTED) or is_on or not situation.config.analyze.propose:
         return None
-    source = attribute_of(node, "source")
-    maker = "" if source is None or source.content is None else source.content.decode("utf-8", "replace")
-    if not maker:
-        return Verdict(Level.UNKNOWN, "compiled, and the model does not say for which execution provider")
-    if _name_of(maker) != config.target.execution_provider:
-        return Verdict(Level.UNSUPPORTED, f"compiled for {maker}, and runs nowhere else")
-    return Verdict(Level.SUPPORTED, f"compiled for {config.target.execution_provider}")
+    if is_set is False:
+        off = f"{name} makes one operator of it; the recipe switches it off."
+        return _Action(pattern, fusion.becomes, "optional", Level.UNKNOWN, False, off, name)
+    has_form = opset(situation.model) >= fusion.since or not situation.config.target.standard_domain_only
+    tried = _tried(situation, fusion, matches) if has_form else [None] * len(matches)
+    pairs = [(before, after) for before, after in zip(levels, tried, strict=True) if after is not None]
+    helped = [(before, after) for before, after in pairs if _is_better(after, before)]
+    if helped:
+        now, then = worst(before for before, _ in helped), worst(after for _, after in helped)
+        harmed = sum(_is_better(before, after) for before, after in pairs)
+        details = f"With {name}, {now} becomes {then}."
+        if harmed:
+            details += f" It is not proposed: {counted(harmed, 'other place')} would be worse off with it."
+        level = "required" if now is Level.UNSUPPORTED else "optional"
+        return _Action(pattern, fusion.becomes, level, then, not harmed, details, name)
+    if not has_form:
+        advice = f"With export.opset_version {fusion.since} or later, {name} makes one operator of it."
+        return _Action(pattern, fusion.becomes, "warning", Level.UNKNOWN, False, advice)
+    return None
 
 
-def _name_of(text: str) -> str:
-    """The full name of the provider that *text* refers to; *text* itself if there is none."""
+def _is_better(then: Level, now: Level) -> bool:
+    """Whether both levels are known and *then* is better than *now*."""
+    return then in _BETTER and now in _BETTER and _BETTER[then] > _BETTER[now]
+
+
+def _tried(situation: _Situation, fusion: Fusion, matches: Sequence[Match]) -> list[Level | None]:
+    """Return the verdict on each of *matches* after optimize with the capability; None where it changed nothing."""
+    # Imported here: it takes longer to import than an analysis without anything to improve.
+    from winml_dag.stages.optimize.apply import OPTIMIZED_FILE, run
+
+    folder = Path(f"tried_{fusion.capability}")
+    folder.mkdir()
+    wanted = OptimizeConfig({fusion.capability: True}, OptimizeTarget(situation.config.target.standard_domain_only))
     try:
-        return find_ep(text).name
-    except UsageError:
-        return text
+        run(wanted, Workspace({"model": situation.path.parent}, {"model": folder}))
+    except (StageError, ImportError):
+        # optimize does not take this model, which may be quantized, or runs in another environment than this provider.
+        return [None] * len(matches)
+    path = folder / OPTIMIZED_FILE
+    model = with_inferred(path, read_model(path, values=True))
+    levels = {id(each.node): each.verdict for each in judge(path, model, situation.config, situation.support)}
+    flow = Dataflow(model)
+    known = {(node.op_type, node.outputs) for node in situation.model.graph.nodes}
+    tried: list[Level | None] = []
+    for match in matches:
+        fused = _new_nodes(match.nodes[-1].outputs[0], flow, known)
+        tried.append(worst(levels[id(node)] for node in fused) if fused else None)
+    return tried
 
 
-def _conversions(judged: Sequence[Judged]) -> list[Judged]:
-    """Judge Q and DQ as the operators between them, with which they are measured; alone, they are operators."""
-    converted = {
-        name
-        for each in judged
-        if each.verdict is Level.SUPPORTED and each.case.quantized is not None
-        for name in (*each.node.inputs, *each.node.outputs)
-    }
-    return [
-        replace(each, verdict=Level.SUPPORTED, reason="part of the operator that it converts for")
-        if each.node.op_type in QDQ and converted & {*each.node.inputs[:1], *each.node.outputs[:1]}
-        else each
-        for each in judged
-    ]
-
-
-def _advice(verdict: Verdict, case: Case, target: AnalyzeTarget, *, is_open: bool) -> str:
-    """Return what the user can do about *verdict*, as a further sentence; empty if it is good or unknown.
-
-    *is_open*: whether an input of the model has an open size.
-    """
-    if verdict.level not in (Level.PARTIAL, Level.UNSUPPORTED):
-        return ""
-    ep = find_ep(target.execution_provider)
-    operands = [each for each in (*case.inputs, *case.outputs) if each is not None]
-    types = {each.dtype for each in operands} & {"float64", "int64", "uint64"}
-    if is_open and ep.fixed_shapes and any(None in (each.dims or ()) for each in operands):
-        return ". Give the model's inputs fixed sizes"
-    if max((len(each.dims or ()) for each in operands), default=0) > _MOST_RANK:
-        return f". Write it with at most {_MOST_RANK} dimensions"
-    if types:
-        return f". Use a 32-bit type instead of {' and '.join(sorted(types))}"
-    if verdict.level is Level.PARTIAL:
-        return ". Replace the operator, or accept that part of the model runs on the CPU"
-    return ". Replace the operator, or choose another target"
-
-
-def _taken_by_quantize(quant: QuantizedTo | None, cases: Sequence[Case]) -> QuantizedTo | None:
-    """Return *quant* for all operators if the model has none of those that it names, as quantize does."""
-    if quant is None or quant.op_types is None:
-        return quant
-    for case in cases:
-        if any(fnmatchcase(case.op_type, pattern) for pattern in quant.op_types) and any(
-            each is not None and each.dtype == "float32" for each in (*case.inputs, *case.outputs)
-        ):
-            return quant
-    return replace(quant, op_types=None)
-
-
-def _is_quantized(op_type: str, name: str, quant: QuantizedTo) -> bool:
-    if any(fnmatchcase(op_type, pattern) for pattern in quant.excluded_op_types):
-        return False
-    if name and any(fnmatchcase(name, pattern) for pattern in quant.excluded):
-        return False
-    return quant.op_types is None or any(fnmatchcase(op_type, pattern) for pattern in quant.op_types)
-
-
-def _quantized(case: Case, quant: QuantizedTo) -> Case:
-    """Return *case* as quantize leaves it."""
-    if quant.activation_type != _FLOAT16:
-        return as_quantized(case, quant.activation_type, quant.weight_type, per_channel=quant.per_channel)
-
-    def halved(operand: Operand | None) -> Operand | None:
-        return operand if operand is None or operand.dtype != "float32" else replace(operand, dtype=_FLOAT16)
-
-    return replace(case, inputs=tuple(map(halved, case.inputs)), outputs=tuple(map(halved, case.outputs)))
-
-
-def with_inferred(path: Path, model: Model) -> Model:
-    """Return *model*, read from *path*, with what onnx infers for the values that its file does not describe.
-
-    External weight files are not read. Operators that onnx does not support stay open, and so does everything
-    downstream.
-    """
-    if not missing_value_info(model.graph) or path.stat().st_size > _LARGEST_PROTOBUF:
-        return model
-    import onnx
-
-    proto = onnx.load_model(path, load_external_data=False)
-    for tensor in proto.graph.initializer:
-        if len(tensor.raw_data) > _LARGEST_SHAPE:  # inference does not need it
-            tensor.ClearField("raw_data")
-    try:
-        found = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    except (ValueError, RuntimeError, onnx.shape_inference.InferenceError):
-        return model  # values stay unknown: the model may still be valid
-    inferred_file = Path("inferred.onnx")
-    inferred_file.write_bytes(found.SerializeToString())
-    return replace(model, graph=replace(model.graph, values=read_model(inferred_file, values=True).graph.values))
+def _new_nodes(output: str, flow: Dataflow, known: set[tuple[str, tuple[str, ...]]]) -> list[Node]:
+    """Return the nodes that compute *output*, up to those that were there before."""
+    found: list[Node] = []
+    waiting = [output]
+    while waiting:
+        node = flow.makers.get(waiting.pop())
+        is_new = node is not None and (node.op_type, node.outputs) not in known
+        if node is not None and is_new and not any(node is each for each in found):
+            found.append(node)
+            waiting += node.inputs
+    return found
 
 
 def _metadata(name: str, model: Model, patterns: Mapping[str, int]) -> JsonObject:
@@ -341,7 +361,3 @@ def _cases(judged: Sequence[Judged]) -> list[JsonObject]:
         {"operator": case.op_type, "verdict": verdict.value, "nodes": [name_of(each.node) for each in nodes]}
         for (case, verdict), nodes in by_case.items()
     ]
-
-
-def _write(path: Path, value: JsonObject) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")

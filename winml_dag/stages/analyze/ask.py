@@ -26,7 +26,8 @@ from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, byte_size
 from winml_dag.onnxmodel.protos import read_inside, subgraphs, without_data
-from winml_dag.stages.analyze import RUNS, AnalyzeConfig, QuantizedTo
+from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
+from winml_dag.stages.analyze.judging import RUNS
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -6,20 +6,45 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from math import pi, sqrt
+from typing import Any, TypeAlias
 
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.facts import HIGH_RANK
 from winml_dag.onnxmodel.graph import Node, integers_of
 
-# A pattern is built from terms, matched against the graph from its last node upwards.
-#
-# A term is matched with one value. It yields every way in which the nodes above that value fit, each with the values
-# that were bound to names. Commutative operators match with their inputs in either order.
-
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Max", "Min"})
 _NEAR = 1e-3  # exporters write sqrt(2/pi) with few digits, and float16 has no more
 
-Condition = Callable[[Dataflow, Node], bool]
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant, which is bound to *name*; it must have *rank* dimensions if given."""
+
+    name: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """Any value of one element. Before optimize it may be computed from constants."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """A node of the standard operator *op_type*. Inputs beyond *inputs* must be constants."""
+
+    op_type: str
+    inputs: tuple[Term, ...]
+    where: Callable[[Dataflow, Node], bool] | None = None
+
+
+# What a pattern is built from. It is matched with a value, from the last node upwards: a text is any value, which is
+# bound to that name; a number is a constant of one element close to it; a list has alternatives.
+Term: TypeAlias = str | float | Constant | Scalar | Op | list[Any]
+
+
+def op(op_type: str, *inputs: Term, where: Callable[[Dataflow, Node], bool] | None = None) -> Op:
+    return Op(op_type, inputs, where)
 
 
 @dataclass(frozen=True)
@@ -29,105 +54,59 @@ class Bound:
     values: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[Node, ...] = ()
 
-    def naming(self, name: str, value: str) -> Bound | None:
-        """Bind *name* to *value*. None if *name* is already bound to another value."""
-        if name in self.values:
-            return self if self.values[name] == value else None
-        return Bound({**self.values, name: value}, self.nodes)
-
     def having(self, node: Node) -> Bound:
         known = any(node is other for other in self.nodes)
         return self if known else Bound(self.values, (*self.nodes, node))
 
 
-Term = Callable[[str, Bound, Dataflow], Iterator[Bound]]
-
-
-def value(name: str) -> Term:
-    """A term that matches any value and binds it to *name*."""
-
-    def match(given: str, bound: Bound, _flow: Dataflow) -> Iterator[Bound]:
-        named = bound.naming(name, given)
-        if given and named is not None:
-            yield named
-
-    return match
-
-
-def constant(name: str, rank: int | None = None) -> Term:
-    """A term that matches a constant and binds it to *name*; it must have *rank* dimensions if *rank* is given."""
-
-    def match(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
-        tensor = flow.constants.get(given)
-        if tensor is not None and rank in (None, len(tensor.dims)):
-            named = bound.naming(name, given)
-            if named is not None:
-                yield named
-
-    return match
-
-
-def number(wanted: float) -> Term:
-    """A term that matches a constant of one element that is close to *wanted*."""
-
-    def match(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
-        numbers = flow.numbers(given)
-        if numbers is not None and len(numbers) == 1 and abs(numbers[0] - wanted) <= _NEAR * max(abs(wanted), 1e-9):
-            yield bound
-
-    return match
-
-
-def scalar(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
-    """A term that matches any value of one element. Before optimize it may be computed from constants."""
-    if flow.dims(given) in ((), (1,)):
-        yield bound
-
-
-def op(op_type: str, *inputs: Term, where: Condition | None = None) -> Term:
-    """A term that matches a node of the standard operator *op_type*. Inputs beyond *inputs* must be constants."""
-
-    def match(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
+def _fits(term: Term, given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
+    """Yield every way in which the nodes above the value *given* fit *term*, in addition to *bound*."""
+    if isinstance(term, list):
+        for each in term:
+            yield from _fits(each, given, bound, flow)
+    elif isinstance(term, Op):
         node = flow.makers.get(given)
-        if node is None or node.op_type != op_type or node.domain or node.outputs[0] != given:
+        if node is None or node.op_type != term.op_type or node.domain or node.outputs[0] != given:
             return
-        if len(node.inputs) < len(inputs) or (where is not None and not where(flow, node)):
+        count = len(term.inputs)
+        if len(node.inputs) < count or (term.where is not None and not term.where(flow, node)):
             return
-        further = node.inputs[len(inputs) :]
-        if any(name and name not in flow.constants for name in further):
-            return
-        orders = permutations(inputs) if op_type in _COMMUTATIVE and len(inputs) == 2 else (inputs,)
-        for order in orders:
-            yield from _all(tuple(order), node.inputs, bound.having(node), flow)
+        if all(not name or name in flow.constants for name in node.inputs[count:]):
+            # Commutative operators match with their inputs in either order.
+            for order in permutations(term.inputs) if term.op_type in _COMMUTATIVE and count == 2 else (term.inputs,):
+                yield from _all_fit(order, node.inputs, bound.having(node), flow)
+    elif isinstance(term, float):
+        numbers = flow.numbers(given)
+        if numbers is not None and len(numbers) == 1 and abs(numbers[0] - term) <= _NEAR * max(abs(term), 1e-9):
+            yield bound
+    elif isinstance(term, Scalar):
+        if flow.dims(given) in ((), (1,)):
+            yield bound
+    else:
+        if isinstance(term, Constant):
+            tensor = flow.constants.get(given)
+            if tensor is None or term.rank not in (None, len(tensor.dims)):
+                return
+            term = term.name
+        if given and bound.values.get(term, given) == given:
+            yield Bound({**bound.values, term: given}, bound.nodes)
 
-    return match
 
-
-def _all(terms: tuple[Term, ...], names: tuple[str, ...], bound: Bound, flow: Dataflow) -> Iterator[Bound]:
+def _all_fit(terms: tuple[Term, ...], names: tuple[str, ...], bound: Bound, flow: Dataflow) -> Iterator[Bound]:
     if not terms:
         yield bound
         return
-    for fitted in terms[0](names[0], bound, flow):
-        yield from _all(terms[1:], names[1:], fitted, flow)
+    for fitted in _fits(terms[0], names[0], bound, flow):
+        yield from _all_fit(terms[1:], names[1:], fitted, flow)
 
 
-def either(*terms: Term) -> Term:
-    """A term that matches any of *terms*, tried in order."""
-
-    def match(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
-        for term in terms:
-            yield from term(given, bound, flow)
-
-    return match
-
-
-def product(first: Term, second: Term, third: Term) -> Term:
-    """A term that matches the product of three values, in any order of computation."""
+def _product(first: Term, second: Term, third: Term) -> Term:
+    """The product of three values, in any order of computation."""
     pairs = ((first, second, third), (first, third, second), (second, third, first))
-    return either(*(op("Mul", op("Mul", one, other), last) for one, other, last in pairs))
+    return [op("Mul", op("Mul", one, other), last) for one, other, last in pairs]
 
 
-def is_enclosed(bound: Bound, flow: Dataflow) -> bool:
+def _is_enclosed(bound: Bound, flow: Dataflow) -> bool:
     """Whether only the last node's output is read outside the match, so that one node can replace the whole group."""
     inside = {id(node) for node in bound.nodes}
     return all(
@@ -192,7 +171,9 @@ def _forms(*forms: Term, last: str | tuple[str, ...]) -> Callable[[Dataflow], It
         for form in forms:
             for node in flow.nodes:
                 if node.op_type in types and node.outputs and id(node) not in taken:
-                    bound = next((b for b in form(node.outputs[0], Bound(), flow) if is_enclosed(b, flow)), None)
+                    bound = next(
+                        (b for b in _fits(form, node.outputs[0], Bound(), flow) if _is_enclosed(b, flow)), None
+                    )
                     if bound is not None and not any(id(each) in taken for each in bound.nodes):
                         taken.update(map(id, bound.nodes))
                         yield bound
@@ -223,53 +204,48 @@ def _chains(types: Sequence[str]) -> Callable[[Dataflow], Iterator[Bound]]:
     return find
 
 
-_x = value("x")
+_CENTRED = op("Sub", "x", op("ReduceMean", "x"))
 
 
 def _gelu() -> Iterator[Term]:
-    half, one = number(0.5), number(1.0)
-    erf = op("Erf", either(op("Div", _x, number(sqrt(2))), op("Mul", _x, number(1 / sqrt(2)))))
-    square = either(op("Mul", _x, _x), op("Pow", _x, number(2)))
-    cube = either(op("Pow", _x, number(3)), op("Mul", square, _x))
-    bend = number(0.044715)
-    curve = op("Add", either(product(bend, _x, _x), op("Mul", square, bend)), one)
-    bent = either(
-        op("Add", _x, op("Mul", cube, bend)),
-        op("Add", _x, product(bend, square, _x)),
-        op("Mul", _x, curve),
-    )
-    steep = number(sqrt(2 / pi))
-    inner = either(op("Mul", bent, steep), op("Mul", op("Mul", _x, steep), curve))
+    erf = op("Erf", [op("Div", "x", sqrt(2)), op("Mul", "x", 1 / sqrt(2))])
+    square = [op("Mul", "x", "x"), op("Pow", "x", 2.0)]
+    cube = [op("Pow", "x", 3.0), op("Mul", square, "x")]
+    bend, steep = 0.044715, sqrt(2 / pi)
+    curve = op("Add", [_product(bend, "x", "x"), op("Mul", square, bend)], 1.0)
+    bent = [op("Add", "x", op("Mul", cube, bend)), op("Add", "x", _product(bend, square, "x")), op("Mul", "x", curve)]
+    inner = [op("Mul", bent, steep), op("Mul", op("Mul", "x", steep), curve)]
     for kind in (erf, op("Tanh", inner)):
-        yield product(_x, half, op("Add", kind, one))
+        yield _product("x", 0.5, op("Add", kind, 1.0))
+
+
+def _root(square: Term) -> Term:
+    return op("Sqrt", op("Add", op("ReduceMean", square), Scalar()))
 
 
 def _layer_norm() -> Iterator[Term]:
-    centred = op("Sub", _x, op("ReduceMean", _x))
-    square = either(op("Pow", centred, number(2)), op("Mul", centred, centred))
-    spread = op("Sqrt", op("Add", op("ReduceMean", square), scalar))
-    normed = either(op("Div", centred, spread), op("Mul", centred, op("Reciprocal", spread)))
-    weight = constant("weight")
-    yield op("Add", op("Mul", normed, weight), constant("bias"))
-    yield op("Mul", normed, weight)
+    spread = _root([op("Pow", _CENTRED, 2.0), op("Mul", _CENTRED, _CENTRED)])
+    normed = [op("Div", _CENTRED, spread), op("Mul", _CENTRED, op("Reciprocal", spread))]
+    scaled = op("Mul", normed, Constant("weight"))
+    yield op("Add", scaled, Constant("bias"))
+    yield scaled
     yield normed
 
 
-def _rms_norm() -> Iterator[Term]:
-    square = either(op("Pow", _x, number(2)), op("Mul", _x, _x))
-    root = op("Sqrt", op("Add", op("ReduceMean", square), scalar))
-    inverse = either(op("Reciprocal", root), op("Div", number(1.0), root))
-    normed = either(op("Mul", _x, inverse), op("Div", _x, root))
-    yield op("Mul", either(normed, op("Cast", normed)), constant("weight"))
+def _rms_norm() -> Term:
+    root = _root([op("Pow", "x", 2.0), op("Mul", "x", "x")])
+    inverse = [op("Reciprocal", root), op("Div", 1.0, root)]
+    normed = [op("Mul", "x", inverse), op("Div", "x", root)]
+    return op("Mul", [normed, op("Cast", normed)], Constant("weight"))
 
 
-def _attention() -> Iterator[Term]:
-    scores = op("MatMul", value("q"), value("k"))
-    scaled = either(op("Mul", scores, scalar), op("Div", scores, scalar), scores)
-    masked = either(op("Add", scaled, value("mask")), op("Where", value("mask"), scaled, scalar), scaled)
+def _attention() -> Term:
+    scores = op("MatMul", "q", "k")
+    scaled = [op("Mul", scores, Scalar()), op("Div", scores, Scalar()), scores]
+    masked = [op("Add", scaled, "mask"), op("Where", "mask", scaled, Scalar()), scaled]
     weights = op("Softmax", masked)
-    guarded = op("Where", op("IsNaN", weights), scalar, weights)
-    yield op("MatMul", either(guarded, weights), value("v"))
+    guarded = op("Where", op("IsNaN", weights), Scalar(), weights)
+    return op("MatMul", [guarded, weights], "v")
 
 
 def _of_high_rank(flow: Dataflow, node: Node) -> bool:
@@ -281,25 +257,25 @@ PATTERNS = (
     Pattern(
         "QuickGeluPattern",
         "GELU by a sigmoid",
-        _forms(op("Mul", _x, op("Sigmoid", op("Mul", _x, number(1.702)))), last="Mul"),
+        _forms(op("Mul", "x", op("Sigmoid", op("Mul", "x", 1.702))), last="Mul"),
     ),
     Pattern("LayerNormPattern", "layer normalization", _forms(*_layer_norm(), last=("Add", "Mul", "Div"))),
-    Pattern("RMSNormPattern", "root mean square normalization", _forms(*_rms_norm(), last="Mul")),
+    Pattern("RMSNormPattern", "root mean square normalization", _forms(_rms_norm(), last="Mul")),
     Pattern(
         "MatMulAddPattern",
         "MatMul and Add",
-        _forms(op("Add", op("MatMul", _x, constant("weight", rank=2)), constant("bias", rank=1)), last="Add"),
+        _forms(op("Add", op("MatMul", "x", Constant("weight", 2)), Constant("bias", 1)), last="Add"),
     ),
-    Pattern("AttentionPattern", "attention", _forms(*_attention(), last="MatMul")),
+    Pattern("AttentionPattern", "attention", _forms(_attention(), last="MatMul")),
     Pattern(
         "ConvBatchNormPattern",
         "Conv and BatchNormalization",
-        _forms(op("BatchNormalization", op("Conv", _x, constant("weight"))), last="BatchNormalization"),
+        _forms(op("BatchNormalization", op("Conv", "x", Constant("weight"))), last="BatchNormalization"),
     ),
     Pattern(
         "ReshapeTransposeReshapeOverlyHighDim",
         f"Reshape, Transpose and Reshape through {HIGH_RANK} or more dimensions",
-        _forms(op("Reshape", op("Transpose", op("Reshape", _x), where=_of_high_rank)), last="Reshape"),
+        _forms(op("Reshape", op("Transpose", op("Reshape", "x"), where=_of_high_rank)), last="Reshape"),
     ),
     Pattern("TransposeChainPattern", "chain of Transpose", _chains(("Transpose",))),
     Pattern("ReshapeChainPattern", "chain of Reshape, Flatten, Squeeze and Unsqueeze", _chains(_RESHAPES)),

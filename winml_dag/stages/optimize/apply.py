@@ -50,7 +50,8 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
         StageError: the model is compiled or quantized, capabilities are unknown or contradict each other, or
             onnxruntime cannot load the model.
     """
-    discovered = _discovered(workspace)
+    has_flags = workspace.has("flags")
+    discovered = Discovered.read(workspace.input_file("flags", ".json")) if has_flags else Discovered()
     chosen = _chosen(config, discovered)
     target = OptimizeTarget(config.target.standard_domain_only or discovered.standard_domain_only)
     source = workspace.input_file("model", ".onnx")
@@ -60,9 +61,10 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
         to_portable_level(source, _PORTABLE_FILE, without=chosen.without | chosen.waiting)
     except HalfPrecisionError:
         return _leave(source, before, chosen, workspace.outputs["model"] / OPTIMIZED_FILE)
-    _check_operators(before, inspect_model(_PORTABLE_FILE), ())
+    portable = inspect_model(_PORTABLE_FILE)
+    _check_operators(before, portable, ())
     made = _apply_chosen(source, chosen, target)
-    after = inspect_model(made.path)
+    after = portable if made.path == _PORTABLE_FILE and not chosen.waiting else inspect_model(made.path)
     _check_operators(before, after, () if target.standard_domain_only else chosen.on)
     _check_interface(before, after)
     tagged = _save(made.path, source, after, workspace.outputs["model"] / OPTIMIZED_FILE)
@@ -89,12 +91,6 @@ def refuse_unfit(name: str, model: ModelSummary) -> None:
             f"{name} is quantized already, and optimizing it would take its quantization apart.",
             advice="Optimize the float32 model, or set skip_optimize.",
         )
-
-
-def _discovered(workspace: Workspace) -> Discovered:
-    if not workspace.has("flags"):
-        return Discovered()
-    return Discovered.read(workspace.input_file("flags", ".json"))
 
 
 def _chosen(config: OptimizeConfig, discovered: Discovered) -> Selection:

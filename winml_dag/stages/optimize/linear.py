@@ -18,6 +18,7 @@ from winml_dag.stages.optimize.rewriting import (
     Outcome,
     Rule,
     by_rules,
+    checked,
     constant,
     is_constant,
     known_shape,
@@ -57,11 +58,6 @@ def _conv(op: RewriterContext, node: ir.Node, weight: ir.Value, bias: ir.Value |
     return op.Conv(*inputs, **{each.name: each for each in node.attributes.values()})
 
 
-def _one_for_each_channel(op: RewriterContext, factor: ir.Value, channels: int) -> ir.Value:
-    flat = op.Reshape(factor, shape_constant(op, (-1,)))
-    return op.Expand(flat, shape_constant(op, (channels,)))
-
-
 def _scaled_weight(op: RewriterContext, weight: ir.Value, scale: ir.Value) -> ir.Value:
     rank = len(known_shape(weight) or ())
     made = op.Mul(weight, op.Reshape(scale, shape_constant(op, (-1, *[1] * (rank - 1)))))
@@ -91,13 +87,12 @@ class _Affine(Rule):
         node = _foldable_conv(conv)
         return node is not None and _is_by_channel(factor, node.inputs[1])
 
-    def rewrite(self, op: RewriterContext, conv: ir.Value, factor: ir.Value) -> ir.Value | None:
-        node = conv.producer()
-        weight = None if node is None else node.inputs[1]
-        shape = known_shape(weight)
-        if node is None or weight is None or shape is None:
-            return None
-        vector = _one_for_each_channel(op, factor, shape[0])
+    def rewrite(self, op: RewriterContext, conv: ir.Value, factor: ir.Value) -> ir.Value:
+        node = checked(conv.producer())
+        weight = checked(node.inputs[1])
+        # One number for each channel.
+        flat = op.Reshape(factor, shape_constant(op, (-1,)))
+        vector = op.Expand(flat, shape_constant(op, checked(known_shape(weight))[:1]))
         if self._operator in _INVERSES:
             vector = getattr(op, _INVERSES[self._operator])(vector)
         bias = node.inputs[2] if len(node.inputs) > 2 else None
@@ -144,18 +139,17 @@ class _BatchNormOfSum(Rule):
         mean: ir.Value,
         variance: ir.Value,
         normalized: ir.Value,
-    ) -> ir.Value | None:
-        node, last, spread = conv.producer(), normalized.producer(), numbers(variance)
-        if node is None or last is None or spread is None or node.inputs[1] is None:
-            return None
-        epsilon = op.Constant(value=ir.tensor(spread.dtype.type(last.attributes.get_float("epsilon", 1e-5))))
+    ) -> ir.Value:
+        node, last = checked(conv.producer()), checked(normalized.producer())
+        number_type = checked(numbers(variance)).dtype.type
+        epsilon = op.Constant(value=ir.tensor(number_type(last.attributes.get_float("epsilon", 1e-5))))
         slope = op.Div(scale, op.Sqrt(op.Add(variance, epsilon)))
         shift = op.Sub(bias, op.Mul(mean, slope))
         own = node.inputs[2] if len(node.inputs) > 2 else None
         folded = _conv(
             op,
             node,
-            _scaled_weight(op, node.inputs[1], slope),
+            _scaled_weight(op, checked(node.inputs[1]), slope),
             shift if own is None else op.Add(op.Mul(own, slope), shift),
         )
         rank = len(known_shape(conv) or ())
@@ -182,11 +176,9 @@ class _Linear(Rule):
         constants = is_constant(weight) and is_constant(bias)
         return constants and len(shape) == self._rank and len(weights) == 2 and known_shape(bias) == (weights[1],)
 
-    def rewrite(self, op: RewriterContext, x: ir.Value, weight: ir.Value, bias: ir.Value) -> ir.Value | None:
-        shape, weights = known_shape(x), known_shape(weight)
-        if shape is None or weights is None:
-            return None
-        inner, outer = weights
+    def rewrite(self, op: RewriterContext, x: ir.Value, weight: ir.Value, bias: ir.Value) -> ir.Value:
+        shape = checked(known_shape(x))
+        inner, outer = checked(known_shape(weight))
         kernel = op.Reshape(op.Transpose(weight, perm=(1, 0)), shape_constant(op, (outer, inner, 1, 1)))
         if self._rank == 2:
             image = op.Reshape(x, shape_constant(op, (*shape, 1, 1)))
@@ -225,14 +217,10 @@ class _LinearToGemm(Rule):
         # The bias must be a row vector, one number per output: any other Add may change the shape of the product.
         return tuple(bias.shape) == (weight.shape[1],) and (len(x.shape) == 2 or static_shape(result) is not None)
 
-    def rewrite(
-        self, op: RewriterContext, x: ir.Value, weight: ir.Value, bias: ir.Value, result: ir.Value
-    ) -> ir.Value | None:
-        if x.shape is None or weight.shape is None:
-            return None
-        if len(x.shape) == 2:
+    def rewrite(self, op: RewriterContext, x: ir.Value, weight: ir.Value, bias: ir.Value, result: ir.Value) -> ir.Value:
+        if len(checked(x.shape)) == 2:
             return op.Gemm(x, weight, bias)
-        rows = op.Reshape(x, shape_constant(op, (-1, int(weight.shape[0]))))
+        rows = op.Reshape(x, shape_constant(op, (-1, int(checked(weight.shape)[0]))))
         return op.Reshape(op.Gemm(rows, weight, bias), shape_constant(op, static_shape(result)))
 
 

@@ -16,6 +16,7 @@ from winml_dag.stages.optimize.rewriting import (
     Outcome,
     Rule,
     apply_rules,
+    checked,
     count_sites,
     either,
     if_any,
@@ -94,11 +95,9 @@ class _Biased(Rule):
 
     def rewrite(
         self, op: RewriterContext, x: ir.Value, scale: ir.Value, bias: ir.Value, normalized: ir.Value
-    ) -> ir.Value | None:
-        node = normalized.producer()
-        if node is None:
-            return None
-        return op.LayerNormalization(x, scale, bias, axis=-1, epsilon=node.attributes.get_float("epsilon", 1e-5))
+    ) -> ir.Value:
+        epsilon = checked(normalized.producer()).attributes.get_float("epsilon", 1e-5)
+        return op.LayerNormalization(x, scale, bias, axis=-1, epsilon=epsilon)
 
 
 def fuse_layer_norm(model: ir.Model, _: OptimizeTarget) -> Outcome:
@@ -178,11 +177,9 @@ class _AlongAnyAxis(Rule):
         mean: ir.Value,
         bias: ir.Value | None = None,
         **_: ir.Value,
-    ) -> ir.Value | None:
-        shape = known_shape(x)
-        axis = None if shape is None else _axis(mean, len(shape))
-        if shape is None or axis is None:
-            return None
+    ) -> ir.Value:
+        shape = checked(known_shape(x))
+        axis = checked(_axis(mean, len(shape)))
         order = [*(each for each in range(len(shape)) if each != axis), axis]
         back = [order.index(each) for each in range(len(shape))]
         flat = [op.Reshape(each, shape_constant(op, (shape[axis],))) for each in (scale, bias) if each is not None]
@@ -227,12 +224,10 @@ class _RootMeanSquare(Rule):
             return False
         return 0 <= guard <= _LARGEST_EPSILON and _fits_last_axis(scale, x)
 
-    def rewrite(self, op: RewriterContext, x: ir.Value, epsilon: ir.Value, scale: ir.Value) -> ir.Value | None:
-        if x.shape is None:
-            return None
+    def rewrite(self, op: RewriterContext, x: ir.Value, epsilon: ir.Value, scale: ir.Value) -> ir.Value:
         if self._opset >= _RMS_NORMALIZATION_SINCE:
             return op.RMSNormalization(x, scale, axis=-1, epsilon=number(epsilon))
-        root = op.Constant(value_float=math.sqrt(int(x.shape[-1])))
+        root = op.Constant(value_float=math.sqrt(int(checked(x.shape)[-1])))
         return op.Mul(op.LpNormalization(x, axis=-1, p=2), op.Mul(scale, root))
 
 

@@ -18,6 +18,7 @@ from winml_dag.stages.optimize.rewriting import (
     Outcome,
     Rule,
     by_rules,
+    checked,
     constant,
     either,
     if_any,
@@ -79,10 +80,8 @@ class _ReshapeTransposeReshape(RewriteRuleClassBase):  # type: ignore[misc]
 
     def rewrite(
         self, op: RewriterContext, x: ir.Value, split: ir.Value, turned: ir.Value, joined: ir.Value, **_: ir.Value
-    ) -> ir.Value | None:
-        shape = known_shape(split)
-        if shape is None:
-            return None
+    ) -> ir.Value:
+        shape = checked(known_shape(split))
         fewer, order = merged_axes(shape, _order(turned, len(shape)))
         moved = op.Transpose(op.Reshape(x, shape_constant(op, fewer)), perm=order)
         return op.Reshape(moved, shape_constant(op, known_shape(joined)))
@@ -213,11 +212,8 @@ class _ScaledExp(Rule):
         # A factor with more dimensions than the bias would change the shape of the sum.
         return bool(np.isfinite(factor).all() and (factor > 0).all() and factor.ndim <= len(bias.shape))
 
-    def rewrite(self, op: RewriterContext, x: ir.Value, bias: ir.Value, scale: ir.Value) -> ir.Value | None:
-        factor = numbers(scale)
-        if factor is None:
-            return None
-        logarithm = op.Constant(value=ir.tensor(np.log(factor)))
+    def rewrite(self, op: RewriterContext, x: ir.Value, bias: ir.Value, scale: ir.Value) -> ir.Value:
+        logarithm = op.Constant(value=ir.tensor(np.log(checked(numbers(scale)))))
         return op.Exp(op.Add(x, op.Add(bias, logarithm)))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -100,6 +100,15 @@ def by_rules(rules: Callable[[], Sequence[RewriteRule]]) -> Rewrite:
 def count_sites(model: ir.Model, rules: Sequence[RewriteRule]) -> int:
     """The number of sites at which *rules* would apply."""
     return sum(any(rule.match(model, graph, node) for rule in rules) for graph in model.graphs() for node in graph)
+
+
+T = TypeVar("T")
+
+
+def checked(value: T | None) -> T:
+    """Return *value*, of which the ``check`` of the same rule has found that it is known."""
+    assert value is not None
+    return value
 
 
 def standard_opset(model: ir.Model) -> int:
