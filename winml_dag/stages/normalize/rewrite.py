@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
@@ -23,9 +23,8 @@ from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, inspect_model
 from winml_dag.onnxmodel.protos import graphs_of, without_data
 from winml_dag.stages.normalize import FIRST_OPSET, NormalizeConfig
 
-# Raises the opset of a model with onnx's converter, restores what it loses, and checks that outputs stay equal.
-#
-# The converter drops metadata of nodes, and gives Resize of opset 10 the defaults of later versions.
+# The opset is raised with onnx's converter. What it loses is restored, and outputs have to stay equal: it drops the
+# metadata of nodes, and gives Resize of opset 10 the defaults of later versions.
 
 # Exports have 21; some models convert only to one of the others.
 VERSIONS = (21, 17, 13)
@@ -36,22 +35,6 @@ _MODES_OF_RESIZE = 11
 _FIRST_IR = 4
 _SAMPLES = 2
 _BEFORE_FILE, _AFTER_FILE = Path("before.onnx"), Path("after.onnx")
-_Outputs = list[list[NDArray[np.generic]]]
-
-
-@dataclass(frozen=True)
-class Raised:
-    """The result of raising the opset.
-
-    Attributes:
-        model: the converted model, or the original if no version works.
-        compared: whether outputs were compared; some models do not run on random inputs.
-        kept: why the original is kept; empty otherwise.
-    """
-
-    model: ModelProto
-    compared: bool = False
-    kept: str = ""
 
 
 def ir_version_for(model: ModelProto) -> int:
@@ -60,50 +43,46 @@ def ir_version_for(model: ModelProto) -> int:
     return max(int(model.ir_version), _FIRST_IR, int(needed))
 
 
-def raise_opset(model: ModelProto) -> Raised:
-    """Convert *model* to the highest of :data:`VERSIONS` in which it gives the same results on random inputs."""
+def raise_opset(model: ModelProto) -> tuple[ModelProto, bool, str | None]:
+    """Convert *model* to the highest of :data:`VERSIONS` in which it gives the same results on random inputs.
+
+    Returns the converted model or, if no version works, the original; whether outputs were compared, as some models do
+    not run on random inputs; and why the original is kept.
+    """
     if model.functions or any(graph.sparse_initializer for graph in graphs_of(model.graph)):
-        return Raised(model, kept="the converter takes neither functions nor sparse tensors")
+        return model, False, "the converter takes neither functions nor sparse tensors"
     save_model(model, _BEFORE_FILE)
-    expected = _outputs(_BEFORE_FILE)
-    why = ""
+    try:
+        expected = _outputs(_BEFORE_FILE)
+    except (StageError, InputError):
+        expected = None
+    why = None
     for version in VERSIONS:
         try:
             converted = _converted(model, version)
             save_model(converted, _AFTER_FILE)
             if expected is None:
                 open_session(_AFTER_FILE, "it")
-                return Raised(converted)
-            if _equal(expected, _outputs(_AFTER_FILE, needed=True)):
-                return Raised(converted, compared=True)
+                return converted, False, None
+            pairs = zip(expected, _outputs(_AFTER_FILE), strict=True)
+            if all(len(mine) == len(theirs) and all(map(_same, mine, theirs)) for mine, theirs in pairs):
+                return converted, True, None
             why = f"in opset {version} its outputs differ"
         except StageError as error:
             why = f"opset {version}: {error.message}"
         except (RuntimeError, ValueError, onnx.shape_inference.InferenceError) as error:
             why = f"it cannot be converted to opset {version}: {explanation(error)}"
-    return Raised(model, kept=why)
+    return model, False, why
 
 
-def _outputs(path: Path, *, needed: bool = False) -> _Outputs | None:
-    """The outputs of the model *path* for random inputs; None if it does not run on them, unless *needed*."""
+def _outputs(path: Path) -> list[list[NDArray[np.generic]]]:
+    """The outputs of the model *path* for random inputs."""
+    session = open_session(path, "it")
+    feeds = list(random_feeds(model_inputs(session), seed=0, count=_SAMPLES))
     try:
-        session = open_session(path, "it")
-        feeds = random_feeds(model_inputs(session), seed=0, count=_SAMPLES)
         return [session.run(None, feed) for feed in feeds]
-    except (StageError, InputError):
-        if needed:
-            raise
-        return None
     except Exception as error:  # onnxruntime's errors have no base class of their own
-        if needed:
-            raise StageError(f"it does not run: {explanation(error)}") from error
-        return None
-
-
-def _equal(expected: _Outputs, found: _Outputs | None) -> bool:
-    return found is not None and all(
-        len(mine) == len(theirs) and all(map(_same, mine, theirs)) for mine, theirs in zip(expected, found, strict=True)
-    )
+        raise StageError(f"it does not run: {explanation(error)}") from error
 
 
 def _same(expected: object, found: object) -> bool:
@@ -239,7 +218,9 @@ def _shapes_from_onnxruntime(source: Path, model: ModelProto, shapes: Mapping[st
     try:
         session = open_session(_PROBE_FILE, "the model with these sizes")
     except StageError as error:
-        if not _loads(source):
+        try:
+            open_session(source, "the model")
+        except StageError:
             return {}
         listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         raise StageError(
@@ -250,14 +231,6 @@ def _shapes_from_onnxruntime(source: Path, model: ModelProto, shapes: Mapping[st
         output.name: tuple(dim if isinstance(dim, int) else UNKNOWN_DIMENSION for dim in output.shape)
         for output in session.get_outputs()
     }
-
-
-def _loads(source: Path) -> bool:
-    try:
-        open_session(source, "the model")
-    except StageError:
-        return False
-    return True
 
 
 def _complete(value: ValueInfoProto, found: Sequence[int | str], stated: Sequence[int | str]) -> None:
@@ -283,13 +256,10 @@ def _dims(value: ValueInfoProto) -> Shape | None:
     """The shape of *value*; None if it has none, not even an open one."""
     if not value.type.tensor_type.HasField("shape"):
         return None
-    return tuple(map(_dim, value.type.tensor_type.shape.dim))
-
-
-def _dim(dim: TensorShapeProto.Dimension) -> int | str:
-    if dim.HasField("dim_value") and dim.dim_value >= 0:
-        return int(dim.dim_value)
-    return dim.dim_param or UNKNOWN_DIMENSION
+    return tuple(
+        int(dim.dim_value) if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or UNKNOWN_DIMENSION
+        for dim in value.type.tensor_type.shape.dim
+    )
 
 
 def _write(value: ValueInfoProto, dims: Sequence[int | str]) -> None:
@@ -330,18 +300,23 @@ def run(config: NormalizeConfig, workspace: Workspace) -> JsonObject:
     ranges = {name: each.value_range for name, each in given.items() if each.value_range is not None}
     model, fixed = fix_dimensions(source, model, shapes)
     before = standard_opset(model)
-    raised = raise_opset(model) if config.raise_opset and 0 < before < FIRST_OPSET else Raised(model)
+    compared, kept = False, None
+    if config.raise_opset and 0 < before < FIRST_OPSET:
+        model, compared, kept = raise_opset(model)
     output = workspace.outputs["model"] / NORMALIZED_FILE
-    save_model(raised.model, output)
-    if ranges or any(entry.key == INPUTS_KEY for entry in raised.model.metadata_props):
-        _write_input_specs(raised.model, output, ranges)
+    save_model(model, output)
+    if ranges or any(entry.key == INPUTS_KEY for entry in model.metadata_props):
+        # The shapes that the file now has, and the ranges of values.
+        inputs = [replace(spec, value_range=ranges.get(spec.name, spec.value_range)) for spec in model_inputs(output)]
+        write_io_specs(model, inputs, inspect_model(output).outputs)
+        save_model(model, output)
     return {
         "dimensions_fixed": fixed,
         "initializers_dropped_from_inputs": dropped,
         "opset_before": before,
-        "opset_after": standard_opset(raised.model),
-        "opset_kept_because": raised.kept or None,
-        "outputs_compared": raised.compared,
+        "opset_after": standard_opset(model),
+        "opset_kept_because": kept,
+        "outputs_compared": compared,
     }
 
 
@@ -358,10 +333,3 @@ def _drop_listed(model: ModelProto) -> int:
     del model.graph.input[:]
     model.graph.input.extend(kept)
     return dropped
-
-
-def _write_input_specs(model: ModelProto, path: Path, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Write the shapes that *path* now has, and *ranges* of values, into the model's metadata."""
-    inputs = [replace(spec, value_range=ranges.get(spec.name, spec.value_range)) for spec in model_inputs(path)]
-    write_io_specs(model, inputs, inspect_model(path).outputs)
-    save_model(model, path)
