@@ -1,13 +1,19 @@
+"""The files that a model refers to: which names are safe, and their new names."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
+from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path, write_renamed
 
 MODEL = Path("folder/model.onnx")
 
@@ -81,3 +87,68 @@ def test_a_link_is_refused_wherever_it_leads(tmp_path: Path) -> None:
 def test_a_missing_file_is_named_with_its_model(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model\.onnx\.data, which model\.onnx needs"):
         sidecar_path(tmp_path / "model.onnx", "model.onnx.data")
+
+
+_NAMES = st.text("abcdefghij.-_", min_size=1, max_size=300).filter(lambda name: name[-1] != ".")
+
+
+def _model(binary: str, data: str) -> onnx.ModelProto:
+    """Return a model with both kinds of reference, also inside a branch, and texts that only look like references."""
+    context = helper.make_node(
+        "EPContext", ["x"], ["c"], domain="com.microsoft", embed_mode=0, ep_cache_context=binary, notes=binary
+    )
+    inside = helper.make_node("EPContext", ["x"], ["i"], domain="com.microsoft", embed_mode=0, ep_cache_context=binary)
+    embedded = helper.make_node(
+        "EPContext", ["x"], ["e"], domain="com.microsoft", embed_mode=1, ep_cache_context=binary
+    )
+    value = helper.make_tensor_value_info("i", TensorProto.FLOAT, [4])
+    branch = helper.make_graph([inside], "branch", [], [value])
+    choice = helper.make_node("If", ["on"], ["y"], then_branch=branch, else_branch=branch)
+    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    for key, text in (("location", data), ("offset", "0"), ("length", "16")):
+        weight.external_data.add(key=key, value=text)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
+    on = helper.make_tensor_value_info("on", TensorProto.BOOL, [])
+    graph = helper.make_graph([context, embedded, choice], "g", [x, on], [y], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(_NAMES, _NAMES, _NAMES, _NAMES)
+def test_every_reference_gets_its_new_name_and_all_other_bytes_stay(
+    tmp_path_factory: pytest.TempPathFactory, binary: str, data: str, new_binary: str, new_data: str
+) -> None:
+    folder = tmp_path_factory.mktemp("renamed")
+    (folder / "m.onnx").write_bytes(_model(binary, data).SerializeToString())
+    names = {data: new_data, binary: new_binary}
+    write_renamed(folder / "m.onnx", folder / "n.onnx", names)
+    expected = _model(binary, data)
+    then, other = (attribute.g for attribute in expected.graph.node[2].attribute)
+    for node in (expected.graph.node[0], then.node[0], other.node[0]):
+        next(each for each in node.attribute if each.name == "ep_cache_context").s = names[binary].encode()
+    expected.graph.initializer[0].external_data[0].value = names[data]
+    assert (folder / "n.onnx").read_bytes() == expected.SerializeToString()
+
+
+def test_without_new_names_a_model_stays_as_it_is(tmp_path: Path) -> None:
+    content = _model("a.bin", "b.data").SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(content)
+    write_renamed(tmp_path / "m.onnx", tmp_path / "n.onnx", {"c.bin": "d.bin"})
+    assert (tmp_path / "n.onnx").read_bytes() == content
+
+
+def test_what_is_renamed_is_found_under_the_new_name(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(_model("./a.bin", "b.data").SerializeToString())
+    write_renamed(tmp_path / "m.onnx", tmp_path / "n.onnx", {"a.bin": "n.bin"})
+    for name in ("n.bin", "b.data"):
+        (tmp_path / name).write_bytes(b"x" * 16)
+    assert inspect_model(tmp_path / "n.onnx").files == ("n.onnx", "b.data", "n.bin")
+
+
+@pytest.mark.parametrize("content", [b"no model at all", _model("a", "b").SerializeToString()[:-9]])
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.onnx").write_bytes(content)
+    with pytest.raises(InputError, match="not an ONNX model"):
+        write_renamed(tmp_path / "m.onnx", tmp_path / "n.onnx", {})
