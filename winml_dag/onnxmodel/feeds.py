@@ -175,16 +175,30 @@ def _sample(spec: InputSpec, generator: np.random.Generator, distribution: Distr
             " are run here on tensors of numbers only, so it is neither calibrated, validated nor measured.",
             advice="The precision fp32 with --no-validate builds it.",
         )
-    low, high = spec.value_range or (0.0, 0.0)
-    if spec.value_range is None:
-        if _is_mask(spec.name):
-            return np.ones(shape, dtype)
-        if dtype.kind == "f":
-            return _floats(generator, shape, dtype, 0.0, 1.0, distribution, standard=True)
-        low, high = (0.0, 2.0) if dtype.kind == "b" else _usual_integers(spec.name)
+    is_default = spec.value_range is None
+    if is_default and _is_mask(spec.name):
+        return np.ones(shape, dtype)
+    usual = (0.0, 1.0) if dtype.kind == "f" else (0.0, 2.0) if dtype.kind == "b" else _usual_integers(spec.name)
+    low, high = spec.value_range or usual
     if dtype.kind == "f":
-        return _floats(generator, shape, dtype, low, high, distribution, standard=False)
-    return _integers(generator, shape, dtype, low, high, distribution)
+        if distribution == "normal":
+            centre, deviation = (0.0, 1.0) if is_default else ((low + high) / 2, (high - low) / 6)
+            values = centre + deviation * generator.standard_normal(shape)
+            if is_default:
+                return np.asarray(values, dtype)  # numpy turns an array without axes into a number
+        else:
+            values = low + (high - low) * generator.random(shape)
+        first, end = np.asarray(low, dtype), np.asarray(high, dtype)
+        # Rounding may reach the excluded bound.
+        return np.asarray(np.clip(np.asarray(values, dtype), first, np.nextafter(end, first)))
+    lowest, highest = math.ceil(low), max(math.ceil(high) - 1, math.ceil(low))
+    bounds = np.iinfo(np.int64 if dtype.kind == "b" or dtype.name == "uint64" else dtype.name)
+    if not bounds.min <= lowest <= highest <= bounds.max:
+        raise InputError(f"The range of values [{low}, {high}) does not fit the type {dtype.name}.")
+    if distribution == "normal":
+        values = (lowest + highest) / 2 + (highest - lowest) / 6 * generator.standard_normal(shape)
+        return np.asarray(np.clip(np.rint(values), lowest, highest), dtype)
+    return np.asarray(generator.integers(lowest, highest, size=shape, endpoint=True), dtype)
 
 
 def _usual_integers(name: str) -> tuple[float, float]:
@@ -193,47 +207,6 @@ def _usual_integers(name: str) -> tuple[float, float]:
 
 def _is_mask(name: str) -> bool:
     return name.endswith("attention_mask") or name == "pixel_mask"
-
-
-def _floats(
-    generator: np.random.Generator,
-    shape: tuple[int, ...],
-    dtype: np.dtype[np.generic],
-    low: float,
-    high: float,
-    distribution: Distribution,
-    *,
-    standard: bool,
-) -> NDArray[np.generic]:
-    if distribution == "normal":
-        centre, deviation = (0.0, 1.0) if standard else ((low + high) / 2, (high - low) / 6)
-        values = centre + deviation * generator.standard_normal(shape)
-        if standard:
-            return np.asarray(values, dtype)  # numpy turns an array without axes into a number
-    else:
-        values = low + (high - low) * generator.random(shape)
-    rounded = np.asarray(values, dtype)
-    below = np.nextafter(np.asarray(high, dtype), np.asarray(low, dtype))  # rounding may reach the excluded bound
-    return np.asarray(np.clip(rounded, np.asarray(low, dtype), below))
-
-
-def _integers(
-    generator: np.random.Generator,
-    shape: tuple[int, ...],
-    dtype: np.dtype[np.generic],
-    low: float,
-    high: float,
-    distribution: Distribution,
-) -> NDArray[np.generic]:
-    first = math.ceil(low)
-    last = max(math.ceil(high) - 1, first)
-    bounds = np.iinfo(np.int64 if dtype.kind == "b" or dtype.name == "uint64" else dtype.name)
-    if not bounds.min <= first <= last <= bounds.max:
-        raise InputError(f"The range of values [{low}, {high}) does not fit the type {dtype.name}.")
-    if distribution == "normal":
-        values = np.rint((first + last) / 2 + (last - first) / 6 * generator.standard_normal(shape))
-        return np.asarray(np.clip(values, first, last), dtype)
-    return np.asarray(generator.integers(first, last, size=shape, endpoint=True), dtype)
 
 
 def _from_ort(text: str) -> str:

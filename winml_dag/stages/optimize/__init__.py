@@ -127,42 +127,25 @@ def select(wanted: Mapping[str, bool]) -> Selection:
     Raises:
         RecipeError: a name is unknown, or capabilities contradict each other.
     """
-    problems = [*_unknown(wanted), *_named_twice(wanted)]
+    problems = [f"optim.{name}: unknown capability." for name in wanted if name not in CATALOG]
+    named: dict[str, bool] = {}
+    for name, on in wanted.items():
+        first = (CATALOG[name].same_as if name in CATALOG else "") or name
+        if wanted.get(first, on) is not on:
+            problems.append(f"optim.{name}: it is another name of {first}, which is switched the other way.")
+        named[first] = on
     if not problems:
-        named = {CATALOG[name].same_as or name: on for name, on in wanted.items()}
-        on = _closure(named)
+        needed = [name for name, on in named.items() if on]
+        for name in needed:  # grows meanwhile
+            needed += [each for each in CATALOG[name].needs if each not in needed]
         chosen = Selection(
-            on=tuple(name for name in CATALOG if name in on),
+            on=tuple(name for name in CATALOG if name in needed),
             off=tuple(name for name in CATALOG if named.get(name) is False),
         )
         problems = list(_contradictions(chosen))
     if problems:
         raise RecipeError("optim cannot be done:", problems=tuple(problems))
     return chosen
-
-
-def _closure(named: Mapping[str, bool]) -> set[str]:
-    found: set[str] = set()
-    queue = [name for name, on in named.items() if on]
-    while queue:
-        name = queue.pop()
-        if name not in found:
-            found.add(name)
-            queue.extend(CATALOG[name].needs)
-    return found
-
-
-def _unknown(wanted: Mapping[str, bool]) -> Iterator[str]:
-    for name in wanted:
-        if name not in CATALOG:
-            yield f"optim.{name}: unknown capability."
-
-
-def _named_twice(wanted: Mapping[str, bool]) -> Iterator[str]:
-    for name, on in wanted.items():
-        first = CATALOG[name].same_as if name in CATALOG else ""
-        if first and wanted.get(first, on) is not on:
-            yield f"optim.{name}: it is another name of {first}, which is switched the other way."
 
 
 def _contradictions(chosen: Selection) -> Iterator[str]:
