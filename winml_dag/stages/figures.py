@@ -106,32 +106,11 @@ def measure(
     Both models' values are by sample, then by output, and have equal shapes. *scores*: outputs whose values are class
     scores.
     """
-    measuring = Measuring(names, scores)
+    outputs = [Measuring(name, is_scores=name in scores) for name in names]
     for feed, expected, found in zip(feeds, reference, candidate, strict=True):
-        measuring.add(feed, expected, found)
-    return measuring.figures()
-
-
-class Measuring:
-    """Accumulates metrics sample by sample; memory holds only sums, whatever the number and size of the samples.
-
-    *scores*: outputs whose values are class scores.
-    """
-
-    def __init__(self, names: Sequence[str], scores: Collection[str]) -> None:
-        self._outputs = [_Output(name, is_scores=name in scores) for name in names]
-
-    def add(self, feed: Feed, reference: Sequence[Array], candidate: Sequence[Array]) -> None:
-        """Add one sample: its inputs, and both models' values by output.
-
-        Raises:
-            StageError: a shape or kind of values differs.
-        """
-        for output, expected, found in zip(self._outputs, reference, candidate, strict=True):
-            output.add(feed, expected, found)
-
-    def figures(self) -> tuple[OutputFigures, ...]:
-        return tuple(output.figures() for output in self._outputs)
+        for output, wanted, got in zip(outputs, expected, found, strict=True):
+            output.add(feed, wanted, got)
+    return tuple(output.figures() for output in outputs)
 
 
 def quality(figures: Sequence[OutputFigures], *, samples: int, data: str, held_out: bool | None) -> Quality:
@@ -166,8 +145,11 @@ def _sum(decisions: Iterable[Agreement | None]) -> Agreement | None:
     return Agreement(sum(one.agreed for one in known), sum(one.of for one in known)) if known else None
 
 
-class _Output:
-    """The sums of one output so far."""
+class Measuring:
+    """Accumulates the metrics of one output sample by sample; holds only sums, whatever the number of samples.
+
+    *is_scores*: its values are class scores.
+    """
 
     def __init__(self, name: str, *, is_scores: bool) -> None:
         self._name, self._is_scores = name, is_scores
@@ -178,6 +160,11 @@ class _Output:
         self._exact: list[Agreement | None] = []
 
     def add(self, feed: Feed, expected: Array, found: Array) -> None:
+        """Add one sample: the inputs, and both models' values.
+
+        Raises:
+            StageError: the shape or the kind of values differs.
+        """
         whole = read = sums_of(expected, found, self._name)
         keep = _not_padding(feed, expected.shape)
         if keep is not None:

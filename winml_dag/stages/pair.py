@@ -237,7 +237,7 @@ class Pair:
         Raises:
             StageError: one of them does not run, or an output has another shape or kind of values.
         """
-        measuring = Measuring(self.names, scores)
+        outputs = [Measuring(name, is_scores=name in scores) for name in self.names]
         reference, candidate = ({name: Odd() for name in self.names} for _ in range(2))
         done, left = 0, iter(feeds)
         while chunk := list(islice(left, self._batching.size)):
@@ -248,14 +248,14 @@ class Pair:
                     for session in (self._reference, self._candidate)
                 ]
             for feed, expected, found in zip(chunk, *of_both, strict=True):
-                for name, wanted, got in zip(self.names, expected, found, strict=True):
+                for name, output, wanted, got in zip(self.names, outputs, expected, found, strict=True):
                     _require_alike(name, wanted, got)
                     reference[name] += Odd.of(wanted)
                     candidate[name] += Odd.of(got)
-                measuring.add(feed, expected, found)
+                    output.add(feed, wanted, got)
             done += len(chunk)
         progress(feeds.count, feeds.count, "samples")
-        return Measured(measuring.figures(), reference, candidate)
+        return Measured(tuple(output.figures() for output in outputs), reference, candidate)
 
 
 def run_alone(
