@@ -1,7 +1,7 @@
 """Compare a candidate's outputs with the reference's, by values and by chosen classes.
 
 Outputs are compared at once, or in chunks if they do not fit into memory. Two classifiers can agree at a low cosine and
-disagree at a high one, so :func:`top1` counts decisions.
+disagree at a high one, so :func:`top` counts decisions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from winml_dag.canonical import JsonObject
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 
@@ -41,18 +40,6 @@ class OutputComparison:
     inf_count: int
     scale: float | None = 1.0
     largest: float = 0.0
-
-    def to_json(self) -> JsonObject:
-        """Convert to JSON, in which infinity becomes null."""
-        return {
-            "name": self.name,
-            "shape": list(self.shape),
-            "cosine": self.cosine,
-            "sqnr_db": self.sqnr_db if np.isfinite(self.sqnr_db) else None,
-            "max_abs_error": self.max_abs_error if np.isfinite(self.max_abs_error) else None,
-            "nan_count": self.nan_count,
-            "inf_count": self.inf_count,
-        }
 
 
 @dataclass(frozen=True)
@@ -137,22 +124,6 @@ def _part(largest: float, of: float) -> float:
     return largest / of if of else 0.0
 
 
-def compare(
-    reference: Sequence[NDArray[np.generic]], candidate: Sequence[NDArray[np.generic]], names: Sequence[str]
-) -> tuple[OutputComparison, ...]:
-    """Compare output by output.
-
-    Raises:
-        StageError: the number of outputs, a shape or the kind of values differs.
-    """
-    if not len(reference) == len(candidate) == len(names):
-        raise StageError(f"The reference has {len(reference)} outputs, the candidate {len(candidate)}.")
-    return tuple(
-        sums_of(expected, found, name).comparison(name, expected.shape)
-        for expected, found, name in zip(reference, candidate, names, strict=True)
-    )
-
-
 def sums_of(reference: NDArray[np.generic], candidate: NDArray[np.generic], name: str) -> Sums:
     """Compute the sums that compare values of the output *name*.
 
@@ -225,25 +196,13 @@ def class_scores(names: Sequence[str], *, classifies: bool) -> frozenset[str]:
     return found or frozenset(names[:1] if classifies else ())
 
 
-def top1(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> Agreement | None:
-    """Compare the decisions of two outputs of one shape; None if there are fewer than two classes.
+def top(most: int, reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> Agreement | None:
+    """Count how often the best class of the reference is among the *most* best of the candidate, of the same shape.
 
     The classes are the last axis, or of four axes the second: scores of pixels. If several classes of the reference
     share the highest score, any of them is correct. Decisions with NaN in the reference are skipped; those with NaN in
-    the candidate are wrong.
+    the candidate are wrong. Returns None if there are no more than *most* classes.
     """
-    return _best_among(reference, candidate, 1)
-
-
-def top5(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> Agreement | None:
-    """Count how often the reference's best class is among the candidate's best five; otherwise as :func:`top1`.
-
-    Returns None if there are at most five classes.
-    """
-    return _best_among(reference, candidate, 5)
-
-
-def _best_among(reference: NDArray[np.generic], candidate: NDArray[np.generic], most: int) -> Agreement | None:
     if reference.ndim == 0 or reference.dtype.kind != "f" or candidate.dtype.kind != "f":
         return None
     axis = 1 if reference.ndim == 4 else -1

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml_dag.canonical import JsonObject
-from winml_dag.onnxmodel.compare import Agreement, OutputComparison, Sums, sums_of, top1, top5
+from winml_dag.onnxmodel.compare import Agreement, OutputComparison, Sums, sums_of, top
 from winml_dag.stages.quality import Quality
 
 Array = NDArray[np.generic]
@@ -175,8 +175,8 @@ class Measuring:
         alone = read.comparison(self._name, expected.shape).cosine if expected.size > 1 else None
         self._lowest = None if self._lowest is None or alone is None else min(self._lowest, alone)
         if self._is_scores:
-            self._top1.append(top1(expected, found))
-            self._top5.append(top5(expected, found))
+            self._top1.append(top(1, expected, found))
+            self._top5.append(top(5, expected, found))
         if expected.dtype.kind != "f":
             self._exact.append(Agreement(int((expected == found).sum()), expected.size))
 

@@ -3,7 +3,7 @@
 A composite model is exported as components: an encoder and a decoder, or a text and an image tower. It is loaded once,
 and each component becomes an ONNX model of its own, because a caller runs them at different times: the encoder once per
 sentence, the decoder once per output token. Planning reads this table, so it imports nothing heavy; the PyTorch modules
-are in :mod:`winml_dag.stages.export.component_modules`.
+are in :mod:`winml_dag.stages.export.subject`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch.nn import Module
 
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.compare import compare
+from winml_dag.onnxmodel.compare import sums_of
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
 from winml_dag.stages.export.inputs import ModelInput, Shape, named_axes
@@ -154,12 +154,13 @@ def agreement(expected: Sequence[Arrays], found: Sequence[Arrays]) -> tuple[floa
     """
     difference, cosine = 0.0, 1.0
     for right, ours in zip(expected, found, strict=True):
-        for each in compare(list(right.values()), list(ours.values()), list(right)):
-            scale = _scale(each.name, right[each.name])
+        for name, wanted in right.items():
+            each = sums_of(wanted, ours[name], name).comparison(name, wanted.shape)
+            scale = _scale(name, wanted)
             most = MOST_ROUNDING if each.sqnr_db >= ROUNDING_SQNR_DB else MOST_DIFFERENCE
             if each.max_abs_error > most * scale or each.cosine < LEAST_COSINE:
                 raise StageError(
-                    f"The exported model differs from PyTorch in {each.name!r}: by up to {each.max_abs_error:.3g} "
+                    f"The exported model differs from PyTorch in {name!r}: by up to {each.max_abs_error:.3g} "
                     f"where values reach {scale:.3g}, cosine {each.cosine:.6f}.",
                     advice="Set export.dynamo to choose the other exporter.",
                 )

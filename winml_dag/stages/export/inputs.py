@@ -303,6 +303,8 @@ def _states(subject: Subject, name: str, batch: int) -> ModelInput:
 
 def _states_shape(decoder: DecoderModule, folder: Path | None) -> tuple[int, int]:
     """The number and the width of the states that the encoder computes from its default inputs, found by running it."""
+    if decoder.states_shape is not None:
+        return decoder.states_shape
     import torch
 
     from winml_dag.stages.export.subject import Subject
@@ -313,6 +315,7 @@ def _states_shape(decoder: DecoderModule, folder: Path | None) -> tuple[int, int
     tensors = {each.name: torch.zeros(each.sizes, dtype=getattr(torch, each.dtype)) for each in inputs.values()}
     with torch.no_grad():
         _, tokens, width = encoder(**tensors)[STATES].shape
+    decoder.states_shape = tokens, width
     return tokens, width
 
 

@@ -78,7 +78,10 @@ class DecoderModule(ComponentModule):
     Attributes:
         masks_source: ``attention_mask`` marks encoder states that are padding.
         encoder: computes the states that this decoder reads; it has the same parent.
+        states_shape: number and width of these states, once known: an encoder may take seconds.
     """
+
+    states_shape: tuple[int, int] | None = None
 
     def __init__(self, parent: PreTrainedModel, encoder: EncoderModule, *, masks_source: bool) -> None:
         config = decoder_config(parent.config)
