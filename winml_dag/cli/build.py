@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.run import BuildOptions
 
 
-# Names of the options. None of them affects what is built.
-CLUSTER_OPTIONS = ("executor", "scheduler", "workers", "worker_tags")
 _cluster_options = with_options(
     click.option(
         "--executor",
@@ -61,9 +59,9 @@ _cluster_options = with_options(
 def refuse_misfits(options: Mapping[str, Any]) -> None:
     """Raise UsageError for options that contradict each other."""
     if options["executor"] != "dask":
-        if given := [name for name in CLUSTER_OPTIONS[1:] if options[name]]:
-            name = {"worker_tags": "worker-tag"}.get(given[0], given[0])
-            raise UsageError(f"--{name} is for a cluster.", advice="Also give --executor dask.")
+        for name, option in (("scheduler", "scheduler"), ("workers", "workers"), ("worker_tags", "worker-tag")):
+            if options[name]:
+                raise UsageError(f"--{option} is for a cluster.", advice="Also give --executor dask.")
     elif options["scheduler"] and options["workers"]:
         raise UsageError(
             "--workers starts workers on this machine, but the cluster of --scheduler has its own.",

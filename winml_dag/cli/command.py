@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from winml_dag.cli import EXIT_CODES
+from winml_dag.errors import InputError, UsageError
+from winml_dag.file_reading import parse_json
 
 CATALOG = "catalog:"
 
@@ -40,7 +42,6 @@ class Recipe(_Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and value.startswith(CATALOG):
             # Lazy import: loading the recipe modules costs more than everything else in a build with nothing to do.
-            from winml_dag.errors import UsageError
             from winml_dag.recipe.load import shipped_path
 
             try:
@@ -61,10 +62,28 @@ class _Folder(_Path):
 
 
 class _Json(_Path):
-    """A file with a JSON object, or the object itself."""
+    """A JSON object, or a file with one. The value is the object.
+
+    Raises:
+        InputError: for a file that cannot be read or contains no JSON object.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if str(value).lstrip().startswith("{") else super().convert(value, param, ctx)
+        name = "" if param is None else f"{param.opts[0]}: "
+        text = str(value)
+        if not text.lstrip().startswith("{"):
+            path: Path = super().convert(value, param, ctx)
+            try:
+                text = path.read_text(encoding="utf-8-sig")
+            except OSError as error:
+                raise InputError(f"{name}{path} cannot be read: {error.strerror or error}.") from error
+        try:
+            found = parse_json(text)
+        except ValueError as error:
+            raise InputError(f"{name}{value} is not JSON: {error}.") from error
+        if not isinstance(found, dict):
+            raise InputError(f"{name}{value} is not a JSON object.")
+        return found
 
 
 class _Memory(click.ParamType[Any]):
@@ -74,7 +93,6 @@ class _Memory(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         from winml_dag.engine.resources import UNLIMITED
-        from winml_dag.errors import UsageError
         from winml_dag.store.quantities import parse_size
 
         if isinstance(value, int):
@@ -128,6 +146,26 @@ def output_file(path: Path, usual: str) -> Path:
     return path / usual if path.is_dir() or not path.suffix else path
 
 
+def pairs(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str] | None:
+    """Parse repeated ``NAME=VALUE`` options into a mapping."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE.", param=parameter)
+        if found.setdefault(name, value) != value:
+            raise click.BadParameter(f"{name} is given twice, as {found[name]} and {value}.", param=parameter)
+    return found or None
+
+
+class FieldOption(click.Option):
+    """An option that sets a field of *section* of a recipe."""
+
+    def __init__(self, *args: Any, section: str, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.section = section
+
+
 class Command(click.Command):
     """A command whose help shows its options in panels, and the exit codes.
 
@@ -138,11 +176,15 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self._panel = panel
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in _PANELS}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
-                panels[self._panel_of("help" if "--help" in parameter.opts else str(parameter.name))].append(record)
+                panels[self._panel_of(parameter)].append(record)
         for panel, records in panels.items():
             if records:
                 with formatter.section(f"{panel or self._panel} options".strip().capitalize()):
@@ -152,14 +194,37 @@ class Command(click.Command):
         formatter.write_paragraph()
         formatter.write_text(EXIT_CODES)
 
-    def _panel_of(self, name: str) -> str:
-        from winml_dag.cli.settings import GROUPS
-
+    def _panel_of(self, option: click.Option) -> str:
+        name = "help" if "--help" in option.opts else option.name
         for panel, names in _PANELS.items():
             if name in names.split() and (panel in _SHARED or not self._panel):
                 return panel
-        sections = () if self._panel else (each.section for each in GROUPS if name in each.fields.values())
-        return next((_SECTIONS[section] for section in sections), "")
+        return "" if self._panel else _SECTIONS.get(getattr(option, "section", ""), "")
+
+
+_WORDS = "winml_dag.words"
+
+
+def given_words(context: click.Context, but: Collection[str] = ()) -> Iterator[str]:
+    """Yield the options given on the command line of *context*, as they were written, except those in *but*."""
+    given, _, _ = context.command.make_parser(context).parse_args([*context.meta[_WORDS]])
+    for option in context.command.params:
+        if not isinstance(option, click.Option) or option.name not in given or option.name in but:
+            continue
+        value = given[option.name]
+        if option.is_flag:
+            yield option.opts[0] if value else option.secondary_opts[0]
+            continue
+        for each in value if option.multiple else (value,):
+            yield option.opts[0]
+            yield _without_password(each) if isinstance(option.type, Address) else str(each)
+
+
+def _without_password(url: str) -> str:
+    """Return *url* for files and logs, where a password does not belong."""
+    from winml_dag.store.remote.settings import shown
+
+    return shown(url)
 
 
 _SHARED = ("Model", "Target", "Output", "Run", "Cache", "Global")

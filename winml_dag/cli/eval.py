@@ -11,7 +11,7 @@ import click
 
 from winml_dag.canonical import JsonValue
 from winml_dag.cli import Note, echo, set_result
-from winml_dag.cli.command import FILE, TEXT, Command, folder_option
+from winml_dag.cli.command import FILE, TEXT, Command, folder_option, pairs
 from winml_dag.cli.measuring import (
     assessed,
     built_model_options,
@@ -21,7 +21,7 @@ from winml_dag.cli.measuring import (
     run_target_options,
     stage_timeout_option,
 )
-from winml_dag.cli.options import How, how_options, pairs
+from winml_dag.cli.options import How, how_options
 from winml_dag.cli.settings import COUNT, SEED, Settings
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from winml_dag.canonical import JsonValue
 from winml_dag.cli import echo
-from winml_dag.cli.command import ADDRESS, CATALOG, FILE, RECIPE, TEXT, Address, Recipe, folder_option, with_options
+from winml_dag.cli.command import ADDRESS, FILE, RECIPE, TEXT, folder_option, pairs, with_options
+from winml_dag.cli.settings import COMPILE, VALIDATION, input_options, sections_from
 from winml_dag.pipeline.request import Overrides, RemoteOptions, Request
 
 if TYPE_CHECKING:
@@ -72,18 +72,6 @@ cell_options = with_options(
 )
 
 
-def pairs(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str] | None:
-    """Parse repeated ``NAME=VALUE`` options into a mapping."""
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE.", param=parameter)
-        if found.setdefault(name, value) != value:
-            raise click.BadParameter(f"{name} is given twice, as {found[name]} and {value}.", param=parameter)
-    return found or None
-
-
 set_option = click.option(
     "--set",
     "set_",
@@ -104,9 +92,6 @@ def _build_options(*first: Callable[[Any], Any]) -> Callable[[F], F]:
     """Return a decorator that adds the options of a build, which the command receives as ``**options``."""
 
     def add(function: F) -> F:
-        # Lazy import: commands with only --format do not need it.
-        from winml_dag.cli.settings import COMPILE, VALIDATION, input_options
-
         return with_options(
             *first,
             click.option("-m", "--model", type=TEXT, help="A hub id, a model folder or an .onnx file."),
@@ -238,8 +223,6 @@ def overrides_from(
 
     *sections* are by default the fields that *options* set.
     """
-    from winml_dag.cli.settings import sections_from
-
     named = {name: options[name] for name in _OVERRIDES if options.get(name) is not None}
     given = sections_from(options) if sections is None else sections
     return Overrides(**named, settings={name: fields for name, fields in given.items() if fields} or None)
@@ -266,48 +249,3 @@ def planned_build(options: Mapping[str, Any]) -> tuple[BuildGraph, Store]:
     how = How.of(options)
     store = opened(how.cache_dir, how.remote)
     return plan_request(request_from(options, how.remote), store, download=False, needs_folder=False), store
-
-
-def given_words(context: click.Context, but: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the options given on the command line of *context*, verbatim, except those in *but*."""
-    return tuple(
-        word
-        for parameter in context.command.params
-        if isinstance(parameter, click.Option) and parameter.name and parameter.name not in but
-        if context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-        for word in _words(parameter, context.params[parameter.name])
-    )
-
-
-def _words(option: click.Option, value: object) -> Iterator[str]:
-    name = option.opts[0]
-    if option.is_flag:
-        yield name if value else option.secondary_opts[0]
-        return
-    if option.multiple and isinstance(value, Mapping):
-        value = tuple(f"{key}={each}" for key, each in value.items())
-    for each in value if option.multiple and isinstance(value, tuple) else (value,):
-        yield name
-        yield _written(option, each)
-
-
-def _written(option: click.Option, value: object) -> str:
-    if isinstance(option.type, Recipe) and isinstance(value, Path):
-        return _recipe_word(value)
-    if isinstance(option.type, Address):
-        # These words go into files and logs, where a password does not belong.
-        from winml_dag.store.remote.settings import shown
-
-        return shown(str(value))
-    return str(value)
-
-
-def _recipe_word(path: Path) -> str:
-    """Return *path* as it was written: the location of the catalog differs between machines."""
-    if not path.is_absolute():
-        return str(path)
-    # Lazy import: it needs the recipe schema.
-    from winml_dag.recipe.load import shipped_name
-
-    name = shipped_name(path)
-    return str(path) if name is None else f"{CATALOG}{name}"

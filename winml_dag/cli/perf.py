@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli import Note, echo, set_result
-from winml_dag.cli.command import FILE, TEXT, Command, folder_option
+from winml_dag.cli.command import FILE, TEXT, Command, folder_option, pairs
 from winml_dag.cli.measuring import (
     assessed,
     built_model_options,
@@ -19,7 +19,7 @@ from winml_dag.cli.measuring import (
     run_target_options,
     stage_timeout_option,
 )
-from winml_dag.cli.options import How, how_options, pairs
+from winml_dag.cli.options import How, how_options
 from winml_dag.cli.settings import COUNT, SEED, Settings
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted, size_text

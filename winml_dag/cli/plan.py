@@ -13,12 +13,11 @@ import click
 
 from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.buildreport import FORESEEN, builds_json, counts, stage_line
-from winml_dag.cli.command import Command
+from winml_dag.cli.command import Command, given_words
 from winml_dag.cli.options import (
     are_cells,
     cell_options,
     format_option,
-    given_words,
     planned_build,
     rebuild_option,
     request_options,
@@ -68,7 +67,7 @@ def plan(context: click.Context, /, **options: Any) -> int:
         return _print_plan(options)
     if matrix is not None:
         but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
-        return print_matrix(matrix, recipes, selection, shards, given_words(context, but))
+        return print_matrix(matrix, recipes, selection, shards, [*given_words(context, but)])
     return print_sweep_plan(recipes, selection, options)
 
 

@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 import click
 
-from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.command import FILE, JSON, TEXT, with_options
-from winml_dag.cli.options import pairs
-from winml_dag.errors import InputError, UsageError
+from winml_dag.canonical import JsonValue
+from winml_dag.cli.command import FILE, JSON, TEXT, FieldOption, pairs, with_options
+from winml_dag.errors import UsageError
 from winml_dag.file_reading import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,11 +42,12 @@ class Settings:
             flags = given or [f"--{name.replace('_', '-')}"]
             parameters[name] = flags[-1].removeprefix("--").replace("-", "_")
             if kind is bool:
-                options.append(click.option(f"{flags[0]}/--no-{flags[0][2:]}", default=None, help=text))
+                flags, more = [f"{flags[0]}/--no-{flags[0][2:]}"], {"default": None}
             elif isinstance(kind, list):
-                options.append(click.option(*flags, type=kind[0], multiple=True, help=f"{text} Repeatable.", **more))
+                text, more = f"{text} Repeatable.", {"type": kind[0], "multiple": True, **more}
             else:
-                options.append(click.option(*flags, type=kind, help=text))
+                more = {"type": kind}
+            options.append(click.option(*flags, cls=FieldOption, section=section, help=text, **more))
         return cls(tuple(options), parameters, section)
 
     def __call__(self, function: F) -> F:
@@ -151,7 +151,6 @@ def sections_from(options: Mapping[str, Any]) -> dict[str, dict[str, JsonValue]]
     """Return the fields that *options* set, by section: those of ``GROUPS``, of JSON files, and of ``--set``.
 
     Raises:
-        InputError: for a file that cannot be read or contains no JSON object.
         UsageError: for invalid inputs, and for a field that is none.
     """
     found: dict[str, dict[str, JsonValue]] = {"export": given_shapes(options)}
@@ -211,17 +210,14 @@ def given_shapes(options: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return the fields of ``export`` set by :func:`input_options` or :func:`shape_options`.
 
     Raises:
-        InputError: for a file that cannot be read or contains no JSON object.
         UsageError: for invalid inputs.
     """
-    found = dict(_content(options, "export_config"))
-    for name in ("shape_config", "dynamic_axes"):
-        if content := _content(options, name):
-            found[name] = content
-    if specs := _content(options, "input_specs"):
+    found = dict(options.get("export_config") or {})
+    for name in ("shape_config", "dynamic_axes", "batch_size"):
+        if options.get(name):
+            found[name] = options[name]
+    if specs := options.get("input_specs"):
         found["input_tensors"] = [_tensor(name, spec) for name, spec in specs.items()]
-    if options.get("batch_size") is not None:
-        found["batch_size"] = options["batch_size"]
     return found
 
 
@@ -232,20 +228,3 @@ def _tensor(name: str, spec: JsonValue) -> JsonValue:
             advice='It has dtype and shape: {"dtype": "int32", "shape": [1]}.',
         )
     return {"name": name, **spec}
-
-
-def _content(options: Mapping[str, Any], name: str) -> JsonObject:
-    """Return the JSON object given as the option's value or in the file it names; empty without the option."""
-    given: Path | str | None = options.get(name)
-    if given is None:
-        return {}
-    option = f"--{name.replace('_', '-')}"
-    try:
-        value = parse_json(given if isinstance(given, str) else given.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"{option}: {given} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise InputError(f"{option}: {given} is not JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{option}: {given} is not a JSON object.")
-    return value

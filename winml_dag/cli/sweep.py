@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from winml_dag.cli import Note, echo, few, set_result
-from winml_dag.cli.build import CLUSTER_OPTIONS
-from winml_dag.cli.options import given_words
+from winml_dag.cli.command import given_words
 from winml_dag.file_reading import reads_logged
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.cells import FAILED, Selection
@@ -39,9 +38,9 @@ _MOST_RECORDS = 20
 _NEVER_MEASURED_SECONDS = 10.0
 _MOST_NODES = 8
 # Options that the command for a single cell omits: how to run, and which cells to choose.
-_NOT_OF_A_CELL = frozenset(
-    {"filters", "shard", "retry_failed", "jobs", "memory", "keep_going", "rebuild", "verbose", "quiet", "format_"}
-    | set(CLUSTER_OPTIONS)
+_NOT_OF_A_CELL = (
+    *("filters", "shard", "retry_failed", "jobs", "memory", "keep_going", "rebuild", "verbose", "quiet", "format_"),
+    *("executor", "scheduler", "workers", "worker_tags"),
 )
 
 

@@ -275,11 +275,6 @@ def shipped_path(name: str) -> Path:
     return files[name]
 
 
-def shipped_name(path: Path) -> str | None:
-    """Return the name of the recipe at *path* in the catalog; None for any other file."""
-    return next((name for name, file in _files() if file == path), None)
-
-
 def _files() -> Iterator[tuple[str, Path]]:
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), _FOLDERS[0])
     for path in sorted(folder.rglob("*.yaml")):

@@ -12,7 +12,7 @@ import pytest
 from winml_dag.api.arguments import SweepArguments
 from winml_dag.api.builds import _OVERRIDES, _words
 from winml_dag.cli import build
-from winml_dag.cli.options import given_words
+from winml_dag.cli.command import Command, given_words
 
 LINES = (
     "-c sweep.yaml -o out --ep-option a=b --ep-option 'c=d e' --ep qnn",
@@ -31,9 +31,9 @@ def test_what_was_given_is_typed_so_that_it_means_the_same(line: str) -> None:
 
 @pytest.mark.parametrize("options", [{"multiple": True}, {"multiple": True, "callback": lambda *given: given[2]}])
 def test_every_option_that_may_be_given_again_is_written_as_often(options: dict[str, object]) -> None:
-    command = click.Command("any", params=[click.Option(["--x"], **options)])  # type: ignore[arg-type]
+    command = Command("any", params=[click.Option(["--x"], **options)])  # type: ignore[arg-type]
     context = command.make_context("any", ["--x", "1", "--x", "2"])
-    assert given_words(context) == ("--x", "1", "--x", "2")
+    assert tuple(given_words(context)) == ("--x", "1", "--x", "2")
 
 
 def test_a_sweep_from_python_is_told_as_the_command_that_builds_the_same() -> None:

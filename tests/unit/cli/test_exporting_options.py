@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from winml_dag.cli import build
 from winml_dag.cli.settings import given_shapes
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sections import export_config
@@ -29,7 +30,8 @@ def written(folder: Path, name: str, value: object) -> Path:
 def test_a_file_for_one_field_wins_over_the_whole_section_and_an_option_over_both(tmp_path: Path) -> None:
     whole = written(tmp_path, "whole", {"batch_size": 3, "opset_version": 18, "shape_config": {"height": 8}})
     sizes = written(tmp_path, "sizes", {"width": 16})
-    found = given_shapes({"export_config": whole, "shape_config": sizes, "batch_size": 4})
+    words = ["--export-config", str(whole), "--shape-config", str(sizes), "--batch-size", "4"]
+    found = given_shapes(build.command.make_context("build", words).params)
     assert found == {"batch_size": 4, "opset_version": 18, "shape_config": {"width": 16}}
 
 
