@@ -38,6 +38,11 @@ def plain(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def printable(line: str) -> str:
+    """Escape characters in *line* that a terminal interprets or a reader cannot see: names in a model are untrusted."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
+
+
 class Note(str):
     """The line ``note: TEXT`` or ``warning: TEXT``, which is also among the warnings of the JSON object."""
 

@@ -51,7 +51,7 @@ _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace the file if
 @target_options
 @click.option("-p", "--precision", type=TEXT, help="auto, fp32, fp16, int8, int16, w8a8, w8a16, ...")
 @_OVERWRITE
-def init(*, model: str, output: Path, overwrite: bool, **options: Any) -> int:
+def init(**options: Any) -> int:
     """Write a commented recipe for MODEL: a model folder, an .onnx file or a hub id.
 
     The same as `config -m MODEL -o recipe.yaml`, which has more options.
@@ -59,10 +59,7 @@ def init(*, model: str, output: Path, overwrite: bool, **options: Any) -> int:
     \b
     winml-dag init ./bert --ep qnn -p w8a16
     """
-    output = output_file(output, _FILE)
-    decided = _write({**options, "model": model, **_NO_OPTIONS}, output, None, overwrite=overwrite, as_json=False)
-    _report(decided, output)
-    return 0
+    return _write({**_NO_OPTIONS, **options})
 
 
 @click.command(name="config", cls=Command)
@@ -74,61 +71,49 @@ def init(*, model: str, output: Path, overwrite: bool, **options: Any) -> int:
 @click.option(
     "-f", "--format", "format_", type=click.Choice(["yaml", "json"]), help="yaml or json [from the file name]."
 )
-def config(*, output: Path | None, module: str | None, overwrite: bool, format_: str | None, **options: Any) -> int:
+def config(**options: Any) -> int:
     """Write the recipe that the options mean, with every decision made. Building it gives the same result.
 
     \b
     winml-dag config -m ./bert --ep qnn -p w8a16 -o recipe.yaml
     winml-dag config --model-type resnet -t image-classification
     """
-    output = output and output_file(output, _FILE)
-    decided = _write(options, output, module, overwrite=overwrite, as_json=_is_json(output, format_))
-    if output is not None:
-        _report(decided, output, err=format_ == "json")
-        if format_ == "json":
-            set_result({"success": True, "output": str(output), "notices": list(decided.notices)})
-    return 0
+    return _write(options)
 
 
 COMMANDS = {"init": init, "config": config}
-# What a request needs besides the options of ``init``.
-_NO_OPTIONS = {"recipe": None, "cache_dir": None, "remote": (), "remote_mode": None}
+# The other options of ``config``.
+_NO_OPTIONS = dict.fromkeys(("recipe", "cache_dir", "remote_mode", "module", "format_"), None) | {"remote": ()}
 
 
-def _write(
-    options: dict[str, Any], output: Path | None, module: str | None, *, overwrite: bool, as_json: bool
-) -> FrozenRecipe:
-    """Write the recipe that *options* mean to *output*, or print it."""
+def _write(options: dict[str, Any]) -> int:
+    """Write the recipe that *options* mean to a file, or print it."""
     from winml_dag.pipeline.frozen_recipe import frozen_recipe
     from winml_dag.pipeline.jsonfile import put_text
 
-    _is_json(output, None)
-    if output is not None and output.exists() and not overwrite:
-        raise UsageError(f"{output} already exists.", advice="Choose another name with -o, or give --overwrite.")
+    output: Path | None = options["output"] and output_file(options["output"], _FILE)
+    is_json = options["format_"] == "json"
+    if output is not None:
+        if output.suffix.lower() not in (".json", ".yaml", ".yml"):
+            raise UsageError(f"{output} is not the name of a recipe.", advice="It ends with .yaml or .json.")
+        if output.exists() and not options["overwrite"]:
+            raise UsageError(f"{output} already exists.", advice="Choose another name with -o, or give --overwrite.")
     request = request_from(options, How.of(options).remote)
     folder = Path.cwd() if output is None else output.absolute().parent
-    decided = frozen_recipe(request, folder, module=module)
-    text = _json(decided) if as_json else _yaml(decided)
+    decided = frozen_recipe(request, folder, module=options["module"])
+    text = _json(decided) if (is_json if output is None else output.suffix.lower() == ".json") else _yaml(decided)
     for notice in decided.notices:
         echo(Note(notice), err=True)
     if output is None:
         echo(text, nl=False)
-    else:
-        put_text(output, text)
-    return decided
-
-
-def _report(decided: FrozenRecipe, output: Path, *, err: bool = False) -> None:
+        return 0
+    put_text(output, text)
     many = f" ({len(decided.recipes)} modules)" if len(decided.recipes) > 1 else ""
     which = " -m MODEL" if decided.needs_model else ""
-    echo(f"Wrote {output}{many}. Build it with: winml-dag build -c {output}{which} -o OUT", err=err)
-
-
-def _is_json(output: Path | None, format_: str | None) -> bool:
-    suffix = "" if output is None else output.suffix.lower()
-    if output is not None and suffix not in (".json", ".yaml", ".yml"):
-        raise UsageError(f"{output} is not the name of a recipe.", advice="It ends with .yaml or .json.")
-    return suffix == ".json" if output is not None else format_ == "json"
+    echo(f"Wrote {output}{many}. Build it with: winml-dag build -c {output}{which} -o OUT", err=is_json)
+    if is_json:
+        set_result({"success": True, "output": str(output), "notices": list(decided.notices)})
+    return 0
 
 
 def _json(decided: FrozenRecipe) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.inspect import plain
+from winml_dag.cli import printable
 from winml_dag.errors import InputError
 from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.graphfile import read_model
@@ -87,7 +87,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def hierarchy_lines(tagged: Tagged) -> Iterator[str]:
-    return map(plain, _lines(tagged))
+    return map(printable, _lines(tagged))
 
 
 def _lines(tagged: Tagged) -> Iterator[str]:

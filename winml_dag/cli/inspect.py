@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import Note, echo, few, set_result
+from winml_dag.cli import Note, echo, few, printable, set_result
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import format_option
 from winml_dag.errors import InputError, UsageError
@@ -136,12 +136,7 @@ def _neighbours(folder: Path) -> Iterator[Neighbour]:
 
 def described_lines(inspected: Inspected, top: int) -> Iterator[str]:
     """Return the complete description, with the *top* largest tensors."""
-    return map(plain, _lines(inspected, top))
-
-
-def plain(line: str) -> str:
-    """Escape characters in *line* that a terminal interprets or a reader cannot see: names in a model are untrusted."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
+    return map(printable, _lines(inspected, top))
 
 
 def _lines(inspected: Inspected, top: int) -> Iterator[str]:

@@ -33,27 +33,30 @@ _SECONDS_BETWEEN_LINES = 10.0
 _BAR_WIDTH = 12
 
 
+def on_terminal(*, to_stderr: bool) -> bool:
+    stream = sys.stderr if to_stderr else sys.stdout
+    return stream is not None and stream.isatty()  # None when it is closed, or in a program without a console
+
+
 @contextmanager
 def progress(*, quiet: bool, to_stderr: bool, stages: int = 0, starts: bool = False) -> Iterator[Observer]:
     """Yield an observer for one run of *stages* stages.
 
     *to_stderr* keeps stdout free for a JSON result. With *starts* a log has a line when a stage starts, too.
     """
-    stream = sys.stderr if to_stderr else sys.stdout
     if quiet:
         yield Silent()
-    elif stream is not None and stream.isatty():  # None when it is closed, or in a program without a console
-        table = LiveTable(to_stderr=to_stderr, few=stages <= _FEW)
-        try:
-            yield table
-        finally:
-            table.stop()
+        return
+    few = stages <= _FEW
+    shown: LiveTable | Lines
+    if on_terminal(to_stderr=to_stderr):
+        shown = LiveTable(to_stderr=to_stderr, few=few)
     else:
-        lines = Lines(to_stderr=to_stderr, few=stages <= _FEW, starts=starts)
-        try:
-            yield lines
-        finally:
-            lines.stop()
+        shown = Lines(to_stderr=to_stderr, few=few, starts=starts)
+    try:
+        yield shown
+    finally:
+        shown.stop()
 
 
 @dataclass
@@ -237,21 +240,21 @@ class LiveTable:
         return table
 
 
+@dataclass(frozen=True)
 class _Row:
-    def __init__(
-        self, status: str, reason: str, since: float | None, seconds: float | None, progress: ReadProgress
-    ) -> None:
-        self.status = status
-        self._reason = reason
-        self._since = since
-        self._seconds = seconds
-        self._progress = progress
+    """A stage. ``since``: when it was started, while it runs. ``seconds``: the expected time, or the time it took."""
+
+    status: str
+    reason: str
+    since: float | None
+    seconds: float | None
+    progress: ReadProgress
 
     def time(self) -> str:
-        if self._since is None:
-            return "" if self._seconds is None else f"{self._seconds:.1f} s"
-        expected = "" if self._seconds is None else f" of ~{self._seconds:.1f} s"
-        return f"{time.monotonic() - self._since:.1f} s{expected}"
+        if self.since is None:
+            return "" if self.seconds is None else f"{self.seconds:.1f} s"
+        expected = "" if self.seconds is None else f" of ~{self.seconds:.1f} s"
+        return f"{time.monotonic() - self.since:.1f} s{expected}"
 
     def description(self) -> RenderableType:
         """Return the reason, with the progress of the stage below it."""
@@ -259,11 +262,11 @@ class _Row:
         from rich.text import Text
 
         # Brackets in a reason are a list from its recipe, not markup.
-        reason = Text(self._reason, overflow="ellipsis")
-        progress = self._progress()
+        reason = Text(self.reason, overflow="ellipsis")
+        progress = self.progress()
         if progress is None:
             return reason
-        return Group(reason, Text(counted(progress), style="dim") if self._since is None else _bar(progress))
+        return Group(reason, Text(counted(progress), style="dim") if self.since is None else _bar(progress))
 
 
 def _bar(progress: Progress) -> RenderableType:
@@ -272,10 +275,8 @@ def _bar(progress: Progress) -> RenderableType:
     from rich.text import Text
 
     line = Table.grid(padding=(0, 1))
-    line.add_row(
-        *([ProgressBar(progress.total, progress.done, width=_BAR_WIDTH)] if progress.total else []),
-        Text(under_way(progress)),
-    )
+    bar = [ProgressBar(progress.total, progress.done, width=_BAR_WIDTH)] if progress.total else []
+    line.add_row(*bar, Text(under_way(progress)))
     return line
 
 
@@ -303,17 +304,13 @@ def under_way(progress: Progress) -> str:
 
 def counted(progress: Progress) -> str:
     """Format the progress of a finished stage: ``512 samples, 41.6/s``."""
-    return ", ".join(
-        [f"{progress.done} {progress.unit}" if progress.done == progress.total else count(progress), *_rate(progress)]
-    )
+    whole = progress.done == progress.total
+    return ", ".join([f"{progress.done} {progress.unit}" if whole else count(progress), *_rate(progress)])
 
 
 def count(progress: Progress) -> str:
-    return (
-        f"{progress.done} {progress.unit}"
-        if progress.total is None
-        else f"{progress.done}/{progress.total} {progress.unit}"
-    )
+    of = "" if progress.total is None else f"/{progress.total}"
+    return f"{progress.done}{of} {progress.unit}"
 
 
 def _rate(progress: Progress) -> list[str]:

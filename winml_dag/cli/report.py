@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # Used when the width is unknown, as in a log.
 _WIDTH = 120
-_KINDS = ("html", "json", "csv")
+# The option of each format of a file.
+_KINDS = {"html": "html", "json": "json_", "csv": "csv"}
 
 
 @click.command(name="report", cls=Command, panel="Report")
@@ -122,8 +123,7 @@ def _files(folders: tuple[Path, ...], options: dict[str, Any]) -> dict[str, Path
     """Return the output file of each format. A partial report does not replace a complete one by default."""
     from winml_dag.report.files import default_files
 
-    given = {kind: options[name] for kind, name in zip(_KINDS, ("html", "json_", "csv"), strict=True)}
-    named = {kind: path for kind, path in given.items() if path is not None}
+    named = {kind: options[name] for kind, name in _KINDS.items() if options[name] is not None}
     if options["no_files"] or options["filters"] or len(folders) > 1:
         return named
     return {**default_files(folders[0]), **named}
@@ -139,7 +139,7 @@ def _written(
     try:
         write_files(files, report, comparison, overwrite=options["overwrite"])
     except StoreError as error:
-        if any(options[name] is not None for name in ("html", "json_", "csv")):
+        if any(options[name] is not None for name in _KINDS.values()):
             raise
         echo(Note(f"not all files were written: {error.message}"), err=True)
         return {}

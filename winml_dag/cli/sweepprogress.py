@@ -7,7 +7,6 @@ shared by several cells is named after the first of them.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from winml_dag.cli import echo, plain
-from winml_dag.cli.progress import Redrawn, Ticker, under_way
+from winml_dag.cli.progress import Redrawn, Ticker, on_terminal, under_way
 from winml_dag.engine.events import ReadProgress, Reason, StageResult, Status
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.sweep.result import CellStatus
@@ -56,9 +55,7 @@ def sweep_progress(
     if quiet:
         yield SilentWatcher()
         return
-    stream = sys.stderr if to_stderr else sys.stdout
-    on_terminal = stream is not None and stream.isatty()  # None when it is closed, or in a program without a console
-    shown = SweepTable(to_stderr=to_stderr) if on_terminal else SweepLines(to_stderr=to_stderr)
+    shown = (SweepTable if on_terminal(to_stderr=to_stderr) else SweepLines)(to_stderr=to_stderr)
     shown.expect(measuring)
     shown.phase("building", cells)
     try:
@@ -256,20 +253,19 @@ class SweepTable(_SweepProgress):
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
-        from rich.text import Text
 
-        lines: list[RenderableType] = [Text(self._counts(), style="bold", overflow="ellipsis")]
+        lines: list[RenderableType] = [_line(self._counts(), "bold")]
         if self._eta is not None:
             bar = Table.grid(padding=(0, 1, 0, 0))
             bar.add_row(ProgressBar(1.0, self._share_done(), width=_BAR_WIDTH), f"{self._share_done():.0%}")
             lines.append(bar)
         if more := list(self._more()):
-            lines.append(Text("   ".join(more), style="dim", no_wrap=True, overflow="ellipsis"))
+            lines.append(_line("   ".join(more), "dim"))
         running = sorted(self._running.copy().values(), key=lambda stage: stage.since)
         if running:
             lines.append(_table(running[:_MOST_RUNNING]))
         if len(running) > _MOST_RUNNING:
-            lines.append(Text(f"  and {len(running) - _MOST_RUNNING} more run", style="dim"))
+            lines.append(_line(f"  and {len(running) - _MOST_RUNNING} more run", "dim"))
         lines += _pending([] if self._eta is None else self._eta.pending, _MOST_RUNNING - len(running))
         lines += _failures(self._failures.copy())
         return Group(*lines)
@@ -277,7 +273,6 @@ class SweepTable(_SweepProgress):
 
 def _table(running: Sequence[_Stage]) -> RenderableType:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
     # On a narrow terminal the first and last columns shrink. The columns between them never wrap.
@@ -287,31 +282,33 @@ def _table(running: Sequence[_Stage]) -> RenderableType:
     table.add_column()
     for stage in running:
         progress = stage.progress()
-        cell = Text(f"  {stage.cell}", no_wrap=True, overflow="ellipsis")
-        far = Text("" if progress is None else under_way(progress), no_wrap=True, overflow="ellipsis")
-        table.add_row(cell, Text(stage.name), stage.time, far)
+        far = "" if progress is None else under_way(progress)
+        table.add_row(_line(f"  {stage.cell}"), _line(stage.name), stage.time, _line(far))
     return table
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Return *text*, cut to the width of the terminal."""
+    from rich.text import Text
+
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _pending(nodes: Sequence[Node], most: int) -> Iterator[Text]:
     """Yield a line for each of the next pending stages, and one for the rest."""
-    from rich.text import Text
-
     shown = nodes[: max(0, most)]
     for node in shown:
-        yield Text(f"  {node.id}  pending", style="dim", no_wrap=True, overflow="ellipsis")
+        yield _line(f"  {node.id}  pending", "dim")
     if len(nodes) > len(shown):
-        yield Text(f"  and {len(nodes) - len(shown)} more pending", style="dim")
+        yield _line(f"  and {len(nodes) - len(shown)} more pending", "dim")
 
 
 def _failures(failed: Sequence[str]) -> Iterator[Text]:
     """Yield a line for each of the last failures."""
-    from rich.text import Text
-
     if len(failed) > _MOST_FAILED:
-        yield Text(f"failed: {len(failed) - _MOST_FAILED} before these", style="red")
+        yield _line(f"failed: {len(failed) - _MOST_FAILED} before these", "red")
     for line in failed[-_MOST_FAILED:]:
-        yield Text(f"failed: {plain(line)}", style="red", no_wrap=True, overflow="ellipsis")
+        yield _line(f"failed: {plain(line)}", "red")
 
 
 def _parted(node_id: str, cells: frozenset[str]) -> tuple[str, str]:

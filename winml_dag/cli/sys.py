@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,6 @@ from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import Command
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.assess.host import Host
     from winml_dag.pipeline.detect_devices import DetectedDevices, Device, ProviderFound
 
 # Packages whose versions affect the output. Other builds of onnxruntime are listed if installed.
@@ -49,23 +48,12 @@ def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class _Here:
-    """This machine and this Python."""
-
-    host: Host
-    platform: str
-    python: str
-    executable: str
-    packages: dict[str, str | None]
-    cache: Path
-    configuration: Path
-
-
-def _here() -> _Here:
+def _machine() -> dict[str, Any]:
+    """Return the JSON fields of this machine and this Python."""
     import platform
     import sys
 
+    from winml_dag import __version__
     from winml_dag.configuration import config_file
     from winml_dag.engine.keys import installed_distributions, normalised
     from winml_dag.ep.registry import runtime_builds
@@ -75,15 +63,15 @@ def _here() -> _Here:
     present = installed_distributions()
     packages = {name: present.get(normalised(name)) for name in _PACKAGES}
     packages |= {name: present[normalised(name)] for name in runtime_builds() if normalised(name) in present}
-    return _Here(
-        host=this_host(),
-        platform=platform.platform(),
-        python=platform.python_version(),
-        executable=sys.executable,
-        packages=packages,
-        cache=default_cache_dir().absolute(),
-        configuration=config_file(),
-    )
+    return {
+        "winml_dag": __version__,
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "packages": packages,
+        "platform": platform.platform(),
+        **asdict(this_host()),
+        "cache_dir": str(default_cache_dir().absolute()),
+        "config_file": str(config_file()),
+    }
 
 
 def _text(found: DetectedDevices, parts: list[str]) -> Iterator[str]:
@@ -100,24 +88,23 @@ def _text(found: DetectedDevices, parts: list[str]) -> Iterator[str]:
 
 
 def _machine_lines() -> Iterator[str]:
-    from winml_dag import __version__
-
-    here = _here()
-    host = here.host
-    there = ", ".join(f"{name} {version}" for name, version in here.packages.items() if version is not None)
-    missing = ", ".join(name for name, version in here.packages.items() if version is None)
-    cores = f"{host.logical_cores} cores"
-    if host.usable_cores != host.logical_cores:
-        cores += f", {host.usable_cores} of them for this process"
-    yield f"winml_dag {__version__}, Python {here.python} ({here.executable})"
+    here = _machine()
+    packages, python = here["packages"], here["python"]
+    there = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
+    missing = ", ".join(name for name, version in packages.items() if version is None)
+    cores = f"{here['logical_cores']} cores"
+    if here["usable_cores"] != here["logical_cores"]:
+        cores += f", {here['usable_cores']} of them for this process"
+    cache, configuration = Path(here["cache_dir"]), Path(here["config_file"])
+    yield f"winml_dag {here['winml_dag']}, Python {python['version']} ({python['executable']})"
     yield f"  packages       {there}{f'; not installed: {missing}' if missing else ''}"
-    yield f"  system         {host.system} ({here.platform})"
-    yield f"  processor      {host.processor}, {cores}"
-    yield f"  memory         {host.memory_gib} GiB"
-    if host.accelerators:
-        yield f"  accelerators   {', '.join(host.accelerators)}"
-    yield f"  cache          {here.cache}{'' if here.cache.is_dir() else ' (does not exist yet)'}"
-    yield f"  configuration  {here.configuration}{'' if here.configuration.is_file() else ' (does not exist)'}"
+    yield f"  system         {here['system']} ({here['platform']})"
+    yield f"  processor      {here['processor']}, {cores}"
+    yield f"  memory         {here['memory_gib']} GiB"
+    if here["accelerators"]:
+        yield f"  accelerators   {', '.join(here['accelerators'])}"
+    yield f"  cache          {cache}{'' if cache.is_dir() else ' (does not exist yet)'}"
+    yield f"  configuration  {configuration}{'' if configuration.is_file() else ' (does not exist)'}"
 
 
 def _provider_lines(found: DetectedDevices) -> Iterator[str]:
@@ -161,15 +148,15 @@ def _compact(found: DetectedDevices, parts: list[str]) -> Iterator[str]:
     if parts:
         yield from (aliases if part == "ep" else devices for part in parts)
         return
-    from winml_dag import __version__
-
-    here = _here()
-    host = here.host
-    runtime = here.packages["onnxruntime"] or "none"
-    yield (
-        f"winml_dag {__version__} | python {here.python} | onnxruntime {runtime} | {host.system} | {host.processor} | "
-        f"{host.usable_cores} cores | {host.memory_gib} GiB | ep: {aliases} | devices: {devices}"
-    )
+    here = _machine()
+    parts = [
+        f"winml_dag {here['winml_dag']}",
+        f"python {here['python']['version']}",
+        f"onnxruntime {here['packages']['onnxruntime'] or 'none'}",
+        *(here["system"], here["processor"], f"{here['usable_cores']} cores", f"{here['memory_gib']} GiB"),
+        *(f"ep: {aliases}", f"devices: {devices}"),
+    ]
+    yield " | ".join(parts)
 
 
 def _json(found: DetectedDevices, parts: list[str]) -> JsonObject:
@@ -178,28 +165,7 @@ def _json(found: DetectedDevices, parts: list[str]) -> JsonObject:
         lists["execution_providers"] = [_provider_json(provider) for provider in found.providers]
     if not parts or "device" in parts:
         lists["devices"] = [_device_json(device, drivers) for device, drivers in found.drivers().items()]
-    return {**({} if parts else _machine_json()), **lists}
-
-
-def _machine_json() -> JsonObject:
-    from winml_dag import __version__
-
-    here = _here()
-    host = here.host
-    return {
-        "winml_dag": __version__,
-        "python": {"version": here.python, "executable": here.executable},
-        "packages": here.packages,
-        "system": host.system,
-        "platform": here.platform,
-        "processor": host.processor,
-        "logical_cores": host.logical_cores,
-        "usable_cores": host.usable_cores,
-        "memory_gib": host.memory_gib,
-        "accelerators": host.accelerators,
-        "cache_dir": str(here.cache),
-        "config_file": str(here.configuration),
-    }
+    return {**({} if parts else _machine()), **lists}
 
 
 def _provider_json(provider: ProviderFound) -> JsonObject:
@@ -229,10 +195,8 @@ def _package_json(package: tuple[str, str] | None) -> JsonObject | None:
 
 def _device_json(device: Device, drivers: list[ProviderFound]) -> JsonObject:
     return {
-        "type": device.type,
+        **asdict(device),
         "vendor": device.vendor or None,
-        "vendor_id": device.vendor_id,
-        "device_id": device.device_id,
         "metadata": dict(device.metadata),
         "execution_providers": [provider.ep.alias for provider in drivers],
     }
