@@ -24,6 +24,7 @@ class WinmlDagError(Exception):
         self.message = f"{message}." if goes_on else message
         super().__init__(self.message)
         self.advice = advice
+        self.metrics: JsonObject = {}
 
     def __str__(self) -> str:
         return f"{self.message} {self.advice}".rstrip()
@@ -41,11 +42,6 @@ class MeasuredError(StageError):
     def __init__(self, message: str, *, advice: str = "", metrics: JsonObject) -> None:
         super().__init__(message, advice=advice)
         self.metrics = metrics
-
-
-def measured_by(error: WinmlDagError) -> JsonObject:
-    """The metrics of *error*; empty if it has none."""
-    return error.metrics if isinstance(error, MeasuredError) else {}
 
 
 class StoreError(WinmlDagError):

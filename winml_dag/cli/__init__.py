@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag import __version__
-from winml_dag.errors import ENDING_SIGNALS, Interrupted, WinmlDagError, measured_by
+from winml_dag.errors import ENDING_SIGNALS, Interrupted, WinmlDagError
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
@@ -260,7 +260,7 @@ def run(arguments: list[str] | None = None) -> int:
             return _failed(words, Interrupted.exit_code, said)
         except WinmlDagError as error:
             echo(f"error: {error}", err=True)
-            return _failed(words, error.exit_code, str(error), measured_by(error))
+            return _failed(words, error.exit_code, str(error), error.metrics)
         code = result if isinstance(result, int) else 0
         if _document.fields:
             _print_document(code)

@@ -33,10 +33,11 @@ def builds_json(results: Sequence[BuildResult], elapsed_seconds: float, *, dry_r
 
 def build_json(result: BuildResult, *, dry_run: bool) -> JsonObject:
     """Return the JSON of one build. If *dry_run*, it omits quantization and compilation."""
+    parts = {name: _model_json(part, dry_run=dry_run) for name, part in result.components.items()}
     return {
         "output_dir": str(result.build.output_dir),
         **_model_json(result, dry_run=dry_run),
-        **_components_json(result, dry_run=dry_run),
+        **({"components": parts} if parts else {}),
         "stages": stages_json(result),
     }
 
@@ -55,13 +56,6 @@ def _model_json(result: BuildResult, *, dry_run: bool) -> JsonObject:
     }
 
 
-def _components_json(result: BuildResult, *, dry_run: bool) -> JsonObject:
-    components = result.components
-    if not components:
-        return {}
-    return {"components": {name: _model_json(part, dry_run=dry_run) for name, part in components.items()}}
-
-
 def stages_json(result: BuildResult) -> list[JsonValue]:
     """Return every position of the stage sequence, with its outcome."""
     return [
@@ -69,39 +63,30 @@ def stages_json(result: BuildResult) -> list[JsonValue]:
             "id": view.id,
             "stage": view.stage,
             "status": str(view.status),
-            **_reason_json(view),
+            **({"reason": view.reason, "kind": "skipped"} if view.result is None else _outcome_json(view.result)),
             "cache_key": view.cache_key,
             "elapsed_seconds": view.elapsed_seconds,
-            **_assumed_json(view),
-            **_measured_json(view),
-            **_failure_json(view),
         }
         for view in result.stages
     ]
 
 
-def _reason_json(view: StageView) -> JsonObject:
-    return {"reason": view.reason, "kind": "skipped"} if view.result is None else view.result.reason.to_json()
-
-
-def _assumed_json(view: StageView) -> JsonObject:
-    return {"assumes": list(view.result.assumes)} if view.result is not None and view.result.assumes else {}
-
-
-def _measured_json(view: StageView) -> JsonObject:
-    """Return the metrics recorded when the stage ran, now or earlier."""
-    record = None if view.result is None else view.result.record
-    return {} if record is None else {"metrics": record.metrics}
-
-
-def _failure_json(view: StageView) -> JsonObject:
-    result = view.result
-    if result is None or not result.error:
-        return {}
-    log = None if result.log is None else str(result.log)
-    measured = {"metrics": result.metrics} if result.metrics else {}
-    kept = {} if result.kept is None else {"result": str(result.kept)}
-    return {"error": result.error, "advice": result.advice, "log": log, **kept, **measured}
+def _outcome_json(result: StageResult) -> JsonObject:
+    """Return the reason, the metrics recorded when the stage ran, now or earlier, and what describes a failure."""
+    value = {**result.reason.to_json()}
+    if result.assumes:
+        value["assumes"] = list(result.assumes)
+    if result.record is not None:
+        value["metrics"] = result.record.metrics
+    if result.error:
+        value |= {
+            "error": result.error,
+            "advice": result.advice,
+            "log": None if result.log is None else str(result.log),
+        }
+        value |= {"metrics": result.metrics} if result.metrics else {}
+        value |= {"result": str(result.kept)} if result.kept is not None else {}
+    return value
 
 
 def print_result(result: BuildResult, how: How, lines: Callable[[BuildResult], Iterable[str]] = lambda _: ()) -> None:

@@ -68,7 +68,9 @@ def find_hierarchy(path: Path) -> Tagged:
     Raises:
         InputError: when it cannot be read, or names no module.
     """
-    files = _files_in(path) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():  # the best first; a folder with several models needs an explicit choice
+        files = [path / name for name in _IN_A_FOLDER if (path / name).exists()] or [model_file(path)]
     read = (_of_metadata(file) if file.suffix == ".json" else _of_model(file) for file in files)
     found = next((tagged for tagged in read if tagged.modules), None)
     if found is None:
@@ -80,23 +82,13 @@ def find_hierarchy(path: Path) -> Tagged:
     return found
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """Return the files that may contain the tree, best first. A folder with several models needs an explicit choice."""
-    found = [folder / name for name in _IN_A_FOLDER if (folder / name).exists()]
-    return found or [model_file(folder)]
-
-
 def hierarchy_lines(tagged: Tagged) -> Iterator[str]:
-    return map(printable, _lines(tagged))
-
-
-def _lines(tagged: Tagged) -> Iterator[str]:
-    yield f"{tagged.path}: {tagged.tagged} of {tagged.nodes} nodes say which module they come from"
+    yield printable(f"{tagged.path}: {tagged.tagged} of {tagged.nodes} nodes say which module they come from")
     rows = list(_rows(tagged.modules, ""))
     width = max(len(name) for name, _, _ in rows)
     digits = max(len(count) for _, count, _ in rows)
     for name, count, operators in rows:
-        yield f"{name:<{width}}  {count:>{digits}}  {operators}".rstrip()
+        yield printable(f"{name:<{width}}  {count:>{digits}}  {operators}".rstrip())
 
 
 def hierarchy_json(tagged: Tagged) -> JsonObject:

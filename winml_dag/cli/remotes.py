@@ -28,16 +28,12 @@ def opened(cache_dir: Path, remote: RemoteOptions) -> Store:
     """The store of a command, closed when the command ends in any way."""
     from winml_dag.pipeline.opened import close_store, open_store
 
-    watcher = Transfers() if _shows_progress() else None
-    store = open_store(cache_dir, remote, warn=say, watcher=watcher)
-    if store.has_remotes and (context := click.get_current_context(silent=True)) is not None:
+    context = click.get_current_context(silent=True)
+    is_quiet = context is not None and context.params.get("quiet")
+    store = open_store(cache_dir, remote, warn=say, watcher=None if is_quiet else Transfers())
+    if store.has_remotes and context is not None:
         context.call_on_close(lambda: close_store(store))
     return store
-
-
-def _shows_progress() -> bool:
-    context = click.get_current_context(silent=True)
-    return context is None or not context.params.get("quiet")
 
 
 def say(sentence: str) -> None:
@@ -57,11 +53,8 @@ def traffic_json(traffic: Traffic | None) -> JsonObject:
 
 def traffic_lines(traffic: Traffic | None) -> Iterator[str]:
     """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if there was any."""
-    if traffic is not None and (text := _text(traffic)):
-        yield f"remote: {text}"
-
-
-def _text(traffic: Traffic) -> str:
+    if traffic is None:
+        return
     from winml_dag.store.quantities import counted, size_text
 
     def moved(records: int, blobs: int, size: int, verb: str) -> str:
@@ -76,7 +69,8 @@ def _text(traffic: Traffic) -> str:
         f"{traffic.left_alone} ignored" if traffic.left_alone else "",
     ]
     missed = f"none of {counted(traffic.records_missed, 'record')} was there" if traffic.records_missed else ""
-    return "; ".join(filter(None, parts)) or missed
+    if text := "; ".join(filter(None, parts)) or missed:
+        yield f"remote: {text}"
 
 
 class Transfers:

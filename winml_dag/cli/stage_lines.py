@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 from winml_dag.cli import Note
 from winml_dag.ep.registry import CPU
 from winml_dag.onnxmodel.facts import QDQ
+from winml_dag.pipeline.commandresult import command_result, main_view
 from winml_dag.pipeline.layout import is_builtin
-from winml_dag.pipeline.search import Searched, searches
-from winml_dag.pipeline.stageresults import CalibrationStep, CompileResult, QuantizeStep, compile_result
+from winml_dag.pipeline.search import searches
+from winml_dag.pipeline.stageresults import (
+    CalibrationStep,
+    CompileResult,
+    QuantizeStep,
+    compile_result,
+    quantize_result,
+)
 from winml_dag.stages.quality import Quality
 from winml_dag.store.quantities import counted, size_text
 
@@ -27,63 +34,47 @@ _MOST_TYPES = 5
 
 def stage_lines(result: BuildResult) -> Iterator[str]:
     """Yield what the stages did to a model; with several components, for each, prefixed with its name."""
+    about = (_normalized, _analyzed, _quantized, compiled_lines, _validated)
     for name, part in (result.components or {"": result}).items():
-        lines = chain(
-            normalized_lines(part),
-            analyzed_lines(part),
-            quantized_lines(part),
-            compiled_lines(part),
-            validated_lines(part),
-        )
-        yield from (f"{name}: {line}" for line in lines) if name else lines
+        for line in chain.from_iterable(lines(part) for lines in about):
+            yield f"{name}: {line}" if name else line
 
 
-def normalized_lines(result: BuildResult) -> Iterator[str]:
+def _normalized(result: BuildResult) -> Iterator[str]:
     """Yield ``normalized: 2 dimensions fixed, opset 11 -> 21``."""
     for view in result.stages:
-        if view.stage == "normalize" and view.result is not None and view.result.record is not None:
-            yield from _normalization(view.result.record.metrics)
+        if view.stage != "normalize" or view.result is None or view.result.record is None:
+            continue
+        metrics: Mapping[str, Any] = view.result.record.metrics
+        before, after = metrics["opset_before"], metrics["opset_after"]
+        dropped = metrics["initializers_dropped_from_inputs"]
+        # Only validate can check a model that was not compared.
+        unchecked = "" if metrics["outputs_compared"] else " (not compared: it does not run on random inputs)"
+        parts = [
+            *([f"{counted(metrics['dimensions_fixed'], 'dimension')} fixed"] if metrics["dimensions_fixed"] else []),
+            *([f"{counted(dropped, 'initializer')} taken out of the inputs"] if dropped else []),
+            *([f"opset {before} -> {after}{unchecked}"] if before != after else []),
+        ]
+        if parts:
+            yield f"normalized: {', '.join(parts)}"
+        if metrics["opset_kept_because"] is not None:
+            yield Note(f"the model stays in opset {before}: {metrics['opset_kept_because']}", "warning")
 
 
-def _normalization(metrics: Mapping[str, Any]) -> Iterator[str]:
-    before, after = metrics["opset_before"], metrics["opset_after"]
-    dropped = metrics["initializers_dropped_from_inputs"]
-    parts = [
-        *([f"{counted(metrics['dimensions_fixed'], 'dimension')} fixed"] if metrics["dimensions_fixed"] else []),
-        *([f"{counted(dropped, 'initializer')} taken out of the inputs"] if dropped else []),
-        *([f"opset {before} -> {after}{_unchecked(metrics)}"] if before != after else []),
-    ]
-    if parts:
-        yield f"normalized: {', '.join(parts)}"
-    if metrics["opset_kept_because"] is not None:
-        yield Note(f"the model stays in opset {before}: {metrics['opset_kept_because']}", "warning")
-
-
-def _unchecked(metrics: Mapping[str, Any]) -> str:
-    """Return a note on a model that was not compared, because it does not run on random inputs.
-
-    Only validate can check such a model.
-    """
-    return "" if metrics["outputs_compared"] else " (not compared: it does not run on random inputs)"
-
-
-def analyzed_lines(result: BuildResult) -> Iterator[str]:
+def _analyzed(result: BuildResult) -> Iterator[str]:
     """Yield ``analyzed for QNNExecutionProvider npu: 118 of 122 nodes supported, 4 unknown; switched on gelu_fusion in
     2 rounds``.
     """
-    return map(_analysis, searches(view.result for view in result.stages if view.result is not None))
+    for searched in searches(view.result for view in result.stages if view.result is not None):
+        counts = {verdict: searched.count(verdict) for verdict in _VERDICTS}
+        others = [f"{count} {verdict}" for verdict, count in counts.items() if count and verdict != "supported"]
+        found = f"{counts['supported']} of {counted(sum(counts.values()), 'node')} supported"
+        on = ", ".join(searched.discovered)
+        rounds = f"; switched on {on} in {counted(searched.iterations, 'round')}" if on else ""
+        yield f"analyzed for {searched.target}: {', '.join([found, *others])}{rounds}"
 
 
-def _analysis(searched: Searched) -> str:
-    counts = {verdict: searched.count(verdict) for verdict in _VERDICTS}
-    others = [f"{count} {verdict}" for verdict, count in counts.items() if count and verdict != "supported"]
-    found = f"{counts['supported']} of {counted(sum(counts.values()), 'node')} supported"
-    on = ", ".join(searched.discovered)
-    rounds = f"; switched on {on} in {counted(searched.iterations, 'round')}" if on else ""
-    return f"analyzed for {searched.target}: {', '.join([found, *others])}{rounds}"
-
-
-def quantized_lines(result: BuildResult) -> Iterator[str]:
+def _quantized(result: BuildResult) -> Iterator[str]:
     """Yield a line per quantization in *result*, one on the quality, and a warning if it is poor.
 
     ``quantized 49 of 61 nodes (left in float: 6 Softmax), 86.6 MiB -> 22.4 MiB, calibration 1.2 s on 32 samples (text),
@@ -102,9 +93,11 @@ def quantized_lines(result: BuildResult) -> Iterator[str]:
 
 def _quantization(step: QuantizeStep, calibration: CalibrationStep | None) -> str:
     nodes = step.nodes_quantized + step.nodes_skipped
+    skipped = {op_type: sum(reasons.values()) for op_type, reasons in step.nodes_skipped_reasons.items()}
+    left = f" (left in float: {_operators(skipped)})" if skipped else ""
     kept = step.activations_kept_at_16_bits
     parts = [
-        f"quantized {step.nodes_quantized} of {counted(nodes, 'node')}{_kept_in_float(step)}",
+        f"quantized {step.nodes_quantized} of {counted(nodes, 'node')}{left}",
         *([f"{counted(kept, 'activation')} kept at 16 bits"] if kept else []),
         f"{size_text(step.size_before_bytes)} -> {size_text(step.size_after_bytes)}",
     ]
@@ -116,11 +109,6 @@ def _quantization(step: QuantizeStep, calibration: CalibrationStep | None) -> st
     else:
         parts.append(f"{step.mode} in {step.elapsed_seconds:.1f} s{_reused(step.cached)}")
     return ", ".join(parts)
-
-
-def _kept_in_float(step: QuantizeStep) -> str:
-    counts = {op_type: sum(reasons.values()) for op_type, reasons in step.nodes_skipped_reasons.items()}
-    return f" (left in float: {_operators(counts)})" if counts else ""
 
 
 def _operators(counts: Mapping[str, int], last: Collection[str] = ()) -> str:
@@ -149,17 +137,13 @@ def compiled_lines(result: BuildResult) -> Iterator[str]:
         counted(done.ep_context_partitions, "partition"),
         f"{counted(left, 'node')} on the CPU" if left else "nothing on the CPU",
         f"{size_text(done.binary_size_bytes)} binary",
-        *([f"SDK {_short(done.ep_sdk_version)}"] if done.ep_sdk_version else []),
-        f"{done.compile_time_seconds:.1f} s{' (reused)' if done.cached else ''}",
+        # v2.51.0.260929181845 without its build number
+        *([f"SDK {'.'.join(done.ep_sdk_version.removeprefix('v').split('.')[:3])}"] if done.ep_sdk_version else []),
+        f"{done.compile_time_seconds:.1f} s{_reused(done.cached)}",
     ]
     yield f"compiled for {done.execution_provider} {done.device}: {', '.join(parts)}"
     if left:
         yield f"on the CPU: {_kept_on_cpu(done)}"
-
-
-def _short(version: str) -> str:
-    """Shorten ``v2.51.0.260929181845`` by its build number."""
-    return ".".join(version.removeprefix("v").split(".")[:3])
 
 
 def _kept_on_cpu(done: CompileResult) -> str:
@@ -172,20 +156,23 @@ def _kept_on_cpu(done: CompileResult) -> str:
     return f"{types} ({', '.join(names)})" if names else types
 
 
-def validated_lines(result: BuildResult) -> Iterator[str]:
+def _validated(result: BuildResult) -> Iterator[str]:
     """Yield the validation result of a model that this build did not quantize; quantized models have another line.
 
     ``validated on QNNExecutionProvider npu: cosine 0.99998, largest error 0.01 (logits), on 3 random samples``
     """
-    metrics = _validation(result)
-    if metrics is None:
+    done = [view.result for view in result.stages if view.result is not None and view.result.record is not None]
+    records = (each.record for each in done if each.node.stage.name == "validate" and is_builtin(each.node))
+    if (record := next(records, None)) is None:
         return
+    metrics: Mapping[str, Any] = record.metrics
     provider = metrics.get("execution_provider")
     where = f"validated on {provider} {metrics.get('device')}"
+    quantizes = any(view.stage == "quantize" and view.result is not None for view in result.stages)
     if metrics.get("reference") is False:
         on = f"{counted(int(str(metrics.get('samples'))), 'sample')} ({metrics.get('data')}) and on ones"
         yield f"{where} without a reference: it loads, runs and returns finite values on {on}"
-    elif provider not in (None, CPU.name) and not _quantizes(result):
+    elif provider not in (None, CPU.name) and not quantizes:
         quality = Quality.from_json(metrics.get("quality"))
         if quality is not None:
             yield f"{where}: {quality.sentence()}"
@@ -224,43 +211,23 @@ def _ratio(figures: Mapping[str, Any]) -> str:
     return "no noise" if figures["cosine"] == 1 else "no signal"
 
 
-def _validation(result: BuildResult) -> JsonObject | None:
-    done = [view.result for view in result.stages if view.result is not None]
-    found = (each.record for each in done if each.node.stage.name == "validate" and is_builtin(each.node))
-    return next((record.metrics for record in found if record is not None), None)
-
-
-def _quantizes(result: BuildResult) -> bool:
-    return any(view.stage == "quantize" and view.result is not None for view in result.stages)
-
-
-# What a command for one stage prints besides.
-
-
 def outcome_lines(result: BuildResult, command: str) -> Iterator[str]:
-    from winml_dag.ep.registry import CPU
-    from winml_dag.pipeline.commandresult import command_result, main_view
-    from winml_dag.pipeline.stageresults import quantize_result
-
+    """Yield what a command for one stage prints besides."""
     outcome = command_result(result, command)
-    line, components = _LINES.get(main_view(result, command).stage), _by_component(outcome.metrics)
-    took = f"{outcome.elapsed_seconds:.1f} s{' (reused)' if outcome.cached else ''}"
-    if line and components:
+    line = _LINES.get(main_view(result, command).stage)
+    metrics: Mapping[str, Any] = outcome.metrics
+    components = metrics.get("components")
+    took = f"{outcome.elapsed_seconds:.1f} s{_reused(outcome.cached)}"
+    if line and isinstance(components, Mapping):
         for name in result.build.components:
             yield f"{name}: {line(components[name])}"
         yield f"{counted(len(components), 'component')} of one model in {took}"
     elif line:
-        yield f"{line(outcome.metrics)}, {took}"
+        yield f"{line(metrics)}, {took}"
     # For other providers and for quantized models, every build prints it.
     on_cpu = outcome.validation is not None and outcome.validation["execution_provider"] == CPU.name
     if on_cpu and outcome.quality is not None and quantize_result(result) is None:
         yield f"compared with the given model: {outcome.quality.sentence()}"
-
-
-def _by_component(metrics: JsonObject) -> Mapping[str, Mapping[str, Any]]:
-    """Return the metrics of each component, if there are several."""
-    found = metrics.get("components")
-    return {name: own for name, own in found.items() if isinstance(own, Mapping)} if isinstance(found, Mapping) else {}
 
 
 def _optimized(metrics: Mapping[str, Any]) -> str:

@@ -141,7 +141,7 @@ def _counted(number: int, word: str) -> str:
 def _json(cells: Sequence[Cell], found: DryRun) -> JsonObject:
     counts = found.counts
     return {
-        "builds": [_cell_json(cell, found) for cell in cells],
+        "builds": [{"name": cell.name, "values": dict(cell.values), **_cell_json(cell, found)} for cell in cells],
         "graph": {
             "builds": counts.builds,
             "stages": counts.stages,
@@ -157,12 +157,10 @@ def _json(cells: Sequence[Cell], found: DryRun) -> JsonObject:
 
 
 def _cell_json(cell: Cell, found: DryRun) -> JsonObject:
-    value: JsonObject = {"name": cell.name, "values": dict(cell.values)}
     if cell.name in found.results:
-        return {**value, **build_json(found.results[cell.name], dry_run=True)}
-    if cell.left_out:
-        return {**value, "final_artifact": None, "stages": [], "left_out": cell.left_out}
-    return {**value, "final_artifact": None, "stages": [], "error": str(found.errors[cell.name])}
+        return build_json(found.results[cell.name], dry_run=True)
+    why = {"left_out": cell.left_out} if cell.left_out else {"error": str(found.errors[cell.name])}
+    return {"final_artifact": None, "stages": [], **why}
 
 
 # Limit of a matrix in GitHub Actions and Azure Pipelines.

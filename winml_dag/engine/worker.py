@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.progress import OnProgress, ProgressWriter
-from winml_dag.errors import StageError, WinmlDagError, measured_by
+from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.explanation import explanation
 from winml_dag.file_reading import read_json
 
@@ -132,7 +132,7 @@ def perform(task: Task, progress: OnProgress, *, elsewhere: bool = False) -> Res
     except WinmlDagError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)  # the message has one line of it
-        return Result(measured_by(error), error.message or f"{task.stage} failed and did not say why.", error.advice)
+        return Result(error.metrics, error.message or f"{task.stage} failed and did not say why.", error.advice)
     except Exception as error:
         if not elsewhere and isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
             lacks = f"This stage needs the module {error.name!r}, which is not installed."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from winml_dag.cli.options import cache_option, format_option, remote_option, re
 from winml_dag.cli.remotes import opened, traffic_json, traffic_lines
 from winml_dag.errors import UsageError
 from winml_dag.store.cache_folder import default_cache_dir
+from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.canonical import JsonObject
     from winml_dag.pipeline.remotecheck import Finding
     from winml_dag.pipeline.request import RemoteOptions
     from winml_dag.store.cache_folder import Traffic
@@ -57,14 +57,21 @@ def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], for
     records = _chosen(store, keys, recipes, remote)
     whole = [record for record in records.values() if not store.remote_only(record.files())]
     for record in whole:
-        store.offer(_with_log_that_is_here(store, record))
+        # A log that is not local must not prevent the upload.
+        has_log = record.log is not None and not store.remote_only([record.log])
+        store.offer(record if has_log else replace(record, log=None))
     store.settle()
     traffic = store.traffic()
     lacking = len(records) - len(whole)
     if format_ == "json":
         set_result({"records": len(records), "lacking_blobs": lacking, **traffic_json(traffic)})
-    else:
-        _print_push(len(whole), lacking, traffic)
+        return _code(traffic)
+    there = max(0, len(whole) - traffic.records_put)
+    others = f"; {there} already existed or were rejected" if there else ""
+    for line in (*traffic_lines(traffic), f"{counted(len(whole), 'record')} offered{others}."):
+        echo(line)
+    if lacking:
+        echo(f"{counted(lacking, 'record')} skipped, whose blobs are not on this machine.")
     return _code(traffic)
 
 
@@ -92,7 +99,9 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
         counts = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
         set_result({**counts, **traffic_json(traffic)})
     else:
-        _print_pull(len(records), to_run, traffic)
+        run = f"{counted(to_run, 'stage')} would run." if to_run else "Nothing would run."
+        for line in (*traffic_lines(traffic), f"{counted(len(records), 'record')} of the build are cached. {run}"):
+            echo(line)
     return _code(traffic)
 
 
@@ -160,34 +169,6 @@ def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tu
     return records, dry_run_result.to_run
 
 
-def _with_log_that_is_here(store: Store, record: Record) -> Record:
-    """*record* without a log that is not local, which must not prevent the upload."""
-    if record.log is None or not store.remote_only([record.log]):
-        return record
-    return replace(record, log=None)
-
-
-def _print_push(offered: int, lacking: int, traffic: Traffic) -> None:
-    from winml_dag.store.quantities import counted
-
-    for line in traffic_lines(traffic):
-        echo(line)
-    there = max(0, offered - traffic.records_put)
-    others = f"; {there} already existed or were rejected" if there else ""
-    echo(f"{counted(offered, 'record')} offered{others}.")
-    if lacking:
-        echo(f"{counted(lacking, 'record')} skipped, whose blobs are not on this machine.")
-
-
-def _print_pull(known: int, to_run: int, traffic: Traffic) -> None:
-    from winml_dag.store.quantities import counted
-
-    for line in traffic_lines(traffic):
-        echo(line)
-    run = f"{counted(to_run, 'stage')} would run." if to_run else "Nothing would run."
-    echo(f"{counted(known, 'record')} of the build are cached. {run}")
-
-
 def _code(traffic: Traffic) -> int:
     """Return 1 if a remote was unavailable or sent invalid records: then the work is incomplete."""
     return 1 if traffic.left_alone or traffic.refused else 0
@@ -210,6 +191,7 @@ def check(format_: str, **options: Any) -> int:
     """
     from winml_dag.pipeline.opened import allowed_remotes
     from winml_dag.pipeline.remoteconfig import named_by
+    from winml_dag.store.remote.settings import shown
 
     named = remote_options(options, options["recipe"])
     settings, restricted = allowed_remotes(named)
@@ -221,7 +203,15 @@ def check(format_: str, **options: Any) -> int:
     found = [(tier, _findings(tier, settings)) for tier in settings.tiers]
     is_well = all(finding.is_well for _, findings in found for finding in findings)
     if format_ == "json":
-        remotes = [_json(tier, findings) for tier, findings in found]
+        remotes = [
+            {
+                "url": shown(tier.url),
+                "mode": str(tier.mode),
+                "namespace": tier.namespace,
+                "findings": [asdict(finding) for finding in findings],
+            }
+            for tier, findings in found
+        ]
         set_result({"is_well": is_well, "named_by": named_by(named), "remotes": remotes})
     else:
         echo(f"named by {named_by(named)}")
@@ -271,31 +261,14 @@ def _findings(tier: TierSettings, settings: RemoteSettings) -> list[Finding]:
 
 
 def _print(tier: TierSettings, findings: list[Finding]) -> None:
-    echo(f"{_called(tier)} ({tier.mode}{f', namespace {tier.namespace}' if tier.namespace else ''})")
+    from winml_dag.store.remote.settings import shown
+
+    echo(f"{shown(tier.url)} ({tier.mode}{f', namespace {tier.namespace}' if tier.namespace else ''})")
     if not findings:
         echo("  off")
     for finding in findings:
         text = finding.text if finding.is_well else f"{finding.text}. {finding.advice}"
         echo(f"  {'ok' if finding.is_well else 'FAILS':<5}  {finding.what}: {text}")
-
-
-def _json(tier: TierSettings, findings: list[Finding]) -> JsonObject:
-    return {
-        "url": _called(tier),
-        "mode": str(tier.mode),
-        "namespace": tier.namespace,
-        "findings": [_finding_json(finding) for finding in findings],
-    }
-
-
-def _finding_json(finding: Finding) -> Mapping[str, Any]:
-    return {"what": finding.what, "is_well": finding.is_well, "text": finding.text, "advice": finding.advice}
-
-
-def _called(tier: TierSettings) -> str:
-    from winml_dag.store.remote.settings import shown
-
-    return shown(tier.url)
 
 
 def _write(path: Path, line: str) -> None:
