@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import sys as system  # importing the command sys binds its name in this package
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -83,6 +83,15 @@ _document = _Document()
 def set_result(value: Mapping[str, object]) -> None:
     """Set the command's own fields of the JSON object that is printed to stdout when the command ends."""
     _document.fields.update(value)
+
+
+def show(value: Mapping[str, object], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print the result of a command: *value* as the fields of its JSON object, or *lines* for people."""
+    if as_json:
+        set_result(value)
+    else:
+        for line in lines:
+            echo(line)
 
 
 # name -> (module, line in the list of commands). A command's module is imported only to run it or to show its help.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import Note, echo, set_result
+from winml_dag.cli import Note, show
 from winml_dag.cli.command import FILE, TEXT, Command, file_option, output_file
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
 from winml_dag.cli.options import How, how_options
@@ -121,11 +121,8 @@ def _analyze(built: BuiltModel, request: AnalysisRequest, options: Mapping[str, 
             options["optim_config"], optimizations(found[0]), "optim", overwrite=how.overwrite
         )
     saved = _save_nodes(plan, done, found, store, options)
-    if how.as_json:
-        set_result(analysis_json(plan, done, found, result, put, saved))
-    else:
-        for line in analysis_lines(plan, done, found, put, saved, quiet=how.quiet):
-            echo(line)
+    value = analysis_json(plan, done, found, result, put, saved)
+    show(value, analysis_lines(plan, done, found, put, saved, quiet=how.quiet), as_json=how.as_json)
     return 0 if all(each.is_fine(lint_only=request.lint_only) for each in found) else _NOT_SUPPORTED
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, few, set_result
+from winml_dag.cli import echo, few, set_result, show
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Request
 from winml_dag.recipe.capabilities import CATALOG
@@ -55,12 +55,13 @@ def print_catalog(format_: str, *, rewrites_only: bool = False) -> int:
     from winml_dag.recipe.capabilities import REWRITER
 
     entries = {name: entry for name, entry in CATALOG.items() if not rewrites_only or entry.by == REWRITER}
-    if format_ == "json":
-        set_result({"capabilities": [_capability_json(name, entry) for name, entry in entries.items()]})
-        return 0
+    lines = []
     for name, entry in entries.items():
-        echo(f"{name}  {_in_short(entry)}")
-        echo(textwrap.fill(_long(entry), 100, initial_indent="  ", subsequent_indent="  "))
+        said = [entry.by, "on" if entry.default else "off", *([entry.domain] if entry.makes else [])]
+        lines.append(f"{name}  [{entry.same_as or ', '.join(said)}]")
+        lines.append(textwrap.fill(_long(entry), 100, initial_indent="  ", subsequent_indent="  "))
+    value = {"capabilities": [_capability_json(name, entry) for name, entry in entries.items()]}
+    show(value, lines, as_json=format_ == "json")
     return 0
 
 
@@ -76,13 +77,6 @@ def _capability_json(name: str, entry: Capability) -> JsonObject:
         "same_as": entry.same_as or None,
         "left": entry.left or None,
     }
-
-
-def _in_short(entry: Capability) -> str:
-    if entry.same_as:
-        return f"[{entry.same_as}]"
-    said = [entry.by, "on" if entry.default else "off", *([entry.domain] if entry.makes else [])]
-    return f"[{', '.join(said)}]"
 
 
 def _long(entry: Capability) -> str:

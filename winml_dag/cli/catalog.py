@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import show
 from winml_dag.cli.command import TEXT, Command, file_option, output_file
 from winml_dag.cli.options import format_option, target_options
 from winml_dag.errors import UsageError
+from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.recipe.load import Shipped
@@ -52,15 +53,15 @@ def command(
     value: JsonObject = {"recipes": [_recipe_json(each) for each in found]}
     if output is not None:
         put_json(output, value, "recipes", overwrite=True)
-    if format_ == "json":
-        set_result(value)
-        return 0
     width = max((len(each.name) for each in found), default=0)
-    for each in found:
-        echo(f"{each.name:<{width}}  {each.recipe.model}")
-        echo(f"{'':<{width}}  {each.summary}")
-    many = "1 recipe" if len(found) == 1 else f"{len(found)} recipes"
-    echo(f"{many}. Build one with: winml-dag build -c catalog:NAME" if found else "No recipe matches.")
+    lines = [
+        f"{name:<{width}}  {text}"
+        for each in found
+        for name, text in ((each.name, each.recipe.model), ("", each.summary))
+    ]
+    many = counted(len(found), "recipe")
+    lines.append(f"{many}. Build one with: winml-dag build -c catalog:NAME" if found else "No recipe matches.")
+    show(value, lines, as_json=format_ == "json")
     return 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import show
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import format_option
 from winml_dag.errors import UsageError
@@ -35,25 +35,20 @@ def command(
     cache = RemoteOptions(folder=recipe and recipe.parent).store_folder(cache_dir)
     folder = _folder(recipe, output_dir, cache)
     done = clean(folder, Store(cache), recipe=recipe, dry_run=dry_run)
-    if format_ == "json":
-        set_result(
-            {
-                "output_dir": str(folder),
-                "dry_run": dry_run,
-                "found": done.found,
-                "removed": [str(path) for path in done.removed],
-                "edited": [str(path) for path in done.edited],
-            }
-        )
-    elif not done.found:
-        echo(f"Nothing to remove: {folder} has no {MANIFEST}.")
-    else:
-        for path in done.removed if dry_run else ():
-            echo(f"would remove {path}")
-        for path in done.edited:
-            echo(f"kept, because it was edited: {path}")
-        verb = "Would remove" if dry_run else "Removed"
-        echo(f"{verb} {counted(len(done.removed), 'file')} of {folder}. The results are still cached.")
+    value = {
+        "output_dir": str(folder),
+        "dry_run": dry_run,
+        "found": done.found,
+        "removed": [str(path) for path in done.removed],
+        "edited": [str(path) for path in done.edited],
+    }
+    lines = [f"would remove {path}" for path in (done.removed if dry_run else ())]
+    lines += [f"kept, because it was edited: {path}" for path in done.edited]
+    verb = "Would remove" if dry_run else "Removed"
+    lines.append(f"{verb} {counted(len(done.removed), 'file')} of {folder}. The results are still cached.")
+    if not done.found:
+        lines = [f"Nothing to remove: {folder} has no {MANIFEST}."]
+    show(value, lines, as_json=format_ == "json")
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli import Note, echo, set_result
+from winml_dag.cli import Note, echo, show
 from winml_dag.cli.command import FILE, TEXT, Command, folder_option, pairs
 from winml_dag.cli.measuring import (
     assessed,
@@ -173,11 +173,7 @@ def _print(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | Non
         if not keeps:
             value = "not defined" if found[name] is None else _number(found[name])
             echo(f"error: {name} is {value}, and the bound is {plan.bounds[name]:g}.", err=True)
-    if how.as_json:
-        set_result(plan.report(done, folder))
-        return
-    for line in _lines(plan, done, folder, quiet=how.quiet):
-        echo(line)
+    show(plan.report(done, folder), _lines(plan, done, folder, quiet=how.quiet), as_json=how.as_json)
 
 
 def _print_schema(task: str | None, how: How) -> int:
@@ -186,18 +182,16 @@ def _print_schema(task: str | None, how: How) -> int:
     if task is not None and task not in TASKS:
         raise UsageError(f"There are no metrics for {task}.", advice=f"Tasks are: {', '.join(TASKS)}.")
     chosen = {name: roles for name, roles in TASKS.items() if task in (None, name)}
-    if how.as_json:
-        value = {
-            name: {"columns": {role: list(names) for role, names in roles.items()}, "metrics": list(METRICS[name])}
-            for name, roles in chosen.items()
-        }
-        set_result({"success": True, "tasks": value})
-        return 0
+    tasks = {
+        name: {"columns": {role: list(names) for role, names in roles.items()}, "metrics": list(METRICS[name])}
+        for name, roles in chosen.items()
+    }
+    lines = []
     for name, roles in chosen.items():
-        echo(f"{name}: {', '.join(METRICS[name])}")
-        for role, names in roles.items():
-            others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
-            echo(f"  {role}{others}")
+        lines.append(f"{name}: {', '.join(METRICS[name])}")
+        others = {role: f" (or {', '.join(names[1:])})" if len(names) > 1 else "" for role, names in roles.items()}
+        lines += [f"  {role}{other}" for role, other in others.items()]
+    show({"success": True, "tasks": tasks}, lines, as_json=how.as_json)
     return 0
 
 

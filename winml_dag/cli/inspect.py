@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import Note, echo, few, printable, set_result
+from winml_dag.cli import Note, few, printable, show
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import format_option
 from winml_dag.errors import InputError, UsageError
@@ -31,35 +32,18 @@ _WIDTH = 11
 
 
 @dataclass(frozen=True)
-class Neighbour:
-    """Another model in the same folder. ``what``: a short description, or why it cannot be read."""
-
-    name: str
-    size: int
-    what: str
-
-
-@dataclass(frozen=True)
 class Inspected:
     """All information about one model.
 
-    ``provenance_problem``: why the manifest next to it is unusable. ``neighbours``: filled when a folder was requested.
+    ``provenance``: what the manifest next to it says; None without a usable one. ``warnings``: about its origin.
+    ``neighbours``: JSON of all models in
+    its folder, if there are several and the folder was requested.
     """
 
     model: Description
-    provenance: Provenance | None
-    provenance_problem: str
-    neighbours: tuple[Neighbour, ...]
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        provenance = self.provenance
-        if self.provenance_problem:
-            return (*self.model.warnings, self.provenance_problem)
-        if provenance is None or provenance.check is None or provenance.check.found is Found.INTACT:
-            return self.model.warnings
-        changed = f"It is not the file that its build made: {provenance.check.detail or provenance.check.found}."
-        return (*self.model.warnings, changed)
+    provenance: Provenance | None = None
+    warnings: tuple[str, ...] = ()
+    neighbours: tuple[Mapping[str, Any], ...] = ()
 
 
 @click.command(name="inspect", cls=Command)
@@ -77,61 +61,48 @@ def command(*, path: Path | None, model: Path | None, top: int, hierarchy: bool,
     winml-dag inspect out --format json
     winml-dag inspect out --hierarchy
     """
-    given = _given(path, model)
-    if hierarchy:
-        _show_hierarchy(given, format_)
-        return 0
-    inspected = _inspect(given)
-    if format_ == "json":
-        set_result(described_json(inspected, top))
-    else:
-        for line in described_lines(inspected, top):
-            echo(line)
-    if inspected.model.problems:
-        raise InputError(" ".join(inspected.model.problems))
-    return 0
-
-
-def _show_hierarchy(path: Path, format_: str) -> None:
-    from winml_dag.cli.hierarchy import find_hierarchy, hierarchy_json, hierarchy_lines
-
-    tagged = find_hierarchy(path)
-    if format_ == "json":
-        set_result(hierarchy_json(tagged))
-    else:
-        for line in hierarchy_lines(tagged):
-            echo(line)
-
-
-def _given(path: Path | None, model: Path | None) -> Path:
     if path is not None and model is not None and path != model:
         raise UsageError(f"{path} and {model} are two models.", advice="Give one of them.")
     given = path or model
     if given is None:
         raise UsageError("There is nothing to inspect.", advice="Give an .onnx file or the output folder of a build.")
-    return given
+    if hierarchy:
+        from winml_dag.cli.hierarchy import find_hierarchy, hierarchy_json, hierarchy_lines
+
+        tagged = find_hierarchy(given)
+        show(hierarchy_json(tagged), hierarchy_lines(tagged), as_json=format_ == "json")
+        return 0
+    inspected = _inspect(given)
+    show(described_json(inspected, top), described_lines(inspected, top), as_json=format_ == "json")
+    if inspected.model.problems:
+        raise InputError(" ".join(inspected.model.problems))
+    return 0
 
 
 def _inspect(path: Path) -> Inspected:
     file = model_file(path)
-    made, problem = None, ""
+    made, warnings = None, []
     try:
         made = provenance_of(file)
     except InputError as error:  # the model can be described without its manifest
-        problem = error.message
-    is_for_npu = made is not None and made.check is not None and made.build["device"] == "npu"
+        warnings = [error.message]
+    check = None if made is None else made.check
+    if check is not None and check.found is not Found.INTACT:
+        warnings = [f"It is not the file that its build made: {check.detail or check.found}."]
+    is_for_npu = made is not None and check is not None and made.build["device"] == "npu"
+    model = describe_model(file, for_npu=is_for_npu)
     neighbours = tuple(_neighbours(path)) if path.is_dir() else ()
-    return Inspected(describe_model(file, for_npu=is_for_npu), made, problem, neighbours if len(neighbours) > 1 else ())
+    return Inspected(model, made, tuple(warnings), neighbours if len(neighbours) > 1 else ())
 
 
-def _neighbours(folder: Path) -> Iterator[Neighbour]:
+def _neighbours(folder: Path) -> Iterator[JsonObject]:
     for path in sorted(folder.glob("*.onnx")):
         try:
             model = read_model(path)
             what = f"{precision_of(model).text}; {counted(len(model.graph.nodes), 'node')}"
         except InputError as error:
             what = error.message
-        yield Neighbour(path.name, path.stat().st_size, what)
+        yield {"name": path.name, "size_bytes": path.stat().st_size, "what": what}
 
 
 def described_lines(inspected: Inspected, top: int) -> Iterator[str]:
@@ -142,7 +113,8 @@ def described_lines(inspected: Inspected, top: int) -> Iterator[str]:
 def _lines(inspected: Inspected, top: int) -> Iterator[str]:
     model = inspected.model
     summary = model.summary
-    yield f"{model.path}: {_sizes(model)}"
+    beside = ", ".join(file.name for file in model.sidecars)
+    yield f"{model.path}: {size_text(model.size)}{f', with {beside} {size_text(model.total_size)}' if beside else ''}"
     yield from _labelled("precision", [_precision(inspected)])
     yield from _labelled("format", [_format(model)])
     yield from _labelled("about", _about(model))
@@ -155,12 +127,12 @@ def _lines(inspected: Inspected, top: int) -> Iterator[str]:
     yield from _labelled("metadata", _metadata(summary.metadata))
     if inspected.provenance is not None:
         yield from _labelled("made by", _provenance(inspected.provenance))
-    yield from (Note(warning, "warning") for warning in inspected.warnings)
+    yield from (Note(warning, "warning") for warning in (*model.warnings, *inspected.warnings))
     if inspected.neighbours:
         yield f"all models of {model.path.parent}:"
-        width = max(len(other.name) for other in inspected.neighbours)
+        width = max(len(other["name"]) for other in inspected.neighbours)
         for other in inspected.neighbours:
-            yield f"  {other.name:<{width}}  {size_text(other.size):>10}  {other.what}"
+            yield f"  {other['name']:<{width}}  {size_text(other['size_bytes']):>10}  {other['what']}"
 
 
 def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
@@ -168,26 +140,11 @@ def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
         yield f"  {'' if index else label:<{_WIDTH}}{line}"
 
 
-def _sizes(model: Description) -> str:
-    size = size_text(model.size)
-    beside = [file.name for file in model.sidecars]
-    if not beside:
-        return size
-    return f"{size}, with {', '.join(beside)} {size_text(model.total_size)}"
-
-
 def _precision(inspected: Inspected) -> str:
-    found = inspected.model.precision
+    found, made = inspected.model.precision, inspected.provenance
     text = found.text or "no numbers"
-    provenance = inspected.provenance
-    if (
-        found.scheme == "compiled"
-        and provenance is not None
-        and provenance.check is not None
-        and provenance.build["precision"]
-    ):
-        return f"{provenance.build['precision']} as its manifest says; {text}"
-    return text
+    built = made.build["precision"] if made is not None and made.check is not None else None
+    return f"{built} as its manifest says; {text}" if found.scheme == "compiled" and built else text
 
 
 def _format(model: Description) -> str:
@@ -392,9 +349,7 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
                 for stage in made.stages
             ],
         },
-        "folder": [
-            {"name": other.name, "size_bytes": other.size, "what": other.what} for other in inspected.neighbours
-        ],
-        "warnings": inspected.warnings,
+        "folder": inspected.neighbours,
+        "warnings": (*model.warnings, *inspected.warnings),
         "errors": model.problems,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import Note, echo, set_result
+from winml_dag.cli import Note, show
 from winml_dag.cli.command import FILE, TEXT, Command, folder_option, pairs
 from winml_dag.cli.measuring import (
     assessed,
@@ -77,11 +77,8 @@ def command(**options: Any) -> int:
 
     how = How.of(options)
     plan, done = assessed(options, how, _request_of(options), plan_perf)
-    if how.as_json:
-        set_result(plan.report(done, options["output_dir"]))
-    else:
-        for line in _lines(plan, done, options["output_dir"], quiet=how.quiet):
-            echo(line)
+    folder = options["output_dir"]
+    show(plan.report(done, folder), _lines(plan, done, folder, quiet=how.quiet), as_json=how.as_json)
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import show
 from winml_dag.cli.buildreport import failure_lines
 from winml_dag.cli.command import Command
 from winml_dag.cli.options import format_option, planned_build, request_options
@@ -64,11 +64,7 @@ def command(
             stage_timeout_seconds=stage_timeout,
             observer=observer,
         )
-    if format_ == "json":
-        set_result(_json(found))
-    else:
-        for line in _lines(found):
-            echo(line)
+    show(_json(found), _lines(found), as_json=format_ == "json")
     return 0 if found.equal else StageError.exit_code
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import Note, echo, set_result
+from winml_dag.cli import Note, echo, show
 from winml_dag.cli.command import Command
 
 if TYPE_CHECKING:
@@ -40,11 +40,8 @@ def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
     if found.problem:
         echo(Note(found.problem, "warning"), err=True)
     parts = (["ep"] if list_ep else []) + (["device"] if list_device else [])
-    if format_ == "json":
-        set_result(_json(found, parts))
-        return 0
-    for line in (_compact if format_ == "compact" else _text)(found, parts):
-        echo(line)
+    lines = (_compact if format_ == "compact" else _text)(found, parts)
+    show(_json(found, parts) if format_ == "json" else {}, lines, as_json=format_ == "json")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import Note, echo, set_result
+from winml_dag.cli import Note, show
 from winml_dag.cli.command import FILE, TEXT, Command, folder_option
 from winml_dag.cli.measuring import assessed, built_model_options, loaded_recipe, refuse_both, run_target_options
 from winml_dag.cli.options import How, how_options
@@ -45,11 +45,7 @@ def command(**options: Any) -> int:
 
     how = How.of(options)
     plan, done = assessed(options, how, _request_of(options), plan_validation)
-    if how.as_json:
-        set_result(plan.report(done))
-        return 0
-    for line in _lines(plan, done, quiet=how.quiet):
-        echo(line)
+    show(plan.report(done), _lines(plan, done, quiet=how.quiet), as_json=how.as_json)
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import show
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import format_option
 from winml_dag.pipeline.assess.verification import FileCheck, Found, Verification, verify
@@ -49,11 +49,7 @@ def command(*, path: Path, against: Path | None, format_: str) -> int:
         found = verify(path)
         is_intact = all(verification.is_intact for verification in found)
         lines, folders = _lines(found), [_json(verification) for verification in found]
-    if format_ == "json":
-        set_result({"sound": is_intact, "folders": folders, "errors": []})
-    else:
-        for line in lines:
-            echo(line)
+    show({"sound": is_intact, "folders": folders, "errors": []}, lines, as_json=format_ == "json")
     return 0 if is_intact else 1
 
 

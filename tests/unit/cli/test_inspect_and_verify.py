@@ -318,7 +318,7 @@ def test_damaged_models_are_described_or_refused_in_a_sentence(
     path = tmp_path_factory.getbasetemp() / "flipped.onnx"
     path.write_bytes(content)
     try:
-        inspected = Inspected(describe_model(path, for_npu=True), None, "", ())
+        inspected = Inspected(describe_model(path, for_npu=True))
     except InputError as error:
         assert path.name in str(error)  # noqa: PT017  (both ways are right)
     else:
@@ -331,7 +331,7 @@ def test_nodes_without_inputs_and_outputs_are_told_of(tmp_path: Path) -> None:
     for node in model.graph.node:
         del node.input[:], node.output[:]
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    inspected = Inspected(describe_model(tmp_path / "m.onnx"), None, "", ())
+    inspected = Inspected(describe_model(tmp_path / "m.onnx"))
     assert "No node makes y" in " ".join(described_lines(inspected, 5))
 
 
@@ -340,7 +340,7 @@ def test_what_is_in_a_model_cannot_write_to_the_terminal(tmp_path: Path) -> None
     model.graph.node[0].op_type = "Relu\x1b[2J"
     model.metadata_props.add(key="characters", value="a\nb\u202ec")
     onnx.save(model, tmp_path / "m.onnx")
-    lines = [*described_lines(Inspected(describe_model(tmp_path / "m.onnx"), None, "", ()), 5)]
+    lines = [*described_lines(Inspected(describe_model(tmp_path / "m.onnx")), 5)]
     assert any("Relu\\x1b[2J" in line for line in lines)
     assert any("characters = a\\nb\\u202ec" in line for line in lines)
     assert all(line.isprintable() for line in lines)

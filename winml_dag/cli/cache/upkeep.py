@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import echo, show
 from winml_dag.cli.cache.common import cache_dir_option, opened
 from winml_dag.cli.command import Command
 from winml_dag.cli.options import format_option
@@ -49,13 +49,9 @@ def gc(
         most = configured_limit(store.folder) if limit is None else kept_to
     done = collect(store, Limits(most, age), dry_run=dry_run)
     assert done is not None, "it waits"
-    if format_ == "json":
-        set_result({"dry_run": dry_run, **asdict(done)})
-        return 0
-    if limit is not None and not dry_run:
-        echo(_limit_sentence(store))
-    for line in _sentences(done, most, dry_run):
-        echo(line)
+    limited = [_limit_sentence(store)] if limit is not None and not dry_run else []
+    lines = [*limited, *_sentences(done, most, dry_run)]
+    show({"dry_run": dry_run, **asdict(done)}, lines, as_json=format_ == "json")
     return 0
 
 
@@ -90,10 +86,7 @@ def limit(size: str | None, cache_dir: Path | None, format_: str) -> int:
     if size is not None:
         set_limit(store.folder, size)
     limit_bytes = configured_limit(store.folder)
-    if format_ == "json":
-        set_result({"limit_bytes": limit_bytes})
-    else:
-        echo(_limit_sentence(store))
+    show({"limit_bytes": limit_bytes}, [_limit_sentence(store)], as_json=format_ == "json")
     return 0
 
 
@@ -136,18 +129,15 @@ def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
     store = opened(cache_dir)
     report = upkeep.repair(store) if repair else upkeep.verify(store)
     is_well = report.repaired if repair else report.clean
-    if format_ == "json":
-        set_result({"clean": report.clean, **({"repaired": report.repaired} if repair else {}), **asdict(report)})
-    else:
-        for line in _findings(report, store):
-            echo(line)
-        lacking = len(report.incomplete) - len(report.removed)
-        intact = f"{counted(report.records, 'record')} and {counted(report.blobs, 'blob')}"
-        lack = "lacks" if lacking == 1 else "lack"
-        echo(f"Intact: {intact}. {counted(lacking, 'record')} {lack} a blob.")
-        if report.only_behind:
-            are = "is not here and comes" if report.only_behind == 1 else "are not here and come"
-            echo(f"{counted(report.only_behind, 'blob')} {are} from a remote when needed.")
+    lacking = len(report.incomplete) - len(report.removed)
+    intact = f"{counted(report.records, 'record')} and {counted(report.blobs, 'blob')}"
+    lack = "lacks" if lacking == 1 else "lack"
+    lines = [*_findings(report, store), f"Intact: {intact}. {counted(lacking, 'record')} {lack} a blob."]
+    if report.only_behind:
+        are = "is not here and comes" if report.only_behind == 1 else "are not here and come"
+        lines.append(f"{counted(report.only_behind, 'blob')} {are} from a remote when needed.")
+    repaired = {"repaired": report.repaired} if repair else {}
+    show({"clean": report.clean, **repaired, **asdict(report)}, lines, as_json=format_ == "json")
     return 0 if is_well else 1
 
 
