@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin
@@ -179,52 +179,39 @@ def relocated(recipe: Mapping[str, V], folder: Path) -> tuple[dict[str, V], tupl
     Also returns the paths whose existence was checked to distinguish paths from other values. Values that the schema
     does not allow are not changed.
     """
-    there = _There(folder.absolute())
-    whole: dict[str, Any] = with_paths(Recipe, recipe, there.moved)
+    folder = folder.absolute()
+    looked_at: list[Path] = []
+
+    def exists(value: str, *, as_file: bool = False) -> bool:
+        """Return whether a file, or anything, exists that *value* may mean."""
+        path = folder / value
+        before_reading(path)
+        try:
+            found = path.is_file() if as_file else path.exists()
+        except (OSError, ValueError):
+            return False
+        looked_at.append(path)
+        return found
+
+    def moved(value: str, may_be_id: bool) -> str:
+        is_path = not may_be_id or is_path_like(value) or exists(value)
+        return str(folder / value) if is_path and not value.startswith("~") else value
+
+    def option(value: object, is_named: bool) -> object:
+        """Return the value of an option of a provider. Only it knows them, but an existing file is unambiguous."""
+        is_file = isinstance(value, str) and (is_named or (Path(value).suffix and exists(value, as_file=True)))
+        return moved(str(value), False) if is_file else value
+
+    whole: dict[str, Any] = with_paths(Recipe, recipe, moved)
     components = whole.get("components")
     for part in (whole, *(components.values() if isinstance(components, dict) else ())):
         compile_ = part.get("compile") if isinstance(part, dict) else None
         for section in (compile_, compile_.get("ep_config")) if isinstance(compile_, dict) else ():
             if isinstance(section, dict) and isinstance(options := section.get("provider_options"), Mapping):
-                section["provider_options"] = _options(options, section, there)
-    return whole, tuple(there.looked_at)
-
-
-@dataclass(frozen=True)
-class _There:
-    """The folder that paths are relative to. ``looked_at``: paths whose existence was checked."""
-
-    folder: Path
-    looked_at: list[Path] = field(default_factory=list)
-
-    def path(self, value: str) -> str:
-        return value if value.startswith("~") else str(self.folder / value)
-
-    def has(self, value: str, *, file: bool = False) -> bool:
-        """Return whether a *file*, or anything, exists that *value* may mean."""
-        path = self.folder / value
-        before_reading(path)
-        try:
-            found = path.is_file() if file else path.exists()
-        except (OSError, ValueError):
-            return False
-        self.looked_at.append(path)
-        return found
-
-    def moved(self, value: str, may_be_id: bool) -> str:
-        return self.path(value) if not may_be_id or is_path_like(value) or self.has(value) else value
-
-
-def _options(options: Mapping[str, object], section: Mapping[str, object], there: _There) -> dict[str, object]:
-    """Make options that name files absolute. Only providers know them, but an existing file is unambiguous."""
-    keys = section.get("provider_option_file_keys")
-    named = keys if isinstance(keys, list) else ()
-    return {
-        name: there.path(value)
-        if isinstance(value, str) and (name in named or (Path(value).suffix and there.has(value, file=True)))
-        else value
-        for name, value in options.items()
-    }
+                named = section.get("provider_option_file_keys")
+                files = named if isinstance(named, list) else ()
+                section["provider_options"] = {name: option(value, name in files) for name, value in options.items()}
+    return whole, tuple(looked_at)
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
