@@ -71,14 +71,11 @@ class _Json(_Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         name = "" if param is None else f"{param.opts[0]}: "
         text = str(value)
-        if not text.lstrip().startswith("{"):
-            path: Path = super().convert(value, param, ctx)
-            try:
-                text = path.read_text(encoding="utf-8-sig")
-            except OSError as error:
-                raise InputError(f"{name}{path} cannot be read: {error.strerror or error}.") from error
+        path: Path | None = None if text.lstrip().startswith("{") else super().convert(value, param, ctx)
         try:
-            found = parse_json(text)
+            found = parse_json(text if path is None else path.read_text(encoding="utf-8-sig"))
+        except OSError as error:
+            raise InputError(f"{name}{path} cannot be read: {error.strerror or error}.") from error
         except ValueError as error:
             raise InputError(f"{name}{value} is not JSON: {error}.") from error
         if not isinstance(found, dict):

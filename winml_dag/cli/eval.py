@@ -203,7 +203,10 @@ def _lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quie
     found: Any = report_of(done)
     if not quiet:
         yield headline(plan, plan.built.precision, done, "evaluate")
-        yield _on(plan, found)
+        samples = counted(found["samples"], "sample")
+        of = "" if found["of"] in (None, found["samples"]) else f" of {found['of']}"
+        beside = "" if plan.reference is None else f", beside {plan.reference.path}"
+        yield f"{plan.task or 'outputs'} on {samples}{of} ({found['data']}){beside}"
     yield from _outputs_table(found["outputs"]) if "outputs" in found else _metrics_table(found["metrics"])
     if quiet:
         return
@@ -212,27 +215,12 @@ def _lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quie
         yield f"report: {folder / REPORT_FILE}"
 
 
-def _on(plan: EvaluationPlan, found: Any) -> str:
-    samples = counted(found["samples"], "sample")
-    of = "" if found["of"] in (None, found["samples"]) else f" of {found['of']}"
-    data = "random" if found["data"] == "random" else found["data"]
-    beside = "" if plan.reference is None else f", beside {plan.reference.path}"
-    return f"{plan.task or 'outputs'} on {samples}{of} ({data}){beside}"
-
-
 def _metrics_table(metrics: Mapping[str, Any]) -> Iterator[str]:
     rows = [["", "model", "reference", "difference", ""]]
     for name, found in metrics.items():
-        difference = found["difference"]
-        rows.append(
-            [
-                name,
-                _estimate(found["candidate"]),
-                "" if found["reference"] is None else _estimate(found["reference"]),
-                "" if difference is None else _estimate(difference, sign="+"),
-                "" if difference is None else _significance(difference),
-            ]
-        )
+        candidate, reference, difference = found["candidate"], found["reference"], found["difference"]
+        compared = ["", ""] if difference is None else [_estimate(difference, sign="+"), _significance(difference)]
+        rows.append([name, _estimate(candidate), "" if reference is None else _estimate(reference), *compared])
     if all(found["reference"] is None for found in metrics.values()):
         rows = [row[:2] for row in rows]
     yield from _aligned(rows)

@@ -116,82 +116,58 @@ def _lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: boo
     found: Any = done.metrics
     if not quiet:
         yield headline(plan, plan.precision, done, "measure")
-    yield from _load_lines(plan, found)
-    yield _labelled("first", f"{_digits(found['first_inference_ms'])} ms, the first inference after loading")
-    yield from _latency_lines(found)
-    yield _labelled("memory", _memory(found["memory_bytes"]))
+    yield from (f"  {label:<{_LABEL}} {text}" for label, text in _numbers(plan, found))
     if quiet:
         # Without this note, the numbers above would be mistaken for the device's.
         yield from (Note(notice) for notice in found["notices"] if notice == EMULATED)
         return
-    yield _labelled("inputs", _inputs(found))
-    yield _labelled("host", _host(found))
+    yield from (f"  {label:<{_LABEL}} {text}" for label, text in _conditions(found))
     yield from map(Note, found["notices"])
     if folder is not None:
         picture = "none, since matplotlib is not installed (pip install winml_dag[plot])"
         yield f"report: {folder / REPORT_FILE}, picture: {folder / PICTURE_FILE if plan.draws else picture}"
 
 
-def _load_lines(plan: PerfPlan, found: Any) -> Iterator[str]:
-    load, baseline = found["load"], found["baseline"]
-    yield _labelled("load", _load(load))
-    if baseline is None or plan.baseline is None:
-        return
-    ratio = f"{baseline['times_longer']:.3g} times as long"
-    uncompiled = plan.built.uncompiled
-    label = "uncompiled" if uncompiled is not None and plan.baseline.path == uncompiled.path else "baseline"
-    yield _labelled(label, f"{_load(baseline['load'])}: {ratio} ({plan.baseline.path.name})")
+def _numbers(plan: PerfPlan, found: Any) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each line with numbers."""
+    yield "load", _load(found["load"])
+    baseline = found["baseline"]
+    if baseline is not None and plan.baseline is not None:
+        uncompiled = plan.built.uncompiled
+        label = "uncompiled" if uncompiled is not None and plan.baseline.path == uncompiled.path else "baseline"
+        ratio = f"{baseline['times_longer']:.3g} times as long"
+        yield label, f"{_load(baseline['load'])}: {ratio} ({plan.baseline.path.name})"
+    yield "first", f"{_digits(found['first_inference_ms'])} ms, the first inference after loading"
+    latency, throughput, memory = found["latency_ms"], found["throughput"], found["memory_bytes"]
+    yield "latency, ms", "  ".join(f"{name} {_digits(latency[name])}" for name in _FIGURES)
+    warmup = f"after {found['warmup']} to warm up" if found["warmup"] else "without warm-up"
+    threads = "" if found["threads"] is None else f", {counted(found['threads'], 'thread')}"
+    yield "", f"{counted(latency['inferences'], 'inference')} {warmup}{threads}"
+    samples = f", {_digits(throughput['samples_per_second'])} samples/s" if found["batch_size"] > 1 else ""
+    yield "throughput", f"{_digits(throughput['inferences_per_second'])} inferences/s{samples}"
+    words = {"before_load": "before loading", "after_load": "after it", "peak": "at most"}
+    sizes = [f"{size_text(memory[name])} {word}" for name, word in words.items() if memory[name] is not None]
+    yield "memory", ", ".join(sizes) or "not reported by this system"
+
+
+def _conditions(found: Any) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each line on what was measured, and where."""
+    shapes = ", ".join(f"{spec['name']} {spec['dtype']} {spec['shape']}" for spec in found["inputs"])
+    is_random = found["data"] == "random"
+    made = f"random, seed {found['seed']}" if is_random else f"{counted(found['feeds'], 'inference')} from the file"
+    yield "inputs", f"{shapes} ({made})"
+    host = found["host"]
+    cores = f"{host['usable cores']} of {host['logical cores']} cores"
+    where = f"{host['processor']}, {cores}, {host['memory']}, {host['system']}"
+    yield "host", f"{where}; onnxruntime {found['onnxruntime']}"
 
 
 def _load(load: Any) -> str:
     each = load["each_seconds"]
-    of = (
-        "1 fresh process"
-        if len(each) == 1
-        else f"median of {len(each)} fresh processes, {min(each):.3f} to {max(each):.3f}"
-    )
-    return f"{load['seconds']:.3f} s ({of})"
-
-
-def _latency_lines(found: Any) -> Iterator[str]:
-    latency, throughput = found["latency_ms"], found["throughput"]
-    figures = "  ".join(f"{name} {_digits(latency[name])}" for name in _FIGURES)
-    warmup = f"after {found['warmup']} to warm up" if found["warmup"] else "without warm-up"
-    counts = f"{counted(latency['inferences'], 'inference')} {warmup}"
-    threads = "" if found["threads"] is None else f", {counted(found['threads'], 'thread')}"
-    yield _labelled("latency, ms", figures)
-    yield _labelled("", f"{counts}{threads}")
-    samples = f", {_digits(throughput['samples_per_second'])} samples/s" if found["batch_size"] > 1 else ""
-    yield _labelled("throughput", f"{_digits(throughput['inferences_per_second'])} inferences/s{samples}")
+    several = f"median of {len(each)} fresh processes, {min(each):.3f} to {max(each):.3f}"
+    return f"{load['seconds']:.3f} s ({several if len(each) > 1 else '1 fresh process'})"
 
 
 def _digits(value: float) -> str:
     """Format four significant digits, without an exponent for larger numbers."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _memory(memory: Mapping[str, int | None]) -> str:
-    words = {"before_load": "before loading", "after_load": "after it", "peak": "at most"}
-    known = {word: memory[name] for name, word in words.items()}
-    sizes = [f"{size_text(size)} {word}" for word, size in known.items() if size is not None]
-    return ", ".join(sizes) or "not reported by this system"
-
-
-def _inputs(found: Any) -> str:
-    shapes = ", ".join(f"{spec['name']} {spec['dtype']} {spec['shape']}" for spec in found["inputs"])
-    made = (
-        f"random, seed {found['seed']}"
-        if found["data"] == "random"
-        else f"{counted(found['feeds'], 'inference')} from the file"
-    )
-    return f"{shapes} ({made})"
-
-
-def _host(found: Any) -> str:
-    host = found["host"]
-    cores = f"{host['usable cores']} of {host['logical cores']} cores"
-    return f"{host['processor']}, {cores}, {host['memory']}, {host['system']}; onnxruntime {found['onnxruntime']}"
-
-
-def _labelled(label: str, text: str) -> str:
-    return f"  {label:<{_LABEL}} {text}"

@@ -18,7 +18,7 @@ from winml_dag.cli.command import given_words
 from winml_dag.file_reading import reads_logged
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.cells import FAILED, Selection
-from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SearchResult
+from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult
 from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, words_of
 from winml_dag.store.quantities import counted, duration_text
 
@@ -84,7 +84,7 @@ def build_sweep(
     if not how.quiet and done.result.cells:
         how.say(f"Compare them with: winml-dag report {shlex.quote(str(folder))}")
     code = exit_code(done)
-    words = _words(recipes, request, selection)
+    words = words_of(recipes, replace(request, recipe=None), selection.filters, selection.shard)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
         lines = (*_left_out(sweep_run.left_out), *(line for goal in done.result.goals for line in _goal(goal)))
         found = SweepStamp(len(cells), len(sweep_run.left_out), str(folder), tuple(text for text, _ in lines))
@@ -134,16 +134,12 @@ def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bo
         yield from _left_out(left_out)
         yield from _measured(done.cells)
         yield from ((Note(text), False) for text in done.notes)
-        yield from _gone([str(folder / name) for name in done.gone])
+        if done.gone:
+            gone = few([str(folder / name) for name in done.gone], _MOST_NAMES)
+            belong = "belongs to a cell" if len(done.gone) == 1 else "belong to cells"
+            yield Note(f"{gone} {belong} that no longer {'exists' if len(done.gone) == 1 else 'exist'}."), False
     for goal in done.result.goals:
         yield from _goal(goal)
-
-
-def _gone(folders: Sequence[str]) -> Iterator[_Line]:
-    if len(folders) == 1:
-        yield Note(f"{folders[0]} belongs to a cell that no longer exists."), False
-    elif folders:
-        yield Note(f"{few(folders, _MOST_NAMES)} belong to cells that no longer exist."), False
 
 
 def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
@@ -233,10 +229,6 @@ def _is_settled(done: SweepDone) -> bool:
     return not failed and not done.has_data
 
 
-def _words(recipes: Sequence[Path], request: Request, selection: Selection) -> str | None:
-    return words_of(recipes, replace(request, recipe=None), selection.filters, selection.shard)
-
-
 def goal_lines(goal: GoalResult) -> Iterator[str]:
     """Yield a line on the winner or the reason for none, and one on the search."""
     of = ", ".join(f"{axis} {label}" for axis, label in goal.group.items())
@@ -250,12 +242,7 @@ def goal_lines(goal: GoalResult) -> Iterator[str]:
         yield f"error: the winner{whose} is {goal.winner}, but {goal.why}"
     else:
         yield f"winner{whose}: {goal.winner}, in {goal.folder}{f'; {goal.why}' if goal.why else ''}"
-    if goal.search is not None:
-        yield from _search_lines(goal.search)
-
-
-def _search_lines(search: SearchResult) -> Iterator[str]:
-    what = f"of {search.cell}, " if search.cell else ""
-    yield f"  search: {what}{search.why}"
-    if search.nodes:
-        yield f"    {few(search.nodes, _MOST_NODES)}"
+    if (search := goal.search) is not None:
+        yield f"  search: {f'of {search.cell}, ' if search.cell else ''}{search.why}"
+        if search.nodes:
+            yield f"    {few(search.nodes, _MOST_NODES)}"
