@@ -12,45 +12,37 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.cli import Note, echo
-from winml_dag.cli.command import FILE, TEXT
+from winml_dag.cli.command import FILE, TEXT, with_options
+from winml_dag.cli.options import How, submodel_option
 from winml_dag.cli.settings import ep_option
 from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
-    from winml_dag.cli.options import How
     from winml_dag.pipeline.assess.builtmodel import BuiltModel
     from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, MeasurementGraph
     from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.store.store import Store
 
-F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 P = TypeVar("P", bound="AssessmentPlan")
 
 
-def built_model_options(function: F) -> F:
-    """Add the options that name the model: PATH, its synonym ``-m``, or a recipe."""
-    component = "One component of a composite model, such as encoder."
-    function = click.option("--submodel", type=TEXT, help=component)(function)
-    recipe = "Build this recipe first, and use its result."
-    function = click.option("-c", "--config", "recipe", type=FILE, help=recipe)(function)
-    model = "An ONNX model or the output folder of a build, like PATH."
-    function = click.option("-m", "--model", type=FILE, help=model)(function)
-    return click.argument("path", type=FILE, required=False)(function)
-
-
-def run_target_options(function: F) -> F:
-    """Add the options that say where the model runs, by default on the target that it was built for."""
-    device = "npu, gpu, cpu or auto, or the name of an execution provider."
-    function = ep_option(function)
-    function = click.option("-d", "--device", type=TEXT, help=device)(function)
-    provider = "Execution provider [that of the build]."
-    return click.option("--ep", type=TEXT, help=provider)(function)
-
-
-def stage_timeout_option(function: F) -> F:
-    text = "Give up after this many seconds [3600]."
-    return click.option("--stage-timeout", type=click.FloatRange(min=0.1), help=text)(function)
+# What names the model: PATH, its synonym ``-m``, or a recipe.
+built_model_options = with_options(
+    click.argument("path", type=FILE, required=False),
+    click.option("-m", "--model", type=FILE, help="An ONNX model or the output folder of a build, like PATH."),
+    click.option("-c", "--config", "recipe", type=FILE, help="Build this recipe first, and use its result."),
+    submodel_option,
+)
+# Where the model runs, by default on the target that it was built for.
+run_target_options = with_options(
+    click.option("--ep", type=TEXT, help="Execution provider [that of the build]."),
+    click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto, or the name of an execution provider."),
+    ep_option,
+)
+stage_timeout_option = click.option(
+    "--stage-timeout", type=click.FloatRange(min=0.1), help="Give up after this many seconds [3600]."
+)
 
 
 def loaded_recipe(options: Mapping[str, Any]) -> tuple[LoadedRecipe | None, Path]:
