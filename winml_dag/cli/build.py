@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli import Note, echo, set_result
-from winml_dag.cli.command import MEMORY, TEXT, Command, with_options
+from winml_dag.cli.command import MEMORY, SECONDS, TEXT, Command, with_options
 from winml_dag.cli.options import (
     How,
     are_cells,
@@ -99,16 +98,6 @@ def _with_cluster(build_options: BuildOptions, options: Mapping[str, Any], how: 
         yield replace(build_options, cluster=cluster)
 
 
-class _Seconds(click.FloatRange):
-    """A range that rejects "nan", for which every comparison with a bound is false."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
-        return seconds
-
-
 @click.command(name="build", cls=Command)
 @several_request_options
 @cell_options
@@ -126,7 +115,7 @@ class _Seconds(click.FloatRange):
     default=None,
     help="After a failure, run everything that does not depend on it [on for several builds].",
 )
-@click.option("--stage-timeout", type=_Seconds(min=0.1), help="End a stage after this many seconds.")
+@click.option("--stage-timeout", type=SECONDS, help="End a stage after this many seconds.")
 @_cluster_options
 @overwrite_option
 @click.option("--link", is_flag=True, help="Write read-only links into the cache instead of copies.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,6 +106,16 @@ class _Memory(click.ParamType[Any]):
         return found
 
 
+class _Seconds(click.FloatRange):
+    """A range that rejects "nan", for which every comparison with a bound is false."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return seconds
+
+
 TEXT = _Text()
 ADDRESS = Address()
 RECIPE = Recipe(path_type=Path)
@@ -112,6 +123,7 @@ FILE = _Path(path_type=Path)
 FOLDER = _Folder(path_type=Path)
 JSON = _Json(path_type=Path)
 MEMORY = _Memory()
+SECONDS = _Seconds(min=0.1)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

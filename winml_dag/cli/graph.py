@@ -12,7 +12,7 @@ import click
 
 from winml_dag.cli import Note, echo
 from winml_dag.cli.command import FILE, Command
-from winml_dag.cli.options import How, are_a_sweep, cell_options, planned_build, request_from, several_request_options
+from winml_dag.cli.options import How, are_cells, cell_options, planned_build, request_from, several_request_options
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.errors import UsageError, WinmlDagError
@@ -60,12 +60,7 @@ def _planned_builds(
     """
     from winml_dag.report.graphview import PlannedBuild
 
-    if not recipes or not are_a_sweep(recipes):
-        if selection != Selection():
-            raise UsageError(
-                "--filter and --shard are for a sweep, and this is not one.",
-                advice="Leave them out, or give a recipe with a matrix, or several recipes.",
-            )
+    if not are_cells(recipes, selects=selection != Selection()):
         graph, store = planned_build(options)
         return (PlannedBuild.of(_label(options), graph, store),), ()
     from winml_dag.cli.remotes import opened

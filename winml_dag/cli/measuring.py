@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.cli import Note, echo
-from winml_dag.cli.command import FILE, TEXT, with_options
+from winml_dag.cli.command import FILE, SECONDS, TEXT, with_options
 from winml_dag.cli.options import How, submodel_option
 from winml_dag.cli.settings import ep_option
 from winml_dag.errors import StageError, UsageError
@@ -40,9 +40,7 @@ run_target_options = with_options(
     click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto, or the name of an execution provider."),
     ep_option,
 )
-stage_timeout_option = click.option(
-    "--stage-timeout", type=click.FloatRange(min=0.1), help="Give up after this many seconds [3600]."
-)
+stage_timeout_option = click.option("--stage-timeout", type=SECONDS, help="Give up after this many seconds [3600].")
 
 
 def loaded_recipe(options: Mapping[str, Any]) -> tuple[LoadedRecipe | None, Path]:

@@ -12,7 +12,7 @@ import click
 
 from winml_dag.cli import show
 from winml_dag.cli.buildreport import failure_lines
-from winml_dag.cli.command import Command
+from winml_dag.cli.command import SECONDS, Command
 from winml_dag.cli.options import format_option, planned_build, request_options
 from winml_dag.errors import StageError
 from winml_dag.store.quantities import counted
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @request_options
 @click.option("--runs", type=click.IntRange(min=1), default=1, help="Runs of each stage [1].")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Parallel stages [number of processors].")
-@click.option("--stage-timeout", type=click.FloatRange(min=0.1), help="End a stage after this many seconds.")
+@click.option("--stage-timeout", type=SECONDS, help="End a stage after this many seconds.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors and the result.")
 @format_option
 def command(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -203,47 +203,42 @@ def winner_folder(goal: Goal, group: Mapping[str, str]) -> str:
     return filled(template, group)
 
 
-def goal_problems(
+def check_goals(
     goals: Sequence[Goal],
     search: Search | None,
     measure: Collection[str],
     axes: Collection[str],
     cells: Sequence[Cell],
-) -> Iterator[tuple[Location, str]]:
-    """Yield problems with the goals of a sweep, given what it measures and its cells.
+    add: Callable[[Location, str], None],
+) -> None:
+    """Call *add* with each problem of the goals of a sweep, given what it measures and its cells.
 
-    Each has a location, as if ``goal`` were always a list, and a message.
+    A problem has a location, as if ``goal`` were always a list, and a message.
     """
     for place, goal in enumerate(goals):
-        for at, what in _problems(goal, measure, axes):
-            yield ("goal", place, *at), what
-    if search is not None:
-        yield from _search_problems(goals)
-    yield from _clashes(goals, axes, cells)
+        for name in goal.measures:
+            needs = MEASURES[name].needs
+            if needs and needs not in measure:
+                at = ("minimize",) if name == goal.minimize else ("subject_to", name)
+                missing = f"write `measure: [{', '.join(sorted({*measure, needs}))}]`"
+                add(("goal", place, *at), f"{name} is not measured; {missing}")
+        for axis in goal.per or ():
+            if axis not in axes:
+                add(("goal", place, "per"), f"{axis!r} is not an axis of the matrix{known_instead(axis, axes)}")
+        if goal.folder is not None and (what := template_problem(goal.folder, tuple(axes))):
+            add(("goal", place, "folder"), what)
+    if search is not None and not goals:
+        add(("search",), "there is no goal to search for; add `goal`")
+    elif search is not None and not any(MEASURES[name].of_quality for goal in goals for name in goal.subject_to):
+        what = "no goal has a bound on quality that a low precision could miss"
+        add(("search",), f'{what}, such as cosine: ">=0.99"')
+    _check_folders(goals, axes, cells, add)
 
 
-def _problems(goal: Goal, measure: Collection[str], axes: Collection[str]) -> Iterator[tuple[Location, str]]:
-    for name in goal.measures:
-        needs = MEASURES[name].needs
-        if needs and needs not in measure:
-            at = ("minimize",) if name == goal.minimize else ("subject_to", name)
-            yield at, f"{name} is not measured; write `measure: [{', '.join(sorted({*measure, needs}))}]`"
-    unknown = [axis for axis in goal.per or () if axis not in axes]
-    for axis in unknown:
-        yield ("per",), f"{axis!r} is not an axis of the matrix{known_instead(axis, axes)}"
-    if goal.folder is not None and (what := template_problem(goal.folder, tuple(axes))):
-        yield ("folder",), what
-
-
-def _search_problems(goals: Sequence[Goal]) -> Iterator[tuple[Location, str]]:
-    if not goals:
-        yield ("search",), "there is no goal to search for; add `goal`"
-    elif not any(MEASURES[name].of_quality for goal in goals for name in goal.subject_to):
-        yield ("search",), 'no goal has a bound on quality that a low precision could miss, such as cosine: ">=0.99"'
-
-
-def _clashes(goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell]) -> Iterator[tuple[Location, str]]:
-    """Yield winners that would share a folder, with each other or with a cell."""
+def _check_folders(
+    goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell], add: Callable[[Location, str], None]
+) -> None:
+    """Add winners that would share a folder, with each other or with a cell."""
     folders: dict[str, str] = {f"the cell {cell.name}": cell.folder for cell in cells if not cell.left_out}
     places: dict[str, int] = {}
     for place, goal in enumerate(goals):
@@ -252,14 +247,15 @@ def _clashes(goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell]
         chosen = group_axes(goal, axes, cells)
         if goal.folder is not None and template_problem(goal.folder, chosen):
             each = f"each value of {', '.join(chosen)}" if chosen else "all cells"
-            yield ("goal", place, "folder"), f"there is one winner for {each}, so nothing else can name its folder"
+            message = f"there is one winner for {each}, so nothing else can name its folder"
+            add(("goal", place, "folder"), message)
             continue
         for group in groups(chosen, cells):
             of = ", ".join(f"{axis} {label}" for axis, label in group.items()) or "all cells"
             owner = f"goal {place + 1}'s winner of {of}"
             folders[owner], places[owner] = winner_folder(goal, group), place
             if what := folder_problem(folders[owner]):
-                yield ("goal", place, "folder"), f"{folders[owner]!r}: {what}"
+                add(("goal", place, "folder"), f"{folders[owner]!r}: {what}")
     reported = set()
     for one, other in clashes(folders):
         named = other if other in places else one
@@ -267,7 +263,7 @@ def _clashes(goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell]
         if named in places and places[named] not in reported:
             reported.add(places[named])
             both = f"{one} and {other} would have the folder {folders[named]}, or one inside of the other's"
-            yield ("goal", places[named], "folder"), both
+            add(("goal", places[named], "folder"), both)
 
 
 def groups(chosen: Sequence[str], cells: Sequence[Cell]) -> tuple[Mapping[str, str], ...]:

@@ -20,7 +20,7 @@ from winml_dag.errors import RecipeError
 from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, PiecedPositions, Value, labels_meant, merged
 from winml_dag.recipe.document import Document, Findings, Location, known_instead
 from winml_dag.recipe.fields import ListOf, Section, Text
-from winml_dag.recipe.goal import Goal, Search, goal_problems
+from winml_dag.recipe.goal import Goal, Search, check_goals
 from winml_dag.recipe.load import LoadedRecipe, resolve_path
 from winml_dag.recipe.problems import add_errors
 from winml_dag.recipe.reading import read_recipe
@@ -138,7 +138,13 @@ class _Reading:
         self._findings.refuse()
         folders = self._folders(drafts, names, template)
         cells = self._cells(drafts.values(), names, folders, own_bases)
-        self._refuse_goals(head, names, cells)
+        is_one = isinstance(head, OneGoal)
+
+        def add(at: Location, what: str) -> None:
+            self._findings.add((at[0], *at[2:]) if at[0] == "goal" and is_one else at, what)
+
+        check_goals(head.goals, head.search, head.measure, names, cells, add)
+        self._findings.refuse()
         return Sweep(
             name=head.name or self._path.stem,
             path=self._path,
@@ -345,12 +351,6 @@ class _Reading:
         self._findings.refuse()
         self._refuse_shared_files(cells)
         return tuple(cells)
-
-    def _refuse_goals(self, head: OneGoal | ManyGoals, axes: Sequence[str], cells: Sequence[Cell]) -> None:
-        for at, what in goal_problems(head.goals, head.search, head.measure, axes, cells):
-            is_one = at[0] == "goal" and isinstance(head, OneGoal)
-            self._findings.add((at[0], *at[2:]) if is_one else at, what)
-        self._findings.refuse()
 
     def _refuse_shared_files(self, cells: Sequence[Cell]) -> None:
         """Refuse cells that share files: the recipe's own stages, and saved ranges, are written next to the recipe."""

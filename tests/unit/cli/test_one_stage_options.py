@@ -231,13 +231,9 @@ def refused(folder: Path, says) -> Refused:
         ("optimize -m m.onnx -c bad.yaml", 2, "optimm"),
         ("optimize -m m.onnx --enable gelu_fusio", 2, "is not an optimization; did you mean 'gelu_fusion'?"),
         ("optimize -m m.onnx --enable gelu_fusion --disable gelu-fusion", 2, "gelu_fusion is enabled and disabled."),
-        ("optimize -m c.onnx", 2, "c.onnx is a compiled model: its EPContext nodes hold the binary of"
-                                  " QNNExecutionProvider, which cannot be optimized. Use the ONNX model"
-                                  " that it was compiled from."),
         ("optimize -m q.onnx", 2, "q.onnx is quantized already (QOperator). Use the float32 model."),
         ("quantize -m qdq.onnx", 2, "qdq.onnx is quantized already (QDQ). Use the float32 model."),
         ("quantize -m q.onnx", 2, "q.onnx is quantized already (QOperator)"),
-        ("quantize -m c.onnx", 2, "which cannot be quantized. Use the ONNX model that it was compiled from."),
         ("quantize -m half.onnx -p fp16", 2, "has tensors in float16, and only float32 can be quantized."),
         *((f"quantize -m blocks.onnx -p {precision}", 2, "its weights are quantized already (MatMulNBits)")
           for precision in ("int8", "int4", "dynamic")),
@@ -255,7 +251,6 @@ def refused(folder: Path, says) -> Refused:
         ("quantize -m m.onnx --weight-type int3", 2, "'int3' is not one of"),
         ("quantize -m m.onnx --ep qmn", 2, "There is no execution provider 'qmn'"),
         ("quantize --model=", 2, "must not be empty"),
-        ("calibrate -m c.onnx", 2, "which cannot be calibrated"),
         ("calibrate -m q.onnx", 2, "quantized already"),
         ("calibrate -m m.onnx -o x.onnx", 2, "x.onnx does not end with .json"),
         ("calibrate -m m.onnx --calibration-data no.npz", 3, "no.npz does not exist"),
