@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,17 +26,7 @@ if TYPE_CHECKING:
 @file_option("Write the list to this JSON file, or into this folder as catalog.json.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
 @format_option
-def command(
-    *,
-    model_type: str | None,
-    task: str | None,
-    ep: str | None,
-    device: str | None,
-    precision: str | None,
-    output: Path | None,
-    overwrite: bool,
-    format_: str,
-) -> int:
+def command(**options: Any) -> int:
     """List the bundled recipes. Each is built by its name.
 
     \b
@@ -46,10 +35,10 @@ def command(
     """
     from winml_dag.pipeline.jsonfile import put_json
 
-    output = output and output_file(output, "catalog.json")
-    if output is not None and output.exists() and not overwrite:
+    output = options["output"] and output_file(options["output"], "catalog.json")
+    if output is not None and output.exists() and not options["overwrite"]:
         raise UsageError(f"{output} already exists.", advice="Choose another name, or give --overwrite.")
-    found = [*_matching(model_type, task, ep, device, precision)]
+    found = [*_matching(options)]
     value: JsonObject = {"recipes": [_recipe_json(each) for each in found]}
     if output is not None:
         put_json(output, value, "recipes", overwrite=True)
@@ -61,27 +50,23 @@ def command(
     ]
     many = counted(len(found), "recipe")
     lines.append(f"{many}. Build one with: winml-dag build -c catalog:NAME" if found else "No recipe matches.")
-    show(value, lines, as_json=format_ == "json")
+    show(value, lines, as_json=options["format_"] == "json")
     return 0
 
 
-def _matching(
-    model_type: str | None, task: str | None, ep: str | None, device: str | None, precision: str | None
-) -> Iterable[Shipped]:
+def _matching(options: Mapping[str, Any]) -> Iterator[Shipped]:
     from winml_dag.ep.availability import resolve_target
     from winml_dag.pipeline.quantization import precision_for
     from winml_dag.recipe.load import shipped_recipes
 
+    ep, device, precision = options["ep"], options["device"], options["precision"]
     target = resolve_target(ep, device)
     if precision is not None:
         precision_for(precision, target)  # No bundled recipe sets it, so it is possible for all of them or for none.
     for each in shipped_recipes():
-        named = {resolve_target(each.recipe.ep, None).ep} if each.recipe.ep else {target.ep}
-        if (
-            _alike(model_type, each.model_type)
-            and _alike(task, each.task)
-            and (target.ep in named or (ep, device) == (None, None))
-        ):
+        named = resolve_target(each.recipe.ep, None).ep if each.recipe.ep else target.ep
+        is_alike = _alike(options["model_type"], each.model_type) and _alike(options["task"], each.task)
+        if is_alike and (target.ep == named or (ep, device) == (None, None)):
             yield each
 
 

@@ -30,16 +30,7 @@ if TYPE_CHECKING:
 @click.option("--stage-timeout", type=SECONDS, help="End a stage after this many seconds.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors and the result.")
 @format_option
-def command(
-    *,
-    stages: tuple[str, ...],
-    runs: int,
-    jobs: int | None,
-    stage_timeout: float | None,
-    quiet: bool,
-    format_: str,
-    **options: Any,
-) -> int:
+def command(**options: Any) -> int:
     """Run stages of a finished build again and compare their outputs with the record, byte for byte.
 
     Each STAGE (a name or id; default: all) runs in a fresh process with its recorded inputs. The cache and the output
@@ -54,17 +45,17 @@ def command(
 
     planned, store = planned_build(options)
     # Progress goes to stderr: stdout has only the result.
-    with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes), starts=True) as observer:
+    with progress(quiet=options["quiet"], to_stderr=True, stages=len(planned.graph.nodes), starts=True) as observer:
         found = reproduce(
             planned,
             store,
-            stages,
-            runs=runs,
-            jobs=jobs or os.cpu_count() or 1,
-            stage_timeout_seconds=stage_timeout,
+            options["stages"],
+            runs=options["runs"],
+            jobs=options["jobs"] or os.cpu_count() or 1,
+            stage_timeout_seconds=options["stage_timeout"],
             observer=observer,
         )
-    show(_json(found), _lines(found), as_json=format_ == "json")
+    show(_json(found), _lines(found), as_json=options["format_"] == "json")
     return 0 if found.equal else StageError.exit_code
 
 

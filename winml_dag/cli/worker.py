@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,15 +23,7 @@ from winml_dag.store.cache_folder import default_cache_dir
     "--tag", "tags", type=TEXT, multiple=True, help="A tag by which builds select workers (--worker-tag). Repeatable."
 )
 @click.option("--name", type=TEXT, help="The worker's name in dask's dashboard [its address].")
-def command(
-    *,
-    scheduler: str,
-    cache_dir: Path | None,
-    places: int | None,
-    memory: int | None,
-    tags: tuple[str, ...],
-    name: str | None,
-) -> int:
+def command(*, scheduler: str, **options: Any) -> int:
     """Run stages for builds that use the dask scheduler at SCHEDULER, until Ctrl-C or until the scheduler stops.
 
     \b
@@ -46,8 +38,8 @@ def command(
     def began(address: str) -> None:
         echo(f"Working at {address} for {scheduler}: {report.summary}, process {os.getpid()}.")
 
-    folder = cache_dir or default_cache_dir()
+    folder = options["cache_dir"] or default_cache_dir()
     Store(folder)  # creates the folder, by which builds recognize workers that share it
-    report = Report.here(folder, places, memory, tags)
-    serve(scheduler, folder, report, name, began)
+    report = Report.here(folder, options["places"], options["memory"], options["tags"])
+    serve(scheduler, folder, report, options["name"], began)
     return 0

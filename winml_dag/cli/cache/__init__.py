@@ -16,7 +16,7 @@ def command() -> None:
 for _inner in (
     contents.info,
     contents.list_,
-    contents.show,
+    contents.show_,
     upkeep.gc,
     upkeep.limit,
     upkeep.verify,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli import echo, set_result
+from winml_dag.cli import show
 from winml_dag.cli.cache.common import cache_dir_option, opened, time_of
 from winml_dag.cli.command import Command
 from winml_dag.cli.options import format_option
@@ -43,40 +43,33 @@ def info(cache_dir: Path | None, format_: str) -> int:
     found = upkeep.info(store)
     statistics = read_statistics(store.folder, store.locks)
     largest = sorted(entries(store), key=lambda entry: (-entry.size, entry.key))[:_LARGEST]
-    if format_ == "json":
-        set_result(
-            {
-                "cache_dir": str(store.folder),
-                **asdict(found),
-                "limit_bytes": limit,
-                "builds": statistics.builds,
-                "reused": statistics.reused,
-                "ran": statistics.ran,
-                "hit_ratio": statistics.hit_ratio,
-                "seconds_saved": statistics.seconds_saved,
-                "remote": asdict(statistics.traffic),
-                "since": None if statistics.since is None else time_of(statistics.since),
-                "largest": [{"stage": entry.stage, "key": entry.key, "bytes": entry.size} for entry in largest],
-            }
-        )
-        return 0
-    echo(f"cache folder   {store.folder}")
-    for other in stores_beside(store.folder):
-        echo(f"besides        {other}  (with other digests, for builds with a remote or without; see --cache-dir)")
-    echo(f"records        {found.records}")
-    echo(f"blobs          {found.blobs}")
-    echo(f"unique bytes   {size_text(found.unique_bytes)}")
-    echo(f"apparent bytes {size_text(found.apparent_bytes)}  (outputs of all records, shared ones each time)")
-    echo(f"limit          {limit_text(store.folder) or 'none'}")
-    echo(f"index          {size_text(found.index_bytes)}")
-    echo(f"scratch        {size_text(found.scratch_bytes)}")
-    echo(f"quarantine     {size_text(found.quarantine_bytes)}")
-    for line in (*_saved(statistics), *_moved(statistics.traffic)):
-        echo(line)
-    if largest:
-        echo("largest records")
-        for entry in largest:
-            echo(f"  {size_text(entry.size):>10}  {entry.stage:<10}  {entry.key[:_KEY_DIGITS]}")
+    value = {
+        "cache_dir": str(store.folder),
+        **asdict(found),
+        "limit_bytes": limit,
+        **{name: getattr(statistics, name) for name in ("builds", "reused", "ran", "hit_ratio", "seconds_saved")},
+        "remote": asdict(statistics.traffic),
+        "since": None if statistics.since is None else time_of(statistics.since),
+        "largest": [{"stage": entry.stage, "key": entry.key, "bytes": entry.size} for entry in largest],
+    }
+    beside = "(with other digests, for builds with a remote or without; see --cache-dir)"
+    lines = [
+        f"cache folder   {store.folder}",
+        *(f"besides        {other}  {beside}" for other in stores_beside(store.folder)),
+        f"records        {found.records}",
+        f"blobs          {found.blobs}",
+        f"unique bytes   {size_text(found.unique_bytes)}",
+        f"apparent bytes {size_text(found.apparent_bytes)}  (outputs of all records, shared ones each time)",
+        f"limit          {limit_text(store.folder) or 'none'}",
+        f"index          {size_text(found.index_bytes)}",
+        f"scratch        {size_text(found.scratch_bytes)}",
+        f"quarantine     {size_text(found.quarantine_bytes)}",
+        *_saved(statistics),
+        *_moved(statistics.traffic),
+        *(["largest records"] if largest else []),
+        *(f"  {size_text(entry.size):>10}  {entry.stage:<10}  {entry.key[:_KEY_DIGITS]}" for entry in largest),
+    ]
+    show(value, lines, as_json=format_ == "json")
     return 0
 
 
@@ -88,10 +81,10 @@ def _leaves(value: JsonObject, path: str = "") -> Iterator[tuple[str, JsonValue]
             yield f"{path}{name}", inner
 
 
-def _section(title: str, values: Iterable[tuple[str, JsonValue]]) -> None:
-    echo(title)
-    for name, value in values:
-        echo(f"  {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+def _section(title: str, values: JsonObject) -> Iterator[str]:
+    yield title
+    for name, value in _leaves(values):
+        yield f"  {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 
 
 def _saved(statistics: Statistics) -> list[str]:
@@ -147,17 +140,12 @@ def list_(cache_dir: Path | None, stage: str | None, sort: str, format_: str) ->
     from winml_dag.store.upkeep import entries
 
     found = sorted(entries(opened(cache_dir), stage), key=_ORDER[sort], reverse=True)
-    if format_ == "json":
-        set_result({"records": [_listed(entry) for entry in found]})
-        return 0
     width = max([len("stage"), *(len(entry.stage) for entry in found)])
-    echo(f"{'key':<{_KEY_DIGITS}}  {'stage':<{width}}  {'size':>10}  {'made':<25}  last used")
+    lines = [f"{'key':<{_KEY_DIGITS}}  {'stage':<{width}}  {'size':>10}  {'made':<25}  last used"]
     for entry in found:
-        used = time_of(entry.used_ns / 10**9)
-        echo(
-            f"{entry.key[:_KEY_DIGITS]}  {entry.stage:<{width}}  {size_text(entry.size):>10}  "
-            f"{entry.record.made_at:<25}  {used}"
-        )
+        key, size, used = entry.key[:_KEY_DIGITS], size_text(entry.size), time_of(entry.used_ns / 10**9)
+        lines.append(f"{key}  {entry.stage:<{width}}  {size:>10}  {entry.record.made_at:<25}  {used}")
+    show({"records": [_listed(entry) for entry in found]}, lines, as_json=format_ == "json")
     return 0
 
 
@@ -179,11 +167,11 @@ def _listed(entry: Entry) -> JsonObject:
     }
 
 
-@click.command(cls=Command)
+@click.command(name="show", cls=Command)
 @click.argument("key")
 @cache_dir_option
 @format_option
-def show(key: str, cache_dir: Path | None, format_: str) -> int:
+def show_(key: str, cache_dir: Path | None, format_: str) -> int:
     """Show one record.
 
     Shows the inputs of its key, its outputs, and the end of its log.
@@ -196,40 +184,36 @@ def show(key: str, cache_dir: Path | None, format_: str) -> int:
     entry = find(store, key)
     missing = store.missing(entry.record.files())
     log = log_text(store, entry.record)
-    if format_ == "json":
-        set_result(
-            {**entry.record.to_json(), **_listed(entry), "missing": [file.name for file in missing], "log_text": log}
-        )
-        return 0
-    _print_record(entry, missing)
+    value = {**entry.record.to_json(), **_listed(entry), "missing": [file.name for file in missing], "log_text": log}
+    lines = [*_record_lines(entry, missing)]
     if entry.record.log is not None:
         gone = "it is in a remote" if entry.record.origin else "its blob is missing or damaged"
-        lines = [gone] if log is None else log.splitlines()
-        echo("log" if len(lines) <= _LOG_LINES else f"log (the last {_LOG_LINES} of {len(lines)} lines)")
-        for line in lines[-_LOG_LINES:]:
-            echo(f"  | {line}")
+        said = [gone] if log is None else log.splitlines()
+        lines.append("log" if len(said) <= _LOG_LINES else f"log (the last {_LOG_LINES} of {len(said)} lines)")
+        lines += [f"  | {line}" for line in said[-_LOG_LINES:]]
+    show(value, lines, as_json=format_ == "json")
     return 0
 
 
-def _print_record(entry: Entry, missing: list[FileEntry]) -> None:
+def _record_lines(entry: Entry, missing: list[FileEntry]) -> Iterator[str]:
     from winml_dag.store.quantities import size_text
 
     record = entry.record
     made = record.key_inputs
-    echo(f"key        {record.cache_key}")
-    echo(f"stage      {made.stage}, version {made.version}")
-    echo(f"made       {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s")
-    echo(f"last used  {time_of(entry.used_ns / 10**9)}")
-    echo(f"size       {size_text(entry.size)}")
+    yield f"key        {record.cache_key}"
+    yield f"stage      {made.stage}, version {made.version}"
+    yield f"made       {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s"
+    yield f"last used  {time_of(entry.used_ns / 10**9)}"
+    yield f"size       {size_text(entry.size)}"
     if record.origin:
-        _section("from a remote, which says", _leaves(record.origin))
-    _section("config", _leaves(made.config))
-    _section("inputs", made.inputs.items())
-    _section("toolchain", made.toolchain.items())
-    echo("outputs")
+        yield from _section("from a remote, which says", record.origin)
+    yield from _section("config", made.config)
+    yield from _section("inputs", made.inputs)
+    yield from _section("toolchain", made.toolchain)
+    yield "outputs"
     for slot, artifact in record.outputs.items():
         for file in artifact.files:
             where = "  in a remote, not here" if record.origin else "  MISSING or damaged"
             gone = where if file in missing else ""
-            echo(f"  {slot}: {file.name}  {size_text(file.size)}  {file.digest}{gone}")
-    _section("metrics", _leaves(record.metrics))
+            yield f"  {slot}: {file.name}  {size_text(file.size)}  {file.digest}{gone}"
+    yield from _section("metrics", record.metrics)
