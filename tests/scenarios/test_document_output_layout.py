@@ -243,7 +243,7 @@ def test_intermediates_may_be_deleted(copied: Project) -> None:
 
 def test_without_intermediates_the_model_is_still_compared_with_the_float_model(copied: Project) -> None:
     _delete_intermediates(copied)
-    run(copied, "eval", "copy", "--mode", "compare")
+    run(copied, "eval", "copy", "--mode", "compare", "--samples", "2")
 
 
 def test_a_missing_or_changed_shipped_file_is_an_error(copied: Project) -> None:
