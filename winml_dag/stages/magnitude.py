@@ -17,6 +17,7 @@ from onnx import GraphProto, NodeProto, helper
 from winml_dag.ep.session import open_session
 from winml_dag.stages.figures import OutputFigures
 from winml_dag.stages.pair import run_model
+from winml_dag.stages.quality import MOST_NOISE
 from winml_dag.stages.samples.samples import Feed
 
 # Operators that add up: with magnitudes as inputs, the mapped operator returns the magnitude of the summands.
@@ -31,7 +32,7 @@ _OF_ONE = frozenset({"Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softsi
 # Values up to this fraction of that magnitude are noise: relative to the size of a rounding error, and as an absolute
 # maximum. Larger values are information, even if 8 bits have no step for them (each of 1,000 classes with a probability
 # of 0.001).
-_NOISE, MOST_NOISE = 1 / 64, 2**-12
+_NOISE = 1 / 64
 # Steps to trace back. Sums of sums grow the magnitude without limit.
 _FARTHEST = 6
 

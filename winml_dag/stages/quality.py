@@ -57,6 +57,7 @@ REPORTED_SCALE_ERROR = 0.01
 # Relative size of a rounding error by bits of precision, relative to the values that an output is computed from. See
 # :mod:`winml_dag.stages.magnitude`.
 _ROUNDING: Mapping[int, float] = {4: 2**-3, 8: 2**-6, 16: 2**-9, 32: 2**-18}
+MOST_NOISE = 2**-12
 
 
 def minimum_cosine(precision: str) -> float:

@@ -14,7 +14,7 @@ from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import MeasuredError, StageError
 from winml_dag.stages import artifact_types
-from winml_dag.stages.quality import Bounds, scale_tolerance, too_large_or_small
+from winml_dag.stages.quality import MOST_NOISE, Bounds, scale_tolerance, too_large_or_small
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.target import RunTarget
 
@@ -189,7 +189,10 @@ def _compared(
     scores = class_scores(pair.names, classifies=fields.classifies)
     measured = pair.measure(given.samples, scores, workspace.progress)
     measured.require_numbers(str(given))
-    of_ones = pair.measure(ones(next(iter(given.samples))), scores)
+    first = next(iter(given.samples))
+    # Without float inputs, the ones are the first sample, which has been run.
+    has_ones = any(values.dtype.kind == "f" for values in first.values()) or any(measured.reference.values())
+    of_ones = pair.measure(ones(first), scores) if has_ones else measured
     of_ones.require_numbers(_ONES)
     outputs, noise = _without_rounding(measured.outputs, fields, given, workspace.input_file("reference", ".onnx"))
     _require_as_on_cpu(outputs, pair.names, given, workspace)
@@ -219,8 +222,6 @@ def _without_rounding(
 
     Only outputs that would fail or have tiny values are checked, because that runs the reference again.
     """
-    from winml_dag.stages.magnitude import MOST_NOISE, without_rounding
-
     suspects = [
         output.read.name
         for output in outputs
@@ -228,6 +229,8 @@ def _without_rounding(
     ]
     if not suspects or not fields.rounding:
         return outputs, ()
+    from winml_dag.stages.magnitude import without_rounding
+
     judged = without_rounding(outputs, suspects, reference, given.samples, fields.rounding)
     return judged, [
         f"Output {output.read.name!r} of the float model is what cancelling or saturated values leave: errors up to"

@@ -217,7 +217,7 @@ def test_equalizing_changes_no_result_of_the_float_model_by_a_bit(after, transpo
     model = onnx.shape_inference.infer_shapes(model)
     equalized = onnx.ModelProto()
     equalized.CopyFrom(model)
-    found, count = equalize((equalized.graph,), ranges, bool)
+    found, count = equalize(equalized.graph, ranges, bool)
     assert count == is_coarse(bounds["n"], 0.1)
     feed = rows(1, seed=seed % 1000)
     before, now = (_run(one, feed) for one in (model, equalized))

@@ -25,7 +25,7 @@ from winml_dag.ep.support import Level, Verdict
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, byte_size
-from winml_dag.onnxmodel.protos import read_inside, subgraphs, without_data
+from winml_dag.onnxmodel.protos import read_inside, subgraphs, without_data, without_weights
 from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
 from winml_dag.stages.analyze.judging import RUNS
 
@@ -159,7 +159,7 @@ def with_qdq(model: ModelProto, target: Target, quant: QuantizedTo, stay_float: 
     from winml_dag.stages.float_model import float_tensors, typed
     from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
     from winml_dag.stages.quantize.mixed import name_nodes, own_constants, use_of
-    from winml_dag.stages.quantize.modes import quantize_model
+    from winml_dag.stages.quantize.modes import hide, quantize_model
     from winml_dag.stages.ranges import Provenance, Ranges
 
     fields = QuantizeFields(
@@ -174,12 +174,13 @@ def with_qdq(model: ModelProto, target: Target, quant: QuantizedTo, stay_float: 
     model, _ = typed(model, _ASKED_FILE, finite=True)
     name_nodes(model.graph)
     own_constants(model.graph, use_of)
-    before = ModelProto.FromString(model.SerializeToString())
+    before = without_weights(model)
     _shrink_weights(model.graph)
     bounds = dict.fromkeys(float_tensors(before.graph), (-1.0, 1.0))
     sizes = {tensor.name: tuple(tensor.dims) for tensor in before.graph.initializer}
-    made = quantize_model(model, before, Ranges("assumed", bounds, Provenance("", "", 0, "")), config).model
-    # Quantizing renames some tensors of `before`, and gives only those of the result their names back.
+    made = quantize_model(model, Ranges("assumed", bounds, Provenance("", "", 0, "")), config).model
+    # Quantizing renames some tensors, and gives only those that remain their names back.
+    hide(before.graph)
     renamed = {tensor.name: tuple(tensor.dims) for tensor in before.graph.initializer}
     _restore_sizes(made.graph, {**sizes, **renamed})
     return made

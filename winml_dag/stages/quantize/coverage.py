@@ -1,13 +1,14 @@
-"""Count which nodes of a quantized model compute in other types than before, and in which ones."""
+"""A quantized model, and which of its nodes compute in other types than before."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import TypeAlias
 
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from winml_dag.canonical import JsonObject
 from winml_dag.onnxmodel.facts import QDQ, dtype_name
@@ -43,35 +44,60 @@ DATA_INPUTS |= {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
 _BETWEEN = ", but between Q and DQ of its neighbours: exclude those too"
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """Quantized compute nodes, those left in float by operator and reason, Q/DQ nodes, and tensors by type.
+# The operator of a compute node, and why it stays in float; None if it is quantized.
+Outcome: TypeAlias = tuple[str, str | None]
 
-    Biases, which are always int32, are in neither ``weights`` nor ``activations``.
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model, the outcome of each compute node, and how many tensors have which types.
+
+    Biases, which are always int32, are in neither ``weights`` nor ``activations``. ``more_metrics``: of the mode.
     """
 
-    quantized: int
-    skipped: Mapping[str, Mapping[str, int]]
-    quantize_linear: int = 0
-    dequantize_linear: int = 0
+    model: ModelProto
+    outcomes: Sequence[Outcome]
+    weight_type: str
+    activation_type: str
     weights: Mapping[str, int] = field(default_factory=dict)
     activations: Mapping[str, int] = field(default_factory=dict)
+    more_metrics: JsonObject = field(default_factory=dict)
 
-    def to_json(self) -> JsonObject:
+    @property
+    def is_changed(self) -> bool:
+        """Whether any node is quantized."""
+        return any(reason is None for _, reason in self.outcomes)
+
+    @property
+    def skipped(self) -> dict[str, dict[str, int]]:
+        """How many nodes stay in float, by operator and reason."""
+        found: dict[str, dict[str, int]] = {}
+        for op_type, reason in sorted((op_type, reason) for op_type, reason in self.outcomes if reason is not None):
+            by_reason = found.setdefault(op_type, {})
+            by_reason[reason] = by_reason.get(reason, 0) + 1
+        return found
+
+    def metrics(self) -> JsonObject:
+        counts = Counter(node.op_type for node in _all_nodes(self.model.graph))
+        by_type = {op_type: sum(reasons.values()) for op_type, reasons in self.skipped.items()}
+        skipped = sum(by_type.values())
         return {
-            "nodes_quantized": self.quantized,
-            "nodes_skipped": sum(sum(reasons.values()) for reasons in self.skipped.values()),
-            "nodes_skipped_by_type": {op_type: sum(reasons.values()) for op_type, reasons in self.skipped.items()},
-            "nodes_skipped_reasons": {op_type: dict(reasons) for op_type, reasons in self.skipped.items()},
-            "quantize_linear": self.quantize_linear,
-            "dequantize_linear": self.dequantize_linear,
-            "weights_by_type": dict(self.weights),
-            "activations_by_type": dict(self.activations),
+            "weight_type": self.weight_type,
+            "activation_type": self.activation_type,
+            "nodes_quantized": len(self.outcomes) - skipped,
+            "nodes_skipped": skipped,
+            "nodes_skipped_by_type": by_type,
+            "nodes_skipped_reasons": self.skipped,
+            "quantize_linear": counts[QDQ[0]],
+            "dequantize_linear": counts[QDQ[1]],
+            "weights_by_type": dict(sorted(self.weights.items())),
+            "activations_by_type": dict(sorted(self.activations.items())),
+            **self.more_metrics,
         }
 
 
-def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str]) -> Coverage:
-    """Return the coverage of a QDQ model. A node is quantized if all its float data goes through Q and DQ.
+def outcomes_of_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str]) -> Iterator[Outcome]:
+    """Yield the outcomes of a QDQ model. A node is quantized if all its float data goes through Q and DQ.
 
     A single constant number is not data: the rules leave some of them in float. *reasons* are those of the config, by
     identity of the node. Such a node never counts as quantized, even if its neighbours surround it with Q and DQ.
@@ -80,8 +106,6 @@ def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str])
     floats = float_values(before) - numbers
     dequantized = {node.output[0] for node in after.node if node.op_type == "DequantizeLinear"}
     to_quantize = {node.input[0] for node in after.node if node.op_type == "QuantizeLinear"}
-    quantized = 0
-    skipped: list[tuple[str, str]] = []
     for node in after.node:
         if node.op_type in QDQ or node.op_type in NOT_COMPUTING or any(graphs_inside([node])):
             continue
@@ -93,53 +117,40 @@ def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str])
         between = reads <= dequantized and makes <= to_quantize
         reason = reasons.get(identity(node))
         if reason is not None:
-            skipped.append((node.op_type, f"{reason}{_BETWEEN if between else ''}"))
+            yield node.op_type, f"{reason}{_BETWEEN if between else ''}"
         elif between:
-            quantized += 1
+            yield node.op_type, None
         else:
             untouched = not reads & dequantized and not makes & to_quantize
-            skipped.append(
-                (node.op_type, "no rule for this operator" if untouched else "some of its data has no integers")
-            )
-    weights, activations = _types(after)
+            yield node.op_type, "no rule for this operator" if untouched else "some of its data has no integers"
     for runs, node in compute_nodes_inside(before):
-        skipped.append((node.op_type, reasons.get(identity(node), INSIDE.format(runs))))
-    counts = Counter(node.op_type for node in after.node)
-    return Coverage(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], weights, activations)
+        yield node.op_type, reasons.get(identity(node), INSIDE.format(runs))
 
 
-def count_replaced(before: GraphProto, after: GraphProto, why: Callable[[NodeProto], str]) -> Coverage:
-    """Return the coverage of a model in which operators on integer weights replaced others; outputs kept their names.
+def outcomes_of_replaced(
+    before: GraphProto, after: GraphProto, reasons: Mapping[str, str], ruled: Collection[str]
+) -> Iterator[Outcome]:
+    """Yield the outcomes of a model in which operators on integer weights replaced others; outputs kept their names.
 
-    *why* returns the reason why a node was not replaced.
+    *reasons* are those of the config, by identity of the node; *ruled*: the operators that there are rules for.
     """
     known = {name for node in _all_nodes(before) for name in node.output}
     makers = {name: node for node in _all_nodes(after) for name in node.output}
-    quantized = 0
-    skipped: list[tuple[str, str]] = []
+    ranks = {tensor.name: len(tensor.dims) for each in graphs_of(before) for tensor in each.initializer}
     for node in compute_nodes(before):
+        constants = [ranks[name] for name in node.input if name in ranks]
         if _made_of_integers(makers.get(node.output[0]), node, makers, known):
-            quantized += 1
+            yield node.op_type, None
+        elif (chosen := reasons.get(identity(node))) is not None:
+            yield node.op_type, chosen
+        elif node.op_type not in ruled:
+            yield node.op_type, "no rule for this operator"
+        elif not constants:
+            yield node.op_type, "its weight is not constant"
+        elif 2 not in constants:
+            yield node.op_type, "its weight is not a matrix"
         else:
-            skipped.append((node.op_type, why(node)))
-    counts = Counter(node.op_type for node in _all_nodes(after))
-    return Coverage(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], _replaced_weights(after))
-
-
-def count_half(before: GraphProto, reasons: Mapping[str, str]) -> Coverage:
-    """Return the coverage of a float16 model in which nodes that have *reasons*, by identity, stay in float32."""
-    nodes = list(compute_nodes(before))
-    skipped = [(node.op_type, reasons[identity(node)]) for node in nodes if identity(node) in reasons]
-    return Coverage(len(nodes) - len(skipped), _by_type(skipped))
-
-
-def _by_type(skipped: Iterable[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    """Count the (operator, reason) pairs: how often each reason applies, by operator."""
-    counts = Counter(skipped)
-    found: dict[str, dict[str, int]] = {}
-    for op_type, reason in sorted(counts):
-        found.setdefault(op_type, {})[reason] = counts[op_type, reason]
-    return found
+            yield node.op_type, "onnxruntime left it in float"
 
 
 def _made_of_integers(
@@ -157,7 +168,8 @@ def _made_of_integers(
     return False
 
 
-def _types(graph: GraphProto) -> tuple[dict[str, int], dict[str, int]]:
+def qdq_types(graph: GraphProto) -> tuple[Counter[str], Counter[str]]:
+    """Count the types of weights and of activations in a QDQ model."""
     constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
     weights: Counter[str] = Counter()
     activations: Counter[str] = Counter()
@@ -167,10 +179,11 @@ def _types(graph: GraphProto) -> tuple[dict[str, int], dict[str, int]]:
                 weights[dtype_name(constants[node.input[0]])] += 1
         elif node.op_type == "QuantizeLinear":
             activations[dtype_name(constants[node.input[2]])] += 1
-    return _sorted(weights), _sorted(activations)
+    return weights, activations
 
 
-def _replaced_weights(graph: GraphProto) -> dict[str, int]:
+def replaced_types(graph: GraphProto) -> Counter[str]:
+    """Count the types of weights that integer operators read."""
     constants = {tensor.name: tensor for each in graphs_of(graph) for tensor in each.initializer}
     weights: Counter[str] = Counter()
     for node in _all_nodes(graph):
@@ -181,13 +194,9 @@ def _replaced_weights(graph: GraphProto) -> dict[str, int]:
             inputs = node.input[:3] if node.op_type == "DynamicQuantizeLSTM" else node.input
             found = [constants[name] for name in inputs if name in constants and len(constants[name].dims) > 1]
             weights.update(dtype_name(tensor.data_type) for tensor in found if tensor.data_type in _BYTES)
-    return _sorted(weights)
+    return weights
 
 
 def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
     """Yield all nodes, including those of subgraphs."""
     return (node for each in graphs_of(graph) for node in each.node)
-
-
-def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items()))

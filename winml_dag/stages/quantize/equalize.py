@@ -10,7 +10,7 @@ rounded (worst cosine of MiniLM's pooled embeddings 0.974 with a Mul, 0.981 with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,24 +48,21 @@ class _Equalization:
     alone: bool
 
 
-def equalize(graphs: Sequence[GraphProto], ranges: Ranges, taken: Callable[[NodeProto], bool]) -> tuple[Ranges, int]:
+def equalize(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool]) -> tuple[Ranges, int]:
     """Equalize outputs for which 8 bits are too coarse, of the normalizations that are *taken* to be quantized.
 
-    Returns the new ranges and how many tensors were equalized. The first of *graphs* is the model with its weights; the
-    others are the same graph, possibly without large weights.
+    Returns the new ranges and how many tensors were equalized.
     """
-    found = _equalizations(graphs[0], ranges, taken)
+    found = _equalizations(graph, ranges, taken)
     bounds = dict(ranges.bounds)
     for each in found:
         low, high = (np.array(ends) / each.divisors for ends in ranges.channels[each.normalization.output])
         after = (float(np.float32(low.min())), float(np.float32(high.max())))
         bounds[_name(each)] = after
         bounds.update({reader.reshaped: after for reader in each.readers if reader.reshaped})
-        _scale_matrices(graphs[0], each)
-        constants = _constants(graphs[0], each)
-        for graph in graphs:
-            _rewire(graph, each, constants)
-    return Ranges(ranges.method, bounds, ranges.provenance, ranges.typical, ranges.channels), len(found)
+        _scale_matrices(graph, each)
+        _rewire(graph, each)
+    return replace(ranges, bounds=bounds), len(found)
 
 
 def _equalizations(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool]) -> list[_Equalization]:
@@ -155,51 +152,29 @@ def _scale_matrices(graph: GraphProto, each: _Equalization) -> None:
         tensor.CopyFrom(numpy_helper.from_array(scaled, tensor.name))
 
 
-def _constants(graph: GraphProto, each: _Equalization) -> dict[str, TensorProto]:
-    """Return scale and bias of the equalized normalization, under new names, by the names of what they replace."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    factors = each.divisors.astype(np.float32)
-    replaced = {}
-    for name in (each.normalization.scale, each.normalization.bias):
-        if name is not None:
-            # One constant may be the scale of two normalizations, which are equalized differently.
-            new = f"{name}_for_{_name(each)}"
-            replaced[name] = numpy_helper.from_array(numpy_helper.to_array(constants[name]) / factors, new)
-    return replaced
-
-
-def _rewire(graph: GraphProto, each: _Equalization, constants: Mapping[str, TensorProto]) -> None:
-    """Connect the matrices of *graph* to the equalized tensor."""
+def _rewire(graph: GraphProto, each: _Equalization) -> None:
+    """Add the equalized normalization to *graph*, and connect its matrices to it."""
     nodes = list(graph.node)
     index = next(i for i, node in enumerate(nodes) if each.normalization.output in node.output)
-    node = nodes[index]
-    graph.initializer.extend(constants.values())
     own = NodeProto()
-    own.CopyFrom(node)
+    own.CopyFrom(nodes[index])
     if not each.alone:
-        own.name = f"{node.name}_equalized"
+        own.name = f"{own.name}_equalized"
     # Only the first output: the others are training statistics.
-    del own.output[:]
-    own.output.append(_name(each))
-    for position, name in enumerate(own.input):
-        if position > 0 and name in constants:
-            own.input[position] = constants[name].name
-    if each.alone:
-        nodes[index] = own
-    else:
-        nodes.insert(index + 1, own)
+    own.output[:] = [_name(each)]
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    factors = each.divisors.astype(np.float32)
+    # One constant may be the scale of two normalizations, which are equalized differently.
+    for name in filter(None, dict.fromkeys(own.input[1:])):
+        divided = numpy_helper.to_array(constants[name]) / factors
+        graph.initializer.append(numpy_helper.from_array(divided, f"{name}_for_{_name(each)}"))
+    own.input[1:] = [name and f"{name}_for_{_name(each)}" for name in own.input[1:]]
+    nodes[index if each.alone else index + 1 : index + 1] = [own]
     entries = {reader.entry for reader in each.readers}
     for reader in nodes:
         if reader.output and reader.output[0] in entries:
             reader.input[0] = _name(each)
     del graph.node[:]
     graph.node.extend(nodes)
-    _copy_type(graph, each.normalization.output, _name(each))
-
-
-def _copy_type(graph: GraphProto, source: str, name: str) -> None:
-    value = next(value for value in (*graph.value_info, *graph.output) if value.name == source)
-    copy = ValueInfoProto()
-    copy.CopyFrom(value)
-    copy.name = name
-    graph.value_info.append(copy)
+    value = next(v for v in (*graph.value_info, *graph.output) if v.name == each.normalization.output)
+    graph.value_info.append(ValueInfoProto(name=_name(each), type=value.type))

@@ -2,103 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.protos import Naming, graphs_inside, graphs_of, read_inside, rename_values
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, read_inside
+from winml_dag.stages.float_model import compute_nodes
 from winml_dag.stages.quantize import QuantizeFields
-from winml_dag.stages.quantize.coverage import Coverage, count_half
+from winml_dag.stages.quantize.coverage import Quantized
 from winml_dag.stages.quantize.selection import NOT_CHOSEN, identity, matching_op_types, nothing_left, select
-
-# Hide from onnxruntime's quantizers what they cannot handle in a graph, and restore it afterwards.
-#
-# They derive names from those of tensors without checking whether such names exist, and assume that each output has a
-# node that computes it.
-
-_Message = TypeVar("_Message", ValueInfoProto, TensorProto)
-
-# Suffixes appended to the name of a tensor, followed by nothing or by an underscore and more.
-_DERIVED = (
-    *("_scale", "_zero_point", "_quantized", "_QuantizeLinear", "_DequantizeLinear", "_convert"),
-    *("_output_quantized", "_bias_reshape", "_bias_add"),
-)
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """What was hidden.
-
-    Attributes:
-        renamed: the new names of renamed values, by their original names.
-        outputs: all outputs of the graph, in order; ``constants`` has the initializers of those that no node computes.
-    """
-
-    renamed: Mapping[str, str]
-    outputs: Sequence[ValueInfoProto]
-    constants: Mapping[str, TensorProto]
-
-    def restore(self, graph: GraphProto) -> None:
-        """Undo it in *graph*, which has been quantized since."""
-        rename_values(graph, {now: original for original, now in self.renamed.items()})
-        made = {output.name: output for output in graph.output}
-        fed = {value.name: value for value in graph.input}
-        outputs = [_copy(made.get(value.name) or fed.get(value.name) or value) for value in self.outputs]
-        del graph.output[:]
-        graph.output.extend(outputs)
-        graph.initializer.extend(self.constants.values())
-
-
-def _copy(message: _Message) -> _Message:
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy
-
-
-def hide(graphs: Sequence[GraphProto]) -> Hidden:
-    """Rename values of *graphs* and remove outputs; all are one graph, of which only the first has its weights."""
-    first = graphs[0]
-    made = {name for node in first.node for name in node.output}
-    outputs = [_copy(value) for value in first.output]
-    names = {value.name for value in outputs}
-    constants = {tensor.name: _copy(tensor) for tensor in first.initializer if tensor.name in names}
-    naming = Naming.of(first)
-    # A constant that is an output stays unchanged; nodes read a copy.
-    inner = {name: naming.new(f"{name}_read") for name in constants}
-    renamed = {name: naming.new(f"{name}_of_model") for name in _bases(first) - inner.keys()}
-    for graph in graphs:
-        kept = [value for value in graph.output if value.name in made]
-        del graph.output[:]
-        graph.output.extend(kept)
-        rename_values(graph, inner | renamed)
-    return Hidden(renamed, outputs, constants)
-
-
-def _bases(graph: GraphProto) -> set[str]:
-    """Return the values from whose names another name in *graph* appears to be derived."""
-    values = {value.name for value in (*graph.input, *graph.initializer)}
-    values |= {name for node in graph.node for name in node.output}
-    bases = set()
-    for name in (*values, *(node.name for node in graph.node)):
-        for suffix in _DERIVED:
-            at = name.find(suffix, 1)
-            while at > 0:
-                if name[:at] in values and name[at + len(suffix) :][:1] in ("", "_"):
-                    bases.add(name[:at])
-                at = name.find(suffix, at + 1)
-    return bases
-
 
 # The names that onnxruntime's converter gives the casts around nodes that stay in float32.
 _TO_HALF, _TO_FLOAT, _INPUT_TO_HALF = "_cast_to_fp16_node", "_cast_to_fp32_node", "graph_input_cast"
 
 
-def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Coverage]:
-    """Convert *model*, whose tensors must have types, to float16 in place. *before* is the same model.
+def convert_to_half(model: ModelProto, fields: QuantizeFields) -> Quantized:
+    """Convert *model*, whose tensors must have types, to float16 in place.
 
     Constants beyond float16's range become its largest number. Operators that have no float16 form stay in float32
     whatever ``fp16_op_block_list`` is: the list adds to them.
@@ -106,16 +27,15 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
     Raises:
         StageError: nodes or operators are unknown, or nothing is left to convert.
     """
-    reasons = float_reasons(before.graph, fields)
-    coverage = count_half(before.graph, reasons)
-    if not coverage.quantized:
+    reasons = float_reasons(model.graph, fields)
+    outcomes = [(node.op_type, reasons.get(identity(node))) for node in compute_nodes(model.graph)]
+    if all(reason is not None for _, reason in outcomes):
         raise nothing_left("No node of the model could be converted to float16.", fields)
     # A node that runs graphs has no type of its own: the nodes of its graphs stay in float32 instead.
     computing = (node for graph in graphs_of(model.graph) for node in graph.node if not any(graphs_inside([node])))
-    keeps_interface = bool(fields.fp16_keep_io_types)
     half = convert_float_to_float16(
         model,
-        keep_io_types=keeps_interface,
+        keep_io_types=bool(fields.fp16_keep_io_types),
         # The types are already inferred, also for operators outside the standard; above 2 GiB inference in memory
         # fails.
         disable_shape_infer=True,
@@ -124,9 +44,11 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
     )
     _tidy_casts(half.graph)
     _place_casts(half.graph)
-    if not keeps_interface:
-        _require_half_interface(half.graph)
-    return half, coverage
+    interface = (*half.graph.input, *half.graph.output)
+    left = [value.name for value in interface if value.type.tensor_type.elem_type == TensorProto.FLOAT]
+    if left and not fields.fp16_keep_io_types:
+        raise StageError(f"{left[0]!r} stayed in float32 although fp16_keep_io_types is false.")
+    return Quantized(half, outcomes, "float16", "float16")
 
 
 def _tidy_casts(graph: GraphProto) -> None:
@@ -198,17 +120,9 @@ def float_reasons(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:
             reasons[identity(node)] = "kept in float32: no float16 form"
         elif node.op_type in listed:
             reasons[identity(node)] = "excluded by quant.fp16_op_block_list"
-    reasons.update(select(graph, fields).reasons)
+    reasons |= select(graph, fields)
     for node in nodes:
         why = reasons.get(identity(node), NOT_CHOSEN)
         if why != NOT_CHOSEN:
             reasons.update((identity(found), why) for each in graphs_inside([node]) for found in each.node)
     return reasons
-
-
-def _require_half_interface(graph: GraphProto) -> None:
-    left = [
-        value.name for value in (*graph.input, *graph.output) if value.type.tensor_type.elem_type == TensorProto.FLOAT
-    ]
-    if left:
-        raise StageError(f"{left[0]!r} stayed in float32 although fp16_keep_io_types is false.")

@@ -16,9 +16,8 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, channel_axis
 from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside
 from winml_dag.stages.float_model import float_tensors
-from winml_dag.stages.quantize import QuantizeFields
+from winml_dag.stages.quantize import NodeTypes
 from winml_dag.stages.quantize.coverage import DATA_INPUTS
-from winml_dag.stages.quantize.selection import override_types
 
 # onnxruntime's format: by tensor, a list with one object of type, axis, symmetry and conversion.
 TensorOverrides: TypeAlias = dict[str, list[dict[str, Any]]]
@@ -93,6 +92,8 @@ def use_of(node: NodeProto, position: int) -> Hashable:
 def activation_overrides(graph: GraphProto, types: Mapping[str, QuantType], default: QuantType) -> TensorOverrides:
     """Return overrides so that the nodes of *types* (by name) compute with those activations, others with *default*.
 
+    Constants that are combined with an activation, as in Add, have its type.
+
     Raises:
         StageError: a tensor would be needed in three types.
     """
@@ -120,19 +121,11 @@ def activation_overrides(graph: GraphProto, types: Mapping[str, QuantType], defa
                 advice="Give the nodes that read it one activation_type.",
             )
         overrides[tensor] = [{"quant_type": made, "convert": {"quant_type": converted.pop(), "recv_nodes": others}}]
-    return overrides | _constants_beside(graph, types)
-
-
-def _constants_beside(graph: GraphProto, types: Mapping[str, QuantType]) -> TensorOverrides:
-    """Give constants that are combined with an activation, as in Add, its type."""
     constants = {tensor.name for tensor in graph.initializer}
-    return {
-        name: [{"quant_type": types[node.name]}]
-        for node in graph.node
-        if node.name in types and node.op_type not in _BIASED | CHANNEL_AXES.keys()
-        for name in node.input
-        if name in constants
-    }
+    for node in graph.node:
+        if node.name in types and node.op_type not in _BIASED | CHANNEL_AXES.keys():
+            overrides |= {name: [{"quant_type": types[node.name]}] for name in node.input if name in constants}
+    return overrides
 
 
 def whole_tensors(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
@@ -143,38 +136,19 @@ def whole_tensors(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
     has only some of the channels that the bias has.
     """
     constants = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
+
+    def has_other_channels(node: NodeProto, position: int) -> bool:
+        if node.op_type == "MatMul":
+            return position == 0 or constants[node.input[1]] != 2
+        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+        return node.op_type == "ConvTranspose" and position == 1 and groups > 1
+
     return {
         name: [{"quant_type": weight_type}]
         for node in graph.node
         for position, name in enumerate(node.input[:2])
-        if name in constants and _has_other_channels(node, position, constants[name])
+        if name in constants and has_other_channels(node, position)
     }
-
-
-def _has_other_channels(node: NodeProto, position: int, rank: int) -> bool:
-    if node.op_type == "MatMul":
-        return position == 0 or rank != 2
-    groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-    return node.op_type == "ConvTranspose" and position == 1 and groups > 1
-
-
-def weight_overrides(
-    graph: GraphProto, types: Mapping[str, tuple[QuantType, bool]], *, per_channel: bool
-) -> TensorOverrides:
-    """Return overrides that give the weights of the nodes of *types* (by name) those types, each with its symmetry."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    overrides: TensorOverrides = {}
-    for node in graph.node:
-        if node.name not in types:
-            continue
-        quant_type, symmetric = types[node.name]
-        for name, axis in weights_of(node):
-            if name in constants:
-                override: dict[str, Any] = {"quant_type": quant_type, "symmetric": symmetric}
-                if per_channel and axis is not None and len(constants[name].dims) > axis:
-                    override["axis"] = axis
-                overrides[name] = [override]
-    return overrides
 
 
 def weights_of(node: NodeProto) -> Sequence[tuple[str, int | None]]:
@@ -187,23 +161,27 @@ def weights_of(node: NodeProto) -> Sequence[tuple[str, int | None]]:
 
 def node_overrides(
     graph: GraphProto,
-    fields: QuantizeFields,
+    types: Mapping[str, NodeTypes],
     activation_type: QuantType,
     weight_symmetric: bool | None,
     *,
     per_channel: bool,
 ) -> TensorOverrides:
-    """Return the tensor overrides that ``node_overrides`` results in for *graph*, all nodes of which have names."""
-    if not fields.node_overrides:
+    """Return the tensor overrides that the *types* of single nodes, by name, result in for *graph*."""
+    if not types:
         return {}
-    types = override_types(graph, fields.node_overrides)
     activations = {name: INTEGER_TYPES[of.activation_type] for name, of in types.items() if of.activation_type}
     weights = {name: WEIGHT_TYPES[of.weight_type] for name, of in types.items() if of.weight_type}
-    chosen = {
-        name: (weight, weight in SIGNED if weight_symmetric is None else weight_symmetric)
-        for name, weight in weights.items()
-    }
-    return {
-        **activation_overrides(graph, activations, activation_type),
-        **weight_overrides(graph, chosen, per_channel=per_channel),
-    }
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    overrides = activation_overrides(graph, activations, activation_type)
+    for node in graph.node:
+        if (weight_type := weights.get(node.name)) is None:
+            continue
+        symmetric = weight_type in SIGNED if weight_symmetric is None else weight_symmetric
+        for name, axis in weights_of(node):
+            if name in constants:
+                override: dict[str, Any] = {"quant_type": weight_type, "symmetric": symmetric}
+                if per_channel and axis is not None and len(constants[name].dims) > axis:
+                    override["axis"] = axis
+                overrides[name] = [override]
+    return overrides

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.session import open_session
 from winml_dag.errors import InputError, StageError
@@ -23,11 +24,10 @@ from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.metadata import carry_metadata
-from winml_dag.onnxmodel.protos import graphs_of, sort_nodes
+from winml_dag.onnxmodel.protos import Naming, graphs_of, rename_values, sort_nodes
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
-from winml_dag.stages.quantize.coverage import Coverage
-from winml_dag.stages.quantize.half import hide
+from winml_dag.stages.quantize.coverage import Quantized
 from winml_dag.stages.quantize.mixed import name_nodes
 from winml_dag.stages.ranges import Ranges
 
@@ -143,21 +143,86 @@ def _run(session: ort.InferenceSession, feeds: Mapping[str, _Array]) -> Sequence
     return [found if isinstance(found, np.ndarray) else np.empty(0) for found in session.run(None, cast)]
 
 
+# Hide from onnxruntime's quantizers what they cannot handle in a graph, and restore it afterwards.
+#
+# They derive names from those of tensors without checking whether such names exist, and assume that each output has a
+# node that computes it.
+
+_Message = TypeVar("_Message", ValueInfoProto, TensorProto)
+
+# Suffixes appended to the name of a tensor, followed by nothing or by an underscore and more.
+_DERIVED = (
+    *("_scale", "_zero_point", "_quantized", "_QuantizeLinear", "_DequantizeLinear", "_convert"),
+    *("_output_quantized", "_bias_reshape", "_bias_add"),
+)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What was hidden.
+
+    Attributes:
+        renamed: the new names of renamed values, by their original names.
+        outputs: all outputs of the graph, in order; ``constants`` has the initializers of those that no node computes.
+    """
+
+    renamed: Mapping[str, str]
+    outputs: Sequence[ValueInfoProto]
+    constants: Mapping[str, TensorProto]
+
+    def restore(self, graph: GraphProto) -> None:
+        """Undo it in *graph*, which has been quantized since."""
+        rename_values(graph, {now: original for original, now in self.renamed.items()})
+        made = {output.name: output for output in graph.output}
+        fed = {value.name: value for value in graph.input}
+        outputs = [_copy(made.get(value.name) or fed.get(value.name) or value) for value in self.outputs]
+        del graph.output[:]
+        graph.output.extend(outputs)
+        graph.initializer.extend(self.constants.values())
+
+
+def _copy(message: _Message) -> _Message:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def hide(graph: GraphProto) -> Hidden:
+    """Rename values of *graph* and remove outputs that no node computes."""
+    made = {name for node in graph.node for name in node.output}
+    outputs = [_copy(value) for value in graph.output]
+    names = {value.name for value in outputs}
+    constants = {tensor.name: _copy(tensor) for tensor in graph.initializer if tensor.name in names}
+    naming = Naming.of(graph)
+    # A constant that is an output stays unchanged; nodes read a copy.
+    inner = {name: naming.new(f"{name}_read") for name in constants}
+    renamed = {name: naming.new(f"{name}_of_model") for name in _bases(graph) - inner.keys()}
+    kept = [value for value in graph.output if value.name in made]
+    del graph.output[:]
+    graph.output.extend(kept)
+    rename_values(graph, inner | renamed)
+    return Hidden(renamed, outputs, constants)
+
+
+def _bases(graph: GraphProto) -> set[str]:
+    """Return the values from whose names another name in *graph* appears to be derived."""
+    values = {value.name for value in (*graph.input, *graph.initializer)}
+    values |= {name for node in graph.node for name in node.output}
+    bases = set()
+    for name in (*values, *(node.name for node in graph.node)):
+        for suffix in _DERIVED:
+            at = name.find(suffix, 1)
+            while at > 0:
+                if name[:at] in values and name[at + len(suffix) :][:1] in ("", "_"):
+                    bases.add(name[:at])
+                at = name.find(suffix, at + 1)
+    return bases
+
+
 QUANTIZED_FILE = "quantized.onnx"
 MODES = ("static", "dynamic", "rtn", "fp16")
 
 _MODEL_FILE = Path("float.onnx")
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """A quantized model, the coverage of its nodes, and metrics of the mode."""
-
-    model: ModelProto
-    coverage: Coverage
-    weight_type: str
-    activation_type: str
-    more_metrics: JsonObject = field(default_factory=dict)
 
 
 def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
@@ -187,16 +252,14 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
         sort_nodes(graph)
     carry_metadata(onnx.load(_MODEL_FILE, load_external_data=False), result.model)
     save_model(result.model, output)
+    metrics = result.metrics()
+    del result, graph  # while it is checked, sessions hold the weights
     # Models for QNN never run with onnxruntime's own fusions.
     check_sound(output, _MODEL_FILE, _called(fields.mode), optimized=config.target.rules != "qnn")
-    seconds = time.perf_counter() - started
     return {
         "mode": fields.mode,
-        "weight_type": result.weight_type,
-        "activation_type": result.activation_type,
-        **result.coverage.to_json(),
-        **result.more_metrics,
-        "postproc_time_seconds": seconds,
+        **metrics,
+        "postproc_time_seconds": time.perf_counter() - started,
         "size_before_bytes": _size(source),
         "size_after_bytes": _size(output),
     }
@@ -208,56 +271,37 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
     Raises:
         StageError: as :func:`run`.
     """
-    return quantize_model(load_model(source), onnx.load(source, load_external_data=False), ranges, config)
+    return quantize_model(load_model(source), ranges, config)
 
 
-def quantize_model(model: ModelProto, before: ModelProto, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
-    """Return the quantized form of *model*; *before* is the same model, possibly without its external weights."""
-    graphs = (model.graph, before.graph)
-    for graph in graphs:
-        # Nodes can be excluded or overridden only by name.
-        name_nodes(graph)
-    hidden = hide(graphs)
-    quantized = _quantize(model, before, ranges.renamed(hidden.renamed) if ranges else None, config)
+def quantize_model(model: ModelProto, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
+    """Return the quantized form of *model*, which is modified. Raises as :func:`run`."""
+    # Nodes can be excluded or overridden only by name.
+    name_nodes(model.graph)
+    hidden = hide(model.graph)
+    quantized = _quantize(model, ranges.renamed(hidden.renamed) if ranges else None, config)
     hidden.restore(quantized.model.graph)
     return quantized
 
 
-def _quantize(model: ModelProto, before: ModelProto, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
-    """Quantize *model* in place; *before* is the same model, possibly without its external weights."""
-    fields = config.quant
+def _quantize(model: ModelProto, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
     # Each mode imports its own tools: importing all of them takes 0.9 s.
-    if fields.mode == "static":
+    mode = config.quant.mode
+    if mode == "static":
         if ranges is None:
             raise StageError(
                 "Static quantization needs activation ranges.", advice="Put the calibrate stage before it."
             )
-        from winml_dag.stages.quantize.selection import by_default
         from winml_dag.stages.quantize.static import insert_qdq
 
-        fields = by_default(before.graph, fields, config.target.op_types)
-        insertion = insert_qdq(model, before, ranges, fields, config.target)
-        more: dict[str, JsonValue] = {
-            "qdq_insertion_time_seconds": insertion.seconds,
-            "equalized_tensors": insertion.tamed.equalized_tensors,
-            "activations_kept_at_16_bits": insertion.tamed.activations_kept_at_16_bits,
-            "zero_additions_taken_out": insertion.tamed.zero_additions,
-        }
-        return Quantized(
-            insertion.model, insertion.coverage, str(fields.weight_type), str(fields.activation_type), more
-        )
-    if fields.mode == "fp16":
+        return insert_qdq(model, ranges, config.quant, config.target)
+    if mode == "fp16":
         from winml_dag.stages.quantize.half import convert_to_half
 
-        half, coverage = convert_to_half(model, before, fields)
-        return Quantized(half, coverage, "float16", "float16")
+        return convert_to_half(model, config.quant)
     from winml_dag.stages.quantize.weights import quantize_dynamically, quantize_weights
 
-    if fields.mode == "dynamic":
-        quantized, coverage = quantize_dynamically(model, before, fields)
-        return Quantized(quantized, coverage, str(fields.weight_type), "uint8")
-    quantized, coverage = quantize_weights(model, before, fields)
-    return Quantized(quantized, coverage, ", ".join(coverage.weights), "float32")
+    return (quantize_dynamically if mode == "dynamic" else quantize_weights)(model, config.quant)
 
 
 def read_ranges(workspace: Workspace) -> Ranges | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from winml_dag.onnxmodel.facts import channel_axis
 from winml_dag.onnxmodel.protos import Naming, constant_tensors, read_inside
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 from winml_dag.stages.quantize.equalize import equalize
-from winml_dag.stages.quantize.selection import override_types, select
+from winml_dag.stages.quantize.selection import override_types
 from winml_dag.stages.ranges import Ranges, is_coarse, normalizations
 
 # Additions of zero are removed before Q and DQ are inserted, because QNN removes them too, and a conversion with them.
@@ -31,20 +31,19 @@ _NOTHING = 2.0**-24
 
 
 def eliminate_zero_additions(
-    graphs: Sequence[GraphProto], ranges: Ranges, taken: Callable[[NodeProto], bool], keep: frozenset[str]
+    graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool], keep: Collection[str]
 ) -> int:
-    """Remove additions of zero that are *taken* to be quantized from *graphs*, and return how many there were.
+    """Remove additions of zero that are *taken* to be quantized from *graph*, and return how many there were.
 
-    The first of *graphs* is the model with its weights; the others are the same graph, possibly without large weights.
     If a node must stay, because *keep* has its name or its sum is read outside of the graph's nodes, the zero becomes
     the first operand, which QNN does not drop.
     """
-    constants = constant_tensors(graphs[0])
-    shapes = _shapes(graphs[0])
-    read_elsewhere = {value.name for value in graphs[0].output} | read_inside(graphs[0].node)
+    constants = constant_tensors(graph)
+    shapes = _shapes(graph)
+    read_elsewhere = {value.name for value in graph.output} | read_inside(graph.node)
     replaced: dict[str, str] = {}
     turned: set[str] = set()
-    for node in graphs[0].node:
+    for node in graph.node:
         if not taken(node):
             continue
         data = _unchanged(node, constants, shapes, ranges)
@@ -55,8 +54,7 @@ def eliminate_zero_additions(
         else:
             # Its input may itself be a removed sum.
             replaced[node.output[0]] = replaced.get(data, data)
-    for graph in graphs:
-        _rewire(graph, replaced, turned, constants)
+    _rewire(graph, replaced, turned, constants)
     return len(replaced) + len(turned)
 
 
@@ -87,11 +85,8 @@ def _is_nothing(zero: TensorProto, bounds: tuple[float, float] | None) -> bool:
 
 def _shapes(graph: GraphProto) -> dict[str, _Shape]:
     values = (*graph.input, *graph.value_info, *graph.output)
-    return {value.name: _shape(value) for value in values if value.type.tensor_type.HasField("shape")}
-
-
-def _shape(value: ValueInfoProto) -> _Shape:
-    return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
+    tensors = {value.name: value.type.tensor_type for value in values if value.type.tensor_type.HasField("shape")}
+    return {name: tuple(dim.dim_param or dim.dim_value for dim in type_.shape.dim) for name, type_ in tensors.items()}
 
 
 def _rewire(graph: GraphProto, replaced: Mapping[str, str], turned: set[str], constants: Collection[str]) -> None:
@@ -165,59 +160,54 @@ def _behind(source: str, typical: float, makers: Mapping[str, NodeProto], ranges
         seen.update(behind)
 
 
-def with_large_bias(graph: GraphProto, activation_steps: Mapping[str, int], ranges: Ranges) -> frozenset[str]:
-    """Return the nodes whose bias exceeds int32 with 8-bit weights.
+def _with_large_bias(
+    graph: GraphProto,
+    nodes: Iterable[NodeProto],
+    ranges: Ranges,
+    fields: QuantizeFields,
+    types: Mapping[str, NodeTypes],
+) -> Iterator[NodeProto]:
+    """Yield the *nodes* whose bias exceeds int32 with 8-bit weights, if *types* say nothing about their weights.
 
-    *activation_steps* has the nodes to check, by name, and the number of steps of their activations. The scale of a
-    bias is that of the input times that of the weight. A bias beyond int32 would silently be cut off; for symmetric
-    weights, onnxruntime increases the scale of the affected channels.
+    The scale of a bias is that of the input times that of the weight. A bias beyond int32 would silently be cut off;
+    for symmetric weights, onnxruntime increases the scale of the affected channels.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    return frozenset(
-        node.name
-        for node in graph.node
-        if node.name in activation_steps and _overflows(node, activation_steps[node.name], constants, ranges)
-    )
+    for node in nodes:
+        own = types.get(node.name, NodeTypes(node.name))
+        axis = channel_axis(node)
+        if axis is None or len(node.input) < 3 or own.weight_type or not set(node.input[1:3]) <= constants.keys():
+            continue
+        weight, bias = (numpy_helper.to_array(constants[name]).astype(np.float64) for name in node.input[1:3])
+        channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
+        low, high = ranges.bounds[node.input[0]]
+        activation_steps = 255 if (own.activation_type or fields.activation_type) in SIXTEEN_BITS else 65535
+        step = (max(high, 0.0) - min(low, 0.0)) / activation_steps
+        steps = (np.maximum(channels.max(1), 0) - np.minimum(channels.min(1), 0)) / 255
+        if steps.size != bias.size:  # with groups
+            steps = steps.max()
+        # If either has no range at all, its scale is 1.
+        scale = np.where(step * steps > 0, step * steps, np.inf)
+        if (np.abs(bias.reshape(-1)) > np.iinfo(np.int32).max * scale).any():
+            yield node
 
 
-def _overflows(node: NodeProto, activation_steps: int, constants: Mapping[str, TensorProto], ranges: Ranges) -> bool:
-    axis = channel_axis(node)
-    if axis is None or len(node.input) < 3 or not set(node.input[1:3]) <= constants.keys():
-        return False
-    weight, bias = (numpy_helper.to_array(constants[name]).astype(np.float64) for name in node.input[1:3])
-    channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
-    low, high = ranges.bounds[node.input[0]]
-    step = (max(high, 0.0) - min(low, 0.0)) / activation_steps
-    steps = (np.maximum(channels.max(1), 0) - np.minimum(channels.min(1), 0)) / 255
-    if steps.size != bias.size:  # with groups
-        steps = steps.max()
-    # If either has no range at all, its scale is 1.
-    scale = np.where(step * steps > 0, step * steps, np.inf)
-    return bool((np.abs(bias.reshape(-1)) > np.iinfo(np.int32).max * scale).any())
-
-
-def divide_in_place_of_reciprocals(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
-    """Replace each Reciprocal of *graphs* (one graph, with and without weights) that *fields* quantize with a Div.
+def divide_in_place_of_reciprocals(graph: GraphProto, taken: Callable[[NodeProto], bool]) -> None:
+    """Replace each Reciprocal of *graph* that is *taken* to be quantized with a Div.
 
     QNN inserts a 1 with the type and scale of the input, clipped to the largest value of the input: outputs of a
     one-node model are 0.1 and 0.5 times what they should be if that value is 0.1 and 0.5 (QNN SDK 2.51). As the operand
     of a Div, the 1 has its own scale.
     """
-    selection = select(graphs[0], fields)
-    for graph in graphs:
-        found = [
-            node
-            for node in graph.node
-            if node.op_type == "Reciprocal" and selection.takes("Reciprocal") and node.name not in selection.nodes
-        ]
-        if not found:
-            continue
-        one = Naming.of(graph).new("one")
-        graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), one))
-        for node in found:
-            division = helper.make_node("Div", [one, node.input[0]], list(node.output), node.name)
-            division.metadata_props.extend(node.metadata_props)
-            node.CopyFrom(division)
+    found = [node for node in graph.node if node.op_type == "Reciprocal" and taken(node)]
+    if not found:
+        return
+    one = Naming.of(graph).new("one")
+    graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), one))
+    for node in found:
+        division = helper.make_node("Div", [one, node.input[0]], list(node.output), node.name)
+        division.metadata_props.extend(node.metadata_props)
+        node.CopyFrom(division)
 
 
 _FOUR_BITS = ("uint4", "int4")
@@ -229,91 +219,51 @@ class Tamed:
 
     Attributes:
         ranges: including those of changed tensors.
-        fields: including the types of single nodes.
-        equalized_tensors: how many were equalized.
-        activations_kept_at_16_bits: how many are outputs of nodes that compute with 16 bits.
-        zero_additions: how many were removed.
+        types: of single nodes, by name.
+        metrics: how many tensors were equalized, how many are outputs of nodes that compute with 16 bits to protect
+            them, and how many additions of zero were removed.
     """
 
     ranges: Ranges
-    fields: QuantizeFields
-    equalized_tensors: int = 0
-    activations_kept_at_16_bits: int = 0
-    zero_additions: int = 0
+    types: dict[str, NodeTypes]
+    metrics: Mapping[str, int]
 
 
-def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields, *, mixes_widths: bool) -> Tamed:
-    """Remove additions of zero from *graphs*; for 8-bit activations, also equalize and choose types of single nodes.
-
-    Nodes must have names; see :func:`eliminate_zero_additions`. ``fields.equalize`` false disables the last two,
-    *mixes_widths* false only the types of nodes. Types that the config gives to a node are kept.
-    """
-    selection = select(graphs[0], fields)
-
-    def taken(node: NodeProto) -> bool:
-        return selection.takes(node.op_type) and node.name not in selection.nodes
-
-    given = override_types(graphs[0], fields.node_overrides or ())
-    zeros = eliminate_zero_additions(graphs, ranges, taken, keep=frozenset(given))
-    tamed = _tame(graphs, ranges, fields, taken, mixes_widths)
-    roomy = _with_room_for_biases(graphs[0], tamed.ranges, tamed.fields, taken)
-    return replace(tamed, fields=roomy, zero_additions=zeros)
-
-
-def _tame(
-    graphs: Sequence[GraphProto],
+def tame_outliers(
+    graph: GraphProto,
     ranges: Ranges,
     fields: QuantizeFields,
     taken: Callable[[NodeProto], bool],
+    *,
     mixes_widths: bool,
 ) -> Tamed:
-    wide = SIXTEEN_BITS.get(str(fields.activation_type))
-    if wide is None or not fields.equalize or not ranges.typical:
-        return Tamed(ranges, fields)
-    # Equalization moves range from activations to weights, and 4 bits have no room for it: the lowest cosine of
-    # all-MiniLM-L6-v2 in w4a8 is 0.37 with it, and 0.85 without.
-    narrow = fields.weight_type in _FOUR_BITS
-    after, equalized = (ranges, 0) if narrow else equalize(graphs, ranges, taken)
-    if not mixes_widths:
-        return Tamed(after, fields, equalized)
-    given = override_types(graphs[0], fields.node_overrides or ())
-    names = [
-        name
-        for name in select_16bit_nodes(graphs[0], after, taken)
-        if name not in given or given[name].activation_type is None
-    ]
-    added = [NodeTypes(name, given[name].weight_type if name in given else None, wide) for name in names]
-    makes = sum(name in after.bounds for node in graphs[0].node if node.name in names for name in node.output)
-    return Tamed(after, _with_types(fields, added), equalized, makes)
+    """Remove additions of zero from *graph*; for 8-bit activations, also equalize and choose types of single nodes.
 
-
-def _with_types(fields: QuantizeFields, added: Sequence[NodeTypes]) -> QuantizeFields:
-    """Return *fields* with types of single nodes *added*, by name, instead of those of the same names."""
-    if not added:
-        return fields
-    names = {each.nodes for each in added}
-    others = (each for each in fields.node_overrides or () if each.nodes not in names)
-    return replace(fields, node_overrides=(*others, *added))
-
-
-def _with_room_for_biases(
-    graph: GraphProto, ranges: Ranges, fields: QuantizeFields, taken: Callable[[NodeProto], bool]
-) -> QuantizeFields:
-    """Return *fields* with signed weights for the nodes whose bias has no room with unsigned ones.
-
-    This is rare with 8-bit activations. Weight types that the config gives to a node are kept.
+    Nodes must have names; *taken*: whether one is to be quantized. ``fields.equalize`` false disables the last two,
+    *mixes_widths* false only the types of nodes. Types that the config gives to a node are kept.
     """
-    if fields.weight_type != "uint8":
-        return fields
     types = override_types(graph, fields.node_overrides or ())
-    same = NodeTypes("")
-    steps = {
-        node.name: 255
-        if (types.get(node.name, same).activation_type or fields.activation_type) in SIXTEEN_BITS
-        else 65535
-        for node in graph.node
-        if taken(node) and types.get(node.name, same).weight_type is None
+    zeros = eliminate_zero_additions(graph, ranges, taken, keep=types)
+    wide = SIXTEEN_BITS.get(str(fields.activation_type))
+    equalized = kept_wide = 0
+    if wide is not None and fields.equalize and ranges.typical:
+        # Equalization moves range from activations to weights, and 4 bits have no room for it: the lowest cosine of
+        # all-MiniLM-L6-v2 in w4a8 is 0.37 with it, and 0.85 without.
+        if fields.weight_type not in _FOUR_BITS:
+            ranges, equalized = equalize(graph, ranges, taken)
+        names = select_16bit_nodes(graph, ranges, taken) if mixes_widths else ()
+        names = tuple(name for name in names if name not in types or types[name].activation_type is None)
+        kept_wide = sum(name in ranges.bounds for node in graph.node if node.name in names for name in node.output)
+        types |= {name: replace(types.get(name, NodeTypes(name)), activation_type=wide) for name in names}
+    if fields.weight_type == "uint8":
+        # Rare with 8-bit activations.
+        types |= {
+            node.name: replace(types.get(node.name, NodeTypes(node.name)), weight_type="int8")
+            for node in _with_large_bias(graph, filter(taken, graph.node), ranges, fields, types)
+        }
+    metrics = {
+        "equalized_tensors": equalized,
+        "activations_kept_at_16_bits": kept_wide,
+        "zero_additions_taken_out": zeros,
     }
-    signed = with_large_bias(graph, steps, ranges)
-    added = [NodeTypes(name, "int8", types.get(name, same).activation_type) for name in steps if name in signed]
-    return _with_types(fields, added)
+    return Tamed(ranges, types, metrics)

@@ -5,8 +5,8 @@ onnxruntime's tools ignore such a name, and would silently quantize what was to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -19,42 +19,17 @@ from onnxruntime.quantization.registry import QDQRegistry
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.protos import graphs_of
-from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes
+from winml_dag.stages.float_model import compute_nodes
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 
 # For operators whose outputs are integers only if their inputs are.
 _HANDING_ON = (QDQDirect8BitOp, QDQRemovableActivation)
-EXCLUDED_NODE = "excluded by quant.nodes_to_exclude"
-EXCLUDED_OPERATOR = "excluded by quant.op_types_to_exclude"
 _NARROWING = ("op_types_to_quantize", "op_types_to_exclude", "nodes_to_exclude", "fp16_op_block_list")
 NOT_CHOSEN = "not among quant.op_types_to_quantize"
 
 
-@dataclass(frozen=True)
-class Selection:
-    """What a config leaves in float.
-
-    Attributes:
-        nodes: names of the nodes that it excludes, in graph order.
-        op_types: operators of the graph that may be quantized; None: all that have rules.
-        reasons: why, for every node that the config excludes, by :func:`identity`.
-    """
-
-    nodes: tuple[str, ...]
-    op_types: frozenset[str] | None
-    reasons: Mapping[str, str]
-
-    @property
-    def sorted_op_types(self) -> list[str] | None:
-        """``op_types`` for onnxruntime, in a stable order."""
-        return None if self.op_types is None else sorted(self.op_types)
-
-    def takes(self, op_type: str) -> bool:
-        return self.op_types is None or op_type in self.op_types
-
-
-def select(graph: GraphProto, fields: QuantizeFields) -> Selection:
-    """Apply *fields* to the nodes of *graph* and of its subgraphs.
+def select(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:
+    """Return why *fields* leave nodes of *graph* and of its subgraphs in float, by :func:`identity`.
 
     Raises:
         StageError: a name or pattern matches nothing.
@@ -63,18 +38,15 @@ def select(graph: GraphProto, fields: QuantizeFields) -> Selection:
     nodes = _matching_nodes(everywhere, fields.nodes_to_exclude or (), "nodes_to_exclude")
     chosen = matching_op_types(graph, fields.op_types_to_quantize or (), "op_types_to_quantize")
     excluded = matching_op_types(graph, fields.op_types_to_exclude or (), "op_types_to_exclude")
-    present = {node.op_type for node in everywhere} - NOT_COMPUTING
-    only = frozenset(chosen if fields.op_types_to_quantize else present) - excluded
     reasons = {}
     for node in everywhere:
         if node.name in nodes:
-            reasons[identity(node)] = EXCLUDED_NODE
+            reasons[identity(node)] = "excluded by quant.nodes_to_exclude"
         elif node.op_type in excluded:
-            reasons[identity(node)] = EXCLUDED_OPERATOR
+            reasons[identity(node)] = "excluded by quant.op_types_to_exclude"
         elif fields.op_types_to_quantize and node.op_type not in chosen:
             reasons[identity(node)] = NOT_CHOSEN
-    narrows = fields.op_types_to_quantize or fields.op_types_to_exclude
-    return Selection(tuple(node.name for node in everywhere if node.name in nodes), only if narrows else None, reasons)
+    return reasons
 
 
 def by_default(graph: GraphProto, fields: QuantizeFields, op_types: tuple[str, ...] | None) -> QuantizeFields:

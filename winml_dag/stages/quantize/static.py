@@ -9,41 +9,41 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnxruntime.quantization import QDQQuantizer, QuantType, StaticQuantConfig, get_qdq_config
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
+from winml_dag.canonical import JsonObject
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, standard_opset
-from winml_dag.onnxmodel.protos import constant_tensors
+from winml_dag.onnxmodel.protos import constant_tensors, without_weights
 from winml_dag.recipe.precision import type_bits
 from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
-from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
-from winml_dag.stages.quantize.coverage import Coverage, count_qdq
+from winml_dag.stages.quantize import NodeTypes, QuantizeFields, QuantizeTarget
+from winml_dag.stages.quantize.coverage import Quantized, outcomes_of_qdq, qdq_types
 from winml_dag.stages.quantize.mixed import (
     INTEGER_TYPES,
     SIGNED,
     WEIGHT_TYPES,
-    TensorOverrides,
     node_overrides,
     own_constants,
     use_of,
     weights_of,
     whole_tensors,
 )
-from winml_dag.stages.quantize.outliers import Tamed, divide_in_place_of_reciprocals, tame_outliers
-from winml_dag.stages.quantize.selection import Selection, nothing_left, override_types, select
+from winml_dag.stages.quantize.outliers import divide_in_place_of_reciprocals, tame_outliers
+from winml_dag.stages.quantize.selection import by_default, identity, nothing_left, override_types, select
 from winml_dag.stages.ranges import Ranges
 
-# onnxruntime's rules of static quantization for QNN, with changes that measured better.
+_Bounds: TypeAlias = Mapping[str, tuple[float, float]]
 
 _BYTES = (QuantType.QUInt8, QuantType.QInt8)
 _SIGNED_NARROW = (QuantType.QInt4, QuantType.QInt8)
@@ -52,12 +52,13 @@ _SIGNED_NARROW = (QuantType.QInt4, QuantType.QInt8)
 _LEAST_RANGE = 1e-8
 
 
-def qnn_settings(
+def _qnn_settings(
     model: ModelProto,
     fields: QuantizeFields,
+    types: Mapping[str, NodeTypes],
     weight_type: QuantType,
     activation_type: QuantType,
-    selection: Selection,
+    excluded: list[str],
 ) -> StaticQuantConfig:
     """Return onnxruntime's rules for QNN, with changes that measured better.
 
@@ -65,19 +66,24 @@ def qnn_settings(
     In w8a16, the worst cosine of its embeddings to those of the float model is 0.945 with one scale for the whole
     tensor, and 0.993 with one for each channel. QNN takes 16-bit weights only if they are symmetric.
     """
-    per_channel = bool(fields.per_channel)
+    graph, per_channel = model.graph, bool(fields.per_channel)
     weight_symmetric = True if weight_type not in _BYTES else fields.weight_symmetric
-    overrides = whole_tensors(model.graph, weight_type) if fields.per_channel else {}
-    if weight_type in _SIGNED_NARROW:
-        overrides |= _unsigned_norms(model.graph)
-    overrides |= _slopes(model.graph, weight_type)
-    if per_channel and selection.takes("MatMul"):
+    overrides = whole_tensors(graph, weight_type) if per_channel else {}
+    constants = {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "LayerNormalization" and weight_type in _SIGNED_NARROW and node.input[1] in constants:
+            # With signed 4-bit or 8-bit scales, QNN leaves these nodes to the CPU.
+            overrides[node.input[1]] = [{"quant_type": QuantType.QUInt8, "symmetric": False}]
+        elif node.op_type == "PRelu" and node.input[1] in constants:
+            # With slopes in 16 bits, QNN runs out of memory unless a Conv is before the node.
+            overrides[node.input[1]] = [{"quant_type": weight_type, "symmetric": weight_type in SIGNED}]
+    if per_channel:
         overrides |= {
-            name: [{"axis": 1, "quant_type": weight_type, "symmetric": True}] for name in _matmul_weights(model.graph)
+            name: [{"axis": 1, "quant_type": weight_type, "symmetric": True}] for name in _matmul_weights(graph)
         }
-    _refuse_pairs(model.graph, fields)
+    _refuse_pairs(graph, fields, types)
     # Any other form of weights that differ in type from the default stays on the CPU.
-    overrides |= node_overrides(model.graph, fields, activation_type, True, per_channel=per_channel)
+    overrides |= node_overrides(graph, types, activation_type, True, per_channel=per_channel)
     settings = _qnn_rules()(
         model,
         None,
@@ -88,8 +94,7 @@ def qnn_settings(
         add_qtype_converts=False,  # the conversions for mixed types are in the overrides
         activation_symmetric=bool(fields.activation_symmetric),
         weight_symmetric=weight_symmetric,
-        op_types_to_quantize=selection.sorted_op_types,
-        nodes_to_exclude=list(selection.nodes),
+        nodes_to_exclude=excluded,
     )
     settings.extra_options["MinimumRealRange"] = _LEAST_RANGE
     return settings
@@ -113,10 +118,9 @@ def _qnn_rules() -> Callable[..., StaticQuantConfig]:
     return rules
 
 
-def _refuse_pairs(graph: GraphProto, fields: QuantizeFields) -> None:
+def _refuse_pairs(graph: GraphProto, fields: QuantizeFields, types: Mapping[str, NodeTypes]) -> None:
     """Raise StageError for a node whose types in the config would leave it to the CPU."""
     constants = {tensor.name for tensor in graph.initializer}
-    types = override_types(graph, fields.node_overrides or ())
     for node in graph.node:
         if node.name not in types or not any(name in constants for name, _ in weights_of(node)):
             continue
@@ -128,33 +132,6 @@ def _refuse_pairs(graph: GraphProto, fields: QuantizeFields) -> None:
                 f"quant.node_overrides: node {node.name!r} would have {weight} weights with {activation} activations;"
                 f" QNN {reason}."
             )
-
-
-def _unsigned_norms(graph: GraphProto) -> TensorOverrides:
-    """Return overrides for LayerNormalization scales: with signed 4-bit or 8-bit ones, QNN leaves the nodes to the CPU.
-
-    They are in uint8 instead.
-    """
-    constants = {tensor.name for tensor in graph.initializer}
-    return {
-        node.input[1]: [{"quant_type": QuantType.QUInt8, "symmetric": False}]
-        for node in graph.node
-        if node.op_type == "LayerNormalization" and node.input[1] in constants
-    }
-
-
-def _slopes(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
-    """Return overrides for PRelu slopes: with 16 bits, QNN runs out of memory unless a Conv is before the node.
-
-    The slopes have the type of weights instead.
-    """
-    constants = {tensor.name for tensor in graph.initializer}
-    signed = weight_type in SIGNED
-    return {
-        node.input[1]: [{"quant_type": weight_type, "symmetric": signed}]
-        for node in graph.node
-        if node.op_type == "PRelu" and node.input[1] in constants
-    }
 
 
 def _matmul_weights(graph: GraphProto) -> list[str]:
@@ -176,43 +153,38 @@ def _matmul_weights(graph: GraphProto) -> list[str]:
 _INTEGERS_FROM = 10
 
 
-@dataclass(frozen=True)
-class Insertion:
-    """A QDQ model, the time to insert Q and DQ, the coverage of the nodes, and how outliers were treated."""
-
-    model: ModelProto
-    seconds: float
-    coverage: Coverage
-    tamed: Tamed
-
-
-def insert_qdq(
-    model: ModelProto, before: ModelProto, ranges: Ranges, fields: QuantizeFields, target: QuantizeTarget
-) -> Insertion:
+def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target: QuantizeTarget) -> Quantized:
     """Return the QDQ form of *model*, whose tensors must have types and nodes names; *model* is modified.
-
-    *before* is the same model, possibly without its external weights.
 
     Raises:
         StageError: types cannot be combined, a tensor has no range, or the result differs from what was requested.
     """
-    opset = standard_opset(before)
+    graph, opset = model.graph, standard_opset(model)
     if opset < _INTEGERS_FROM:
         raise StageError(
             f"The model is written in opset {opset}, and ONNX has integer operators from opset {_INTEGERS_FROM} on.",
             advice="Export it with opset 17 or later, or convert it with onnx.version_converter.",
         )
-    _require_ranges(before.graph, ranges)
-    graphs = (model.graph, before.graph)
-    _split_constants(graphs, fields)
+    if missing := sorted(float_tensors(graph) - ranges.bounds.keys()):
+        raise StageError(
+            f"The activation ranges say nothing of {len(missing)} tensors of the model, such as {missing[0]!r}.",
+            advice="Calibrate this very model.",
+        )
+    fields = by_default(graph, fields, target.op_types)
+    reasons = select(graph, fields)
+
+    def taken(node: NodeProto) -> bool:
+        return identity(node) not in reasons
+
+    _split_constants(graph, taken, override_types(graph, fields.node_overrides or ()))
     if target.rules == "qnn":
-        divide_in_place_of_reciprocals(graphs, fields)
-    tamed = tame_outliers(graphs, ranges, fields, mixes_widths=bool(target.mixes_widths))
-    ranges, fields = _fine_biases(model.graph, _whole_softmax(model.graph, tamed.ranges)), tamed.fields
-    if fields.node_overrides:
-        _split_constants(graphs, fields)
-    # Not of the model in memory: above 2 GiB, reading its size is an error.
-    settings = qdq_settings(before, fields, target.rules)
+        divide_in_place_of_reciprocals(graph, taken)
+    tamed = tame_outliers(graph, ranges, fields, taken, mixes_widths=bool(target.mixes_widths))
+    bounds = _fine_biases(graph, _whole_softmax(graph, tamed.ranges.bounds))
+    _split_constants(graph, taken, tamed.types)
+    # Not the model in memory: above 2 GiB, reading its size is an error.
+    before = without_weights(model)
+    settings = _settings(before, fields, tamed.types, reasons, target.rules)
     # Without this mark the quantizer infers shapes again, through files in the system's temporary folder.
     add_infer_metadata(model)
     started = time.perf_counter()
@@ -222,7 +194,8 @@ def insert_qdq(
         settings.reduce_range,
         settings.weight_type,
         settings.activation_type,
-        _tensors_data(ranges),
+        # The method matters only to onnxruntime's own files; bounds are bounds.
+        TensorsData(CalibrationMethod.MinMax, {name: tuple(map(_number, pair)) for name, pair in bounds.items()}),
         settings.nodes_to_quantize,
         settings.nodes_to_exclude,
         # Sorted: a set has no stable order.
@@ -232,19 +205,26 @@ def insert_qdq(
     try:
         quantizer.quantize_model()
     except AssertionError as error:
-        raise _no_numbers(before.graph, model.graph) or error from error
+        raise _no_numbers(graph) or error from error
     quantizer.model.topological_sort()
     seconds = time.perf_counter() - started
-    coverage = count_qdq(before.graph, quantizer.model.model.graph, select(before.graph, fields).reasons)
-    _check(coverage, fields, before.graph)
-    return Insertion(quantizer.model.model, seconds, coverage, tamed)
+    made = quantizer.model.model
+    outcomes = list(outcomes_of_qdq(before.graph, made.graph, reasons))
+    weights, activations = qdq_types(made.graph)
+    more: JsonObject = {"qdq_insertion_time_seconds": seconds, **tamed.metrics}
+    result = Quantized(made, outcomes, str(fields.weight_type), str(fields.activation_type), weights, activations, more)
+    _check(result, fields, tamed.types, before.graph)
+    return result
 
 
-def _no_numbers(*graphs: GraphProto) -> StageError | None:
+def _number(value: float) -> NDArray[np.float32]:
+    return np.array([value], np.float32)
+
+
+def _no_numbers(graph: GraphProto) -> StageError | None:
     """Return the error for a constant with NaN, for which the quantizer reports only a missing scale."""
-    for tensor in (tensor for graph in graphs for tensor in graph.initializer):
-        inside = tensor.data_type == TensorProto.FLOAT and tensor.data_location != TensorProto.EXTERNAL
-        if inside and np.isnan(numpy_helper.to_array(tensor)).any():
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and np.isnan(numpy_helper.to_array(tensor)).any():
             return StageError(
                 f"The constant {tensor.name!r} has values that are not a number (NaN), which no integers stand for.",
                 advice="Leave the nodes that read it in float: quant.nodes_to_exclude.",
@@ -252,8 +232,8 @@ def _no_numbers(*graphs: GraphProto) -> StageError | None:
     return None
 
 
-def _whole_softmax(graph: GraphProto, ranges: Ranges) -> Ranges:
-    """Return *ranges* with 0 to 1 for outputs of Softmax, even if only their readers are quantized.
+def _whole_softmax(graph: GraphProto, bounds: _Bounds) -> _Bounds:
+    """Return *bounds* with 0 to 1 for outputs of Softmax, even if only their readers are quantized.
 
     onnxruntime's quantizer does that for a Softmax that it quantizes itself. On the CPU, onnxruntime fuses any Softmax
     between DQ and Q to one integer operator, which writes 0 for values above the range instead of its upper end: a
@@ -261,40 +241,42 @@ def _whole_softmax(graph: GraphProto, ranges: Ranges) -> Ranges:
     class.
     """
     made = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
-    return replace(ranges, bounds={**ranges.bounds, **dict.fromkeys(ranges.bounds.keys() & made, (0.0, 1.0))})
+    return {**bounds, **dict.fromkeys(bounds.keys() & made, (0.0, 1.0))}
 
 
-def _fine_biases(graph: GraphProto, ranges: Ranges) -> Ranges:
-    """Return *ranges* with 0 to 1 for tensors that were 0 on all samples and whose product gets a bias.
+def _fine_biases(graph: GraphProto, bounds: _Bounds) -> _Bounds:
+    """Return *bounds* with 0 to 1 for tensors that were 0 on all samples and whose product gets a bias.
 
     onnxruntime's quantizer gives such a tensor the scale 1, as for a range of 0 to 255 or 65535, and the bias the
     tensor's scale times the weight's, so the bias is rounded to a few steps. Other tensors are not changed: QNN loses
     an operand of a Sub whose scale is 1000 times that of the result.
     """
     summed = {node.input[0] for node in graph.node if node.op_type in CHANNEL_AXES and len(node.input) > 2}
-    zeros = [name for name in summed & ranges.bounds.keys() if ranges.bounds[name] == (0.0, 0.0)]
-    return replace(ranges, bounds={**ranges.bounds, **dict.fromkeys(zeros, (0.0, 1.0))})
+    return {**bounds, **{name: (0.0, 1.0) for name in summed if bounds.get(name) == (0.0, 0.0)}}
 
 
-def _split_constants(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
-    """Split constants of *graphs*, whose nodes have names, if their readers need different types or scales."""
-    selection = select(graphs[0], fields)
-    own = override_types(graphs[0], fields.node_overrides or ())
+def _split_constants(graph: GraphProto, taken: Callable[[NodeProto], bool], types: Mapping[str, NodeTypes]) -> None:
+    """Split constants of *graph*, whose nodes have names, if their readers need different types or scales."""
 
     def use(node: NodeProto, position: int) -> Hashable:
-        if not selection.takes(node.op_type) or node.name in selection.nodes:
+        if not taken(node):
             return None
-        return (node.name, position) if node.name in own else use_of(node, position)
+        return (node.name, position) if node.name in types else use_of(node, position)
 
-    for graph in graphs:
-        own_constants(graph, use)
+    own_constants(graph, use)
 
 
-def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -> StaticQuantConfig:
+def _settings(
+    model: ModelProto,
+    fields: QuantizeFields,
+    types: Mapping[str, NodeTypes],
+    reasons: Mapping[str, str],
+    rules: str | None,
+) -> StaticQuantConfig:
     """Return the settings of onnxruntime's quantizer: the config's fields, and what the *rules* add for their provider.
 
     Raises:
-        StageError: rules, types, operators or nodes are unknown, or types cannot be combined.
+        StageError: rules or types are unknown, or types cannot be combined.
     """
     weight_type, activation_type = _type(fields, "weight_type"), _type(fields, "activation_type")
     if activation_type is QuantType.QInt8 and weight_type is QuantType.QUInt8:
@@ -302,12 +284,13 @@ def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -
             "onnxruntime has no kernels for activation_type int8 with weight_type uint8.",
             advice="Use weight_type int8, or activation_type uint8.",
         )
-    selection = select(model.graph, fields)
-    if selection.op_types is not None and not selection.op_types:
-        _refuse_nothing(fields)
+    graph, per_channel = model.graph, bool(fields.per_channel)
+    excluded = [node.name for node in graph.node if identity(node) in reasons]
     if rules == "qnn":
-        settings = qnn_settings(model, fields, weight_type, activation_type, selection)
+        settings = _qnn_settings(model, fields, types, weight_type, activation_type, excluded)
     elif rules == "onnxruntime":
+        overrides = whole_tensors(graph, weight_type) if per_channel else {}
+        overrides |= node_overrides(graph, types, activation_type, fields.weight_symmetric, per_channel=per_channel)
         settings = get_qdq_config(
             model,
             None,
@@ -315,21 +298,17 @@ def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -
             weight_type=weight_type,
             activation_symmetric=bool(fields.activation_symmetric),
             weight_symmetric=fields.weight_symmetric,
-            per_channel=bool(fields.per_channel),
-            tensor_quant_overrides=(whole_tensors(model.graph, weight_type) if fields.per_channel else {})
-            | node_overrides(
-                model.graph, fields, activation_type, fields.weight_symmetric, per_channel=bool(fields.per_channel)
-            ),
-            op_types_to_quantize=selection.sorted_op_types,
-            nodes_to_exclude=list(selection.nodes),
+            per_channel=per_channel,
+            tensor_quant_overrides=overrides,
+            nodes_to_exclude=excluded,
         )
     else:
         raise StageError(f"Unknown quantization rules {rules!r}.", advice="Known are: qnn, onnxruntime.")
     settings.reduce_range = bool(fields.reduce_range)
-    if fields.per_channel and standard_opset(model) < FIRST_OPSET:
+    if per_channel and standard_opset(model) < FIRST_OPSET:
         settings.extra_options["UseQDQContribOps"] = True
-    constants = constant_tensors(model.graph)
-    if any(node.op_type == "Clip" and not constants.keys() >= {*node.input[1:]} - {""} for node in model.graph.node):
+    constants = constant_tensors(graph)
+    if any(node.op_type == "Clip" and not constants.keys() >= {*node.input[1:]} - {""} for node in graph.node):
         # With computed bounds, the range in calibration does not replace the Clip.
         settings.extra_options["QDQKeepRemovableActivations"] = True
     return settings
@@ -342,45 +321,27 @@ def _type(fields: QuantizeFields, field: str) -> QuantType:
     return known[name]
 
 
-def _require_ranges(graph: GraphProto, ranges: Ranges) -> None:
-    missing = sorted(float_tensors(graph) - ranges.bounds.keys())
-    if missing:
-        raise StageError(
-            f"The activation ranges say nothing of {len(missing)} tensors of the model, such as {missing[0]!r}.",
-            advice="Calibrate this very model.",
-        )
-
-
-def _tensors_data(ranges: Ranges) -> TensorsData:
-    bounds = {
-        name: (np.array([low], np.float32), np.array([high], np.float32)) for name, (low, high) in ranges.bounds.items()
-    }
-    # The method matters only to onnxruntime's own files; bounds are bounds.
-    return TensorsData(CalibrationMethod.MinMax, bounds)
-
-
-def _check(coverage: Coverage, fields: QuantizeFields, graph: GraphProto) -> None:
+def _check(result: Quantized, fields: QuantizeFields, types: Mapping[str, NodeTypes], graph: GraphProto) -> None:
     """Raise StageError unless the result is what was requested: the tools skip what they cannot do."""
-    if not coverage.quantized and (inside := sum(1 for _ in compute_nodes_inside(graph))):
+    if not result.is_changed and (inside := sum(1 for _ in compute_nodes_inside(graph))):
         raise StageError(
             f"No node of the model could be quantized: {inside} are inside of If, Loop or Scan, which static"
             " quantization does not reach.",
             advice="Precision dynamic, w4a32 or fp16 takes them too.",
         )
-    if not coverage.quantized:
-        _refuse_nothing(fields)
-    overrides = fields.node_overrides or ()
-    others = {override.activation_type for override in overrides if override.activation_type}
-    found = set(coverage.activations)
+    if not result.is_changed:
+        raise nothing_left("No node of the model could be quantized.", fields)
+    others = {each.activation_type for each in types.values() if each.activation_type}
+    found = set(result.activations)
     if not others <= found <= {fields.activation_type, *others}:
         wanted = ", ".join(sorted({str(fields.activation_type), *others}))
-        raise StageError(f"Activations came out as {_texts(coverage.activations)} instead of {wanted}.")
-    own = {override.weight_type for override in overrides if override.weight_type}
+        raise StageError(f"Activations came out as {_texts(result.activations)} instead of {wanted}.")
+    own = {each.weight_type for each in types.values() if each.weight_type}
     # If nodes have types of their own, all nodes with weights may.
-    missing = (own or {str(fields.weight_type)}) - coverage.weights.keys()
-    if coverage.weights and missing and (_has_matrices(graph) or not coverage.weights.keys() <= found):
+    missing = (own or {str(fields.weight_type)}) - result.weights.keys()
+    if result.weights and missing and (_has_matrices(graph) or not result.weights.keys() <= found):
         raise StageError(
-            f"Weights came out as {_texts(coverage.weights)}; none is {', '.join(sorted(map(str, missing)))}."
+            f"Weights came out as {_texts(result.weights)}; none is {', '.join(sorted(map(str, missing)))}."
         )
 
 
@@ -390,9 +351,5 @@ def _has_matrices(graph: GraphProto) -> bool:
     return any(node.op_type in CHANNEL_AXES and constants & set(node.input[1:2]) for node in graph.node)
 
 
-def _refuse_nothing(fields: QuantizeFields) -> NoReturn:
-    raise nothing_left("No node of the model could be quantized.", fields)
-
-
 def _texts(counts: Mapping[str, int]) -> str:
-    return ", ".join(counts) or "nothing"
+    return ", ".join(sorted(counts)) or "nothing"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Set
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import onnx
@@ -13,11 +13,11 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.registry import IntegerOpsRegistry
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, without_weights
 from winml_dag.stages.quantize import QuantizeFields
-from winml_dag.stages.quantize.coverage import Coverage, count_replaced
+from winml_dag.stages.quantize.coverage import Outcome, Quantized, outcomes_of_replaced, replaced_types
 from winml_dag.stages.quantize.mixed import own_constants
-from winml_dag.stages.quantize.selection import Selection, identity, nothing_left, select
+from winml_dag.stages.quantize.selection import identity, nothing_left, select
 
 _DYNAMIC_TYPES = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
 _DYNAMIC_OPERATORS = frozenset({*IntegerOpsRegistry, "Gemm"})
@@ -34,11 +34,10 @@ _MATMULS_FILE = Path("matmuls.onnx")
 _DYNAMIC_FILE = Path("dynamic.onnx")
 
 
-def quantize_dynamically(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Coverage]:
+def quantize_dynamically(model: ModelProto, fields: QuantizeFields) -> Quantized:
     """Return *model* with 8-bit weights; activations become 8-bit while a node computes.
 
-    Its tensors must have types and its nodes names. *before* is the same model, possibly without its external weights;
-    *model* is modified.
+    Its tensors must have types and its nodes names; *model* is modified.
 
     Raises:
         StageError: weights have 16 bits, nodes or operators are unknown, or there is nothing to quantize.
@@ -48,10 +47,13 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
         raise StageError(
             f"Dynamic quantization has 8-bit weights only, not {weight_type}.", advice="Use weight_type uint8 or int8."
         )
-    selection = select(before.graph, fields)
-    left_out = {*selection.nodes, *_not_taken(model.graph, selection), *_with_computed_weights(model.graph)}
+    before = without_weights(model)
+    reasons = select(model.graph, fields)
+    constants = {tensor.name for each in graphs_of(model.graph) for tensor in each.initializer}
+    # onnxruntime fails on a Conv with a computed weight.
+    computed = {node.name for node in _nodes(model.graph) if node.op_type == "Conv" and node.input[1] not in constants}
+    left_out = {node.name for node in _nodes(model.graph) if identity(node) in reasons} | computed
     _gemms_to_matmuls(model, left_out)
-    op_types = {op_type for op_type in _DYNAMIC_OPERATORS if selection.takes(op_type)}
     external = _save(model, _MATMULS_FILE)
     options = {} if fields.weight_symmetric is None else {"WeightSymmetric": fields.weight_symmetric}
     if any(graphs_inside(model.graph.node)):
@@ -60,7 +62,7 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
         _MATMULS_FILE,
         _DYNAMIC_FILE,
         # Every selected Gemm is a MatMul by now.
-        op_types_to_quantize=sorted({*op_types, "MatMul"} - {"Gemm"}),
+        op_types_to_quantize=sorted(_DYNAMIC_OPERATORS - {"Gemm"}),
         per_channel=bool(fields.per_channel),
         reduce_range=bool(fields.reduce_range),
         weight_type=_DYNAMIC_TYPES[weight_type],
@@ -70,15 +72,17 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
         extra_options=options,
     )
     quantized = onnx.load(_DYNAMIC_FILE)
-    why = _why(before.graph, selection, _DYNAMIC_OPERATORS)
     types = {weight_type, *(["int8"] if any(node.op_type == _LSTM for node in _nodes(quantized.graph)) else [])}
-    return quantized, _checked(count_replaced(before.graph, quantized.graph, why), types, fields, _DYNAMIC_OPERATORS)
+    outcomes = list(outcomes_of_replaced(before.graph, quantized.graph, reasons, _DYNAMIC_OPERATORS))
+    weights = replaced_types(quantized.graph)
+    _check(outcomes, weights, types, fields, _DYNAMIC_OPERATORS)
+    return Quantized(quantized, outcomes, weight_type, "uint8", weights)
 
 
-def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Coverage]:
+def quantize_weights(model: ModelProto, fields: QuantizeFields) -> Quantized:
     """Return *model* with each constant matrix of MatMul and Gemm rounded to nearest in blocks, as MatMulNBits.
 
-    Its nodes must have names. *before* is the same model, possibly without its external weights; *model* is modified.
+    Its nodes must have names; *model* is modified.
 
     Raises:
         StageError: a width or block size is not supported, nodes are unknown, or there is nothing to quantize.
@@ -91,8 +95,9 @@ def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFiel
             f"quant.rtn_block_size {block_size} is not a power of two from {_SMALLEST_BLOCK} on.",
             advice="Use 32 or 128.",
         )
-    selection = select(before.graph, fields)
-    left_out = {*selection.nodes, *_not_taken(model.graph, selection)}
+    before = without_weights(model)
+    reasons = select(model.graph, fields)
+    left_out = {node.name for node in _nodes(model.graph) if identity(node) in reasons}
     _gemms_to_matmuls(model, left_out)
     quantizer = MatMulNBitsQuantizer(
         model,
@@ -107,44 +112,10 @@ def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFiel
     quantized = quantizer.model.model
     for graph in graphs_of(quantized.graph):
         _drop_repeated_initializers(graph)
-    why = _why(before.graph, selection, _BLOCK_OPERATORS)
-    coverage = count_replaced(before.graph, quantized.graph, why)
-    return quantized, _checked(coverage, {f"uint{bits}"}, fields, _BLOCK_OPERATORS)
-
-
-def _not_taken(graph: GraphProto, selection: Selection) -> set[str]:
-    """Return MatMul or Gemm nodes that the config excludes: later all are MatMul, so they are excluded by name."""
-    return {
-        node.name
-        for each in graphs_of(graph)
-        for node in each.node
-        if node.op_type in ("MatMul", "Gemm") and not selection.takes(node.op_type)
-    }
-
-
-def _why(graph: GraphProto, selection: Selection, ruled: Collection[str]) -> Callable[[NodeProto], str]:
-    """Return a function that explains why a node is unchanged, with rules for the operators *ruled*."""
-    constants = {tensor.name: tensor for each in graphs_of(graph) for tensor in each.initializer}
-
-    def why(node: NodeProto) -> str:
-        if (chosen := selection.reasons.get(identity(node))) is not None:
-            return chosen
-        if node.op_type not in ruled:
-            return "no rule for this operator"
-        found = [constants[name] for name in node.input if name in constants]
-        if not found:
-            return "its weight is not constant"
-        if all(len(tensor.dims) != 2 for tensor in found):
-            return "its weight is not a matrix"
-        return "onnxruntime left it in float"
-
-    return why
-
-
-def _with_computed_weights(graph: GraphProto) -> set[str]:
-    """Return the Conv nodes on which onnxruntime fails."""
-    constants = {tensor.name for each in graphs_of(graph) for tensor in each.initializer}
-    return {node.name for node in _nodes(graph) if node.op_type == "Conv" and node.input[1] not in constants}
+    outcomes = list(outcomes_of_replaced(before.graph, quantized.graph, reasons, _BLOCK_OPERATORS))
+    weights = replaced_types(quantized.graph)
+    _check(outcomes, weights, {f"uint{bits}"}, fields, _BLOCK_OPERATORS)
+    return Quantized(quantized, outcomes, ", ".join(sorted(weights)), "float32", weights)
 
 
 def _use(node: NodeProto, position: int) -> Hashable:
@@ -190,13 +161,19 @@ def _drop_repeated_initializers(graph: GraphProto) -> None:
         del graph.initializer[index]
 
 
-def _checked(coverage: Coverage, weight_types: Set[str], fields: QuantizeFields, ruled: Collection[str]) -> Coverage:
-    if not coverage.quantized:
+def _check(
+    outcomes: Sequence[Outcome],
+    weights: Mapping[str, int],
+    wanted: Set[str],
+    fields: QuantizeFields,
+    ruled: Collection[str],
+) -> None:
+    if all(reason is not None for _, reason in outcomes):
         raise nothing_left(
-            f"The model has no weights that could be quantized: it computes with {', '.join(coverage.skipped)}, and"
-            f" this mode takes constant weights of {', '.join(sorted(ruled))}.",
+            "The model has no weights that could be quantized: it computes with"
+            f" {', '.join(sorted({op_type for op_type, _ in outcomes}))}, and this mode takes constant weights of"
+            f" {', '.join(sorted(ruled))}.",
             fields,
         )
-    if coverage.weights and not coverage.weights.keys() & weight_types:
-        raise StageError(f"Weights came out as {', '.join(coverage.weights)} instead of {', '.join(weight_types)}.")
-    return coverage
+    if weights and not weights.keys() & wanted:
+        raise StageError(f"Weights came out as {', '.join(sorted(weights))} instead of {', '.join(wanted)}.")

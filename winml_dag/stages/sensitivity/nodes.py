@@ -19,11 +19,12 @@ from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
 from winml_dag.stages.figures import OutputFigures
 from winml_dag.stages.float_model import NOT_COMPUTING, refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
+from winml_dag.stages.quantize.coverage import Quantized
 from winml_dag.stages.quantize.half import float_reasons
 from winml_dag.stages.quantize.mixed import name_nodes
-from winml_dag.stages.quantize.modes import Quantized, quantize_typed, read_ranges
+from winml_dag.stages.quantize.modes import quantize_typed, read_ranges
 from winml_dag.stages.quantize.outliers import tame_outliers
-from winml_dag.stages.quantize.selection import by_default, identity
+from winml_dag.stages.quantize.selection import by_default, identity, select
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_to_validate
 from winml_dag.stages.samples.samples import Samples
@@ -105,7 +106,9 @@ def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[Inpu
     if ranges is not None:
         # Prepared as in quantize: the same outputs in float, but different intermediate values.
         fields = by_default(base.graph, config.quant, config.target.op_types)
-        tame_outliers((base.graph,), ranges, fields, mixes_widths=bool(config.target.mixes_widths))
+        reasons = select(base.graph, fields)
+        mixes = bool(config.target.mixes_widths)
+        tame_outliers(base.graph, ranges, fields, lambda node: identity(node) not in reasons, mixes_widths=mixes)
     replacements = with_second_ones(base.graph, _replacements(base.graph, quantized, config), names)
     pieces = Pieces(base, [one.covers for one in replacements], quantized.model, feeds[0])
     outputs = [list(pieces.finish(0, feed).values()) for feed in feeds]
