@@ -40,7 +40,7 @@ from winml_dag.errors import StageError
 from winml_dag.stages.quantize import NodeTypes, QuantizeTarget
 from winml_dag.stages.sensitivity import SENSITIVITY, RankedFields, SamplesFields, SensitivityConfig
 from winml_dag.stages.sensitivity.nodes import run
-from winml_dag.stages.sensitivity.pieces import Pieces, run_session
+from winml_dag.stages.sensitivity.ranking import FloatModel
 from winml_dag.stages.sensitivity.replacement import Replacement
 
 SAMPLES = 3
@@ -377,28 +377,24 @@ def replacements(model: onnx.ModelProto) -> Iterator[Replacement]:
 
 @settings(max_examples=30, deadline=None)
 @given(model=small_graphs())
-def test_a_model_in_pieces_gives_what_it_gives_as_a_whole_whatever_node_is_replaced(model: onnx.ModelProto) -> None:
-    x = {"x": np.random.default_rng(1).standard_normal((32, 32)).astype(np.float32)}
-    cut = onnx.ModelProto()
-    cut.CopyFrom(model)
-    pieces = Pieces(cut, [], model, x)
-    assert _outputs(model, x) == {name: value.tobytes() for name, value in pieces.finish(0, x).items()}
-    for replacement in replacements(model):
+def test_a_model_in_steps_gives_what_it_gives_as_a_whole_whatever_node_is_replaced(model: onnx.ModelProto) -> None:
+    given = [{"x": np.random.default_rng(1).standard_normal((32, 32)).astype(np.float32)}]
+    nodes = list(model.graph.node)
+    lean = onnx.ModelProto()
+    lean.CopyFrom(model)
+    stepped = FloatModel(lean, model)
+    assert stepped.steps == tuple((at, at + 1) for at in range(len(nodes)))
+    assert _outputs(model, given[0]) == [value.tobytes() for value in stepped.run_rest(0, None, given)[0]]
+    values = given
+    for (first, end), replacement in zip(stepped.steps, replacements(model), strict=True):
         changed = onnx.ModelProto()
         changed.CopyFrom(model)
-        (position,) = replacement.covers
-        nodes = list(model.graph.node)
         del changed.graph.node[:]
-        changed.graph.node.extend([*nodes[:position], *replacement.nodes, *nodes[position + 1 :]])
-        index, values = pieces.holding(position), dict(x)
-        for before in range(index):
-            values = pieces.after(before, values, pieces.run(before, values))
-        made = run_session(pieces.replaced(index, replacement, values), values)
-        found = pieces.finish(index + 1, pieces.after(index, values, made))
-        assert _outputs(changed, x) == {name: value.tobytes() for name, value in found.items()}
+        changed.graph.node.extend([*nodes[:first], *replacement.nodes, *nodes[end:]])
+        (found,) = stepped.run_rest(first, replacement, values)
+        assert _outputs(changed, given[0]) == [value.tobytes() for value in found]
+        values = stepped.advance(first, end, values)
 
 
-def _outputs(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> dict[str, bytes]:
-    session = plain_session(model)
-    wanted = [output.name for output in session.get_outputs()]
-    return {name: value.tobytes() for name, value in zip(wanted, session.run(wanted, dict(feed)), strict=True)}
+def _outputs(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> list[bytes]:
+    return [value.tobytes() for value in plain_session(model).run(None, dict(feed))]

@@ -8,18 +8,19 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.memory import resident
-from winml_dag.engine.progress import OnProgress
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target, is_emulated
+from winml_dag.ep.session import assigned_nodes
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs, random_feeds
@@ -28,7 +29,6 @@ from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
 from winml_dag.stages.perf.latency import (
     EMULATED,
     NS_PER_MS,
-    Latencies,
     latency_json,
     measure,
     of_latencies,
@@ -116,12 +116,24 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         StageError: a model does not load or run on its target, or data does not fit its inputs.
     """
     target = config.target.resolve()
-    model = _model(workspace, "model", target, config)
-    baseline = _model(workspace, "baseline", target, config) if workspace.has("baseline") else None
-    inputs = model_inputs(model.path)
+    path = workspace.input_file("model", ".onnx")
+    models = [_model(path, target, config)]
+    if workspace.has("baseline"):
+        models.append(_model(workspace.input_file("baseline", ".onnx"), target, config))
+    inputs = model_inputs(path)
     feeds = make_feeds(inputs, config.perf, workspace)
     batch_size = batch_size_of(inputs, feeds[0], config.perf.batch_size)
-    figures, latencies = _measure(model, baseline, feeds, batch_size, config.perf, workspace.progress)
+    # Both models alternately, so that neither has the quieter period for itself.
+    loads: list[list[Load]] = [[] for _ in models]
+    for done in range(config.perf.loads * len(models)):
+        workspace.progress(done, config.perf.loads * len(models), "loads")
+        loads[done % len(models)].append(load_in_fresh_process(models[done % len(models)]))
+    session, own = load(models[0])
+    with failures_explained("npz" if config.perf.seed is None else RANDOM, "perf.input_data"):
+        first_ms = _first_inference(session, feeds[0])
+    # The call of a Python program, with inputs in memory.
+    latencies = measure(lambda at: session.run(None, feeds[at % len(feeds)]), config.perf, workspace.progress)
+    memory = {"before_load": own.memory_before, "after_load": own.memory_after, "peak": resident().peak}
     import onnxruntime  # not before the model has been loaded, which is measured
 
     is_random = not workspace.has("data")
@@ -131,7 +143,14 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "provider_options": dict(config.target.provider_options),
         "onnxruntime": onnxruntime.__version__,
         "host": dict(config.host),
-        **figures,
+        "load": _load_json(loads[0]),
+        "baseline": _baseline_json(*loads) if len(loads) > 1 else None,
+        "first_inference_ms": first_ms,
+        "latency_ms": latency_json(latencies),
+        "throughput": throughput_json(latencies, batch_size),
+        "memory_bytes": memory,
+        # The CPU has nothing to report.
+        "assigned_nodes": assigned_nodes(session) if target.ep != CPU else {},
         "inputs": [
             {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)} for name, array in feeds[0].items()
         ],
@@ -156,50 +175,10 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     return report
 
 
-def _measure(
-    model: Model,
-    baseline: Model | None,
-    feeds: Sequence[Feed],
-    batch_size: int,
-    fields: PerfFields,
-    progress: OnProgress,
-) -> tuple[JsonObject, Latencies]:
-    """Measure loads in fresh processes, then the rest in this one; return the figures and every inference."""
-    loads, baseline_loads = _load_in_turn(model, baseline, fields.loads, progress)
-    session, own = load(model)
-    with failures_explained("npz" if fields.seed is None else RANDOM, "perf.input_data"):
-        first_ms = _first_inference(session, feeds[0])
-    latencies = measure(_inference(session, feeds), fields, progress)
-    peak = resident().peak
-    figures: JsonObject = {
-        "load": _load_json(loads),
-        "baseline": _baseline_json(loads, baseline_loads) if baseline_loads else None,
-        "first_inference_ms": first_ms,
-        "latency_ms": latency_json(latencies),
-        "throughput": throughput_json(latencies, batch_size),
-        "memory_bytes": {"before_load": own.memory_before.now, "after_load": own.memory_after.now, "peak": peak},
-        "assigned_nodes": _assigned(session, model.target),
-    }
-    return figures, latencies
-
-
-def _model(workspace: Workspace, slot: str, target: Target, config: PerfConfig) -> Model:
-    path = workspace.input_file(slot, ".onnx")
-    options = config.target.provider_options
-    return Model(path, target, options, config.perf.threads, inspect_model(path).is_compiled)
-
-
-def _load_in_turn(
-    model: Model, baseline: Model | None, times: int, progress: OnProgress
-) -> tuple[Sequence[Load], Sequence[Load]]:
-    """Load both models alternately, so that neither has the quieter period for itself."""
-    models = [model] if baseline is None else [model, baseline]
-    loads: list[list[Load]] = [[] for _ in models]
-    for done in range(times):
-        for at, one in enumerate(models):
-            progress(done * len(models) + at, times * len(models), "loads")
-            loads[at].append(load_in_fresh_process(one))
-    return loads[0], [] if baseline is None else loads[1]
+def _model(path: Path, target: Target, config: PerfConfig) -> Model:
+    compiled = inspect_model(path).is_compiled
+    options = dict(config.target.provider_options)
+    return Model(str(path), target.ep.name, target.device, options, config.perf.threads, compiled)
 
 
 def _load_json(loads: Sequence[Load]) -> JsonObject:
@@ -226,16 +205,3 @@ def _first_inference(session: onnxruntime.InferenceSession, feed: Feed) -> float
     except Exception as error:
         raise StageError(f"The model does not run: {explanation(error)}.") from error
     return (time.perf_counter_ns() - began) / NS_PER_MS
-
-
-def _inference(session: onnxruntime.InferenceSession, feeds: Sequence[Feed]) -> Callable[[int], object]:
-    """Return the measured function: the call of a Python program, with inputs in memory."""
-    run, count = session.run, len(feeds)
-    return lambda index: run(None, feeds[index % count])
-
-
-def _assigned(session: onnxruntime.InferenceSession, target: Target) -> JsonObject:
-    from winml_dag.ep.session import assigned_nodes
-
-    # The CPU has nothing to report.
-    return {name: dict(counts) for name, counts in assigned_nodes(session).items()} if target.ep != CPU else {}

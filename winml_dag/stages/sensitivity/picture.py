@@ -11,7 +11,8 @@ from winml_dag.stages.drawing import png_figure  # isort: split
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from winml_dag.stages.sensitivity.ranking import NodeCost, Relief
+from winml_dag.stages.sensitivity.nodes import Relief
+from winml_dag.stages.sensitivity.ranking import NodeCost
 
 _MOST_BARS = 25
 _LONGEST_NAME = 68
