@@ -24,8 +24,7 @@ from evaluation_samples import (
 from optimize_samples import graph
 
 from winml_dag.errors import StageError
-from winml_dag.stages.evaluate.cases import Labels
-from winml_dag.stages.evaluate.rows import chosen_numbers
+from winml_dag.stages.evaluate.cases import Labels, chosen_numbers
 
 CHANCE = random.Random(0)
 TAGS = ("O", "B-PER", "I-PER")

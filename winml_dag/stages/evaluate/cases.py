@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.onnxmodel.inspect import TensorSpec
+from winml_dag.stages.evaluate import EvaluateFields
 from winml_dag.stages.evaluate.metrics import Metric
 from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.samples import Array, Feed
 
-# Maps a label in the data to the number of the model's class.
-
 _MAP = "Set eval.dataset.label_mapping (--label-mapping), such as {positive: 1}: a label of the data -> the class."
 _MOST_NAMES = 12
+CHECK_TASK = "Check the task (--task)."
 
 
 @dataclass(frozen=True)
 class Labels:
-    """``mapping``: given by the user; ``names``: those in the model's config, by class."""
+    """Maps labels in the data to classes. ``mapping``: of the user; ``names``: of the model's config, by class."""
 
     mapping: Mapping[str, int] | None
     names: Mapping[int, str]
@@ -50,78 +51,29 @@ class Labels:
         Raises:
             StageError: the label is unknown.
         """
-        text = _text(label)
-        if self.mapping is not None:
-            if text not in self.mapping:
-                raise self._unknown(text, where, "label_mapping", list(self.mapping))
-            return self.mapping[text]
-        by_name = {name: number for number, name in self.names.items()}
-        folded = {name.casefold(): number for number, name in self.names.items()}
-        if text in by_name:
-            return by_name[text]
-        if text.casefold() in folded:
-            return folded[text.casefold()]
-        if text.removeprefix("-").isdecimal():
-            return int(text)
-        raise self._unknown(text, where, "the model's config.json", list(by_name))
+        # Files write numbers in different forms: 1, 1.0, true and "1".
+        is_whole = isinstance(label, bool) or (isinstance(label, float) and label.is_integer())
+        text = str(int(label) if is_whole else label).strip()
+        names = {name: number for number, name in self.names.items()}
+        known = names if self.mapping is None else self.mapping
+        if text in known:
+            return known[text]
+        if self.mapping is None:
+            folded = {name.casefold(): number for name, number in names.items()}
+            if text.casefold() in folded:
+                return folded[text.casefold()]
+            if text.removeprefix("-").isdecimal():
+                return int(text)
+        if not known:
+            raise StageError(f"The label {text!r} of {where} is not a number, and the model has no names.", advice=_MAP)
+        some = [*list(known)[:_MOST_NAMES], *(["..."] if len(known) > _MOST_NAMES else [])]
+        place = "the model's config.json" if self.mapping is None else "label_mapping"
+        raise StageError(f"The label {text!r} of {where} is not in {place}, which has: {', '.join(some)}.", advice=_MAP)
 
     def name(self, number: int) -> str:
         """Return the name in the model's config, else the user's; a class without a name has its number."""
         said = {} if self.mapping is None else {at: name for name, at in self.mapping.items()}
         return {**said, **self.names}.get(number, str(number))
-
-    def _unknown(self, text: str, where: str, place: str, known: Sequence[str]) -> StageError:
-        if not known:
-            return StageError(
-                f"The label {text!r} of {where} is not a number, and the model has no names.", advice=_MAP
-            )
-        names = ", ".join(known[:_MOST_NAMES]) + (", ..." if len(known) > _MOST_NAMES else "")
-        return StageError(f"The label {text!r} of {where} is not in {place}, which has: {names}.", advice=_MAP)
-
-
-def _text(label: Any) -> str:
-    """Normalize numbers, which files write in different forms: 1, 1.0, true and "1"."""
-    if isinstance(label, bool):
-        return str(int(label))
-    if isinstance(label, float) and label.is_integer():
-        return str(int(label))
-    return str(label).strip()
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Case(Generic[T]):
-    """One sample: what to feed to the model, one after the other, and the expected result."""
-
-    feeds: tuple[Feed, ...]
-    truth: T
-
-
-class Task(Protocol[T]):
-    """A task on the chosen samples.
-
-    ``kind``: of data, as calibrate names it. ``count``: how many samples exist, ``chosen``: which are used;
-    ``outputs``: the model outputs that are evaluated.
-    """
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def chosen(self) -> Sequence[int]: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-    @property
-    def metrics(self) -> tuple[Metric, ...]: ...
-
-    def cases(self) -> Iterator[Case[T]]: ...
-
-    def outcome(self, case: Case[T], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
-        """Return the values that the metrics count for *case*; *found* has the outputs by name for each feed."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -129,26 +81,21 @@ class Given:
     """The arguments of a task.
 
     Attributes:
-        task: its name.
         data: the folder with the samples.
         processor: tokenizer and image processor, and ``inputs``: those of one sample of the model.
         outputs: of the model.
-        columns: the columns by role, as given by the user.
         labels: the classes by their names.
-        most, seed: how many samples, and the seed that selects them.
-        pooling: of token embeddings.
     """
 
-    task: str
+    fields: EvaluateFields
     data: Path
     processor: Processor
     inputs: Sequence[InputSpec]
     outputs: Sequence[TensorSpec]
-    columns: Mapping[str, str]
     labels: Labels
-    most: int
-    seed: int | None
-    pooling: str | None
+
+    def files(self) -> list[Path]:
+        return sorted(path for path in self.data.rglob("*") if path.is_file())
 
     def scores(self) -> TensorSpec:
         """Return the output with class scores: the one called logits, else the first one."""
@@ -166,18 +113,59 @@ class Given:
         classes = last if isinstance(last, int) else len(self.labels.names)
         if classes < 2:
             raise StageError(
-                f"Output {scores.name!r} has the shape {list(scores.shape)}, and {self.task} needs scores of two"
+                f"Output {scores.name!r} has the shape {list(scores.shape)}, and {self.fields.task} needs scores of two"
                 " classes or more.",
-                advice="Check the task (--task).",
+                advice=CHECK_TASK,
             )
         return classes
 
+    def true_class(self, label: Any, classes: int, where: str) -> int:
+        """Return the one of *classes* that *label* means. Raises StageError if there is none."""
+        number = self.labels.number(label, where)
+        if not 0 <= number < classes:
+            raise StageError(
+                f"The label of {where} is class {number}, and the model has {classes} classes, from 0 on.",
+                advice="Set eval.dataset.label_mapping (--label-mapping): a label of the data -> the class.",
+            )
+        return number
 
-def within(number: int, classes: int, where: str) -> int:
-    """Return *number* if it is one of *classes*. Raises StageError otherwise."""
-    if not 0 <= number < classes:
-        raise StageError(
-            f"The label of {where} is class {number}, and the model has {classes} classes, from 0 on.",
-            advice="Set eval.dataset.label_mapping (--label-mapping): a label of the data -> the class.",
-        )
-    return number
+
+@dataclass(frozen=True)
+class Case:
+    """One sample: what to feed to the model, one after the other, and ``judge``, which compares with what is known.
+
+    *judge* takes the outputs by name for each feed, and returns the values that the task's metrics count.
+    """
+
+    feeds: tuple[Feed, ...]
+    judge: Callable[[Sequence[Mapping[str, Array]]], Sequence[float]]
+
+
+class Task:
+    """A task on the chosen samples.
+
+    ``kind``: of data, as calibrate names it. ``count``: how many samples exist, ``chosen``: which are used;
+    ``outputs``: the model outputs that are evaluated.
+    """
+
+    kind: str
+    count: int
+    outputs: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+
+    @property
+    def chosen(self) -> Sequence[int]:
+        return chosen_numbers(self.count, self.given.fields.samples, self.given.fields.seed)
+
+    def cases(self) -> Iterator[Case]:
+        raise NotImplementedError
+
+
+def chosen_numbers(count: int, most: int, seed: int | None) -> Sequence[int]:
+    """Return *most* of *count* numbers, ascending: the first ones, or a random selection with *seed*."""
+    if seed is None or most >= count:
+        return range(min(most, count))
+    return sorted(random.Random(seed).sample(range(count), most))

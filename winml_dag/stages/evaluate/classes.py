@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,9 +11,8 @@ import numpy as np
 
 from winml_dag.errors import StageError
 from winml_dag.stages.evaluate import TASKS
-from winml_dag.stages.evaluate.cases import Case, Given, within
-from winml_dag.stages.evaluate.metrics import Metric, macro_f1, share
-from winml_dag.stages.evaluate.rows import chosen_numbers
+from winml_dag.stages.evaluate.cases import CHECK_TASK, Case, Given, Task
+from winml_dag.stages.evaluate.metrics import macro_f1, share
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.samples.arrays import labelled_npz
 from winml_dag.stages.samples.read import read_samples
@@ -26,12 +26,12 @@ _Labels: TypeAlias = Callable[[Sequence[int]], Iterator[tuple[str, Any]]]
 _TRUTH, _FOUND, _RIGHT, _AMONG_FIVE = range(4)
 
 
-class Classification:
+class Classification(Task):
     """Rows of a table with a label, arrays of inputs with one of labels, or images in folders named after classes."""
 
     def __init__(self, given: Given) -> None:
-        self._given = given
-        self._files = sorted(path for path in given.data.rglob("*") if path.is_file())
+        super().__init__(given)
+        self._files = given.files()
         kinds = {kind_of(path.name) for path in self._files}
         if kinds <= {*TABLES}:
             self._samples, self._labels = self._rows()
@@ -42,37 +42,33 @@ class Classification:
             self._labels = self._folders
         self._classes = given.classes()
         self.outputs = (given.scores().name,)
-        self.chosen = chosen_numbers(self._samples.count, given.most, given.seed)
         self.kind, self.count = self._samples.kind, self._samples.count
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
         accuracy = share("accuracy", _RIGHT)
-        if self._given.task == "text-classification":
-            return accuracy, macro_f1("macro_f1", _TRUTH, _FOUND)
-        return (accuracy, share("top5_accuracy", _AMONG_FIVE)) if self._classes > 5 else (accuracy,)
+        if given.fields.task == "text-classification":
+            self.metrics = (accuracy, macro_f1("macro_f1", _TRUTH, _FOUND))
+        else:
+            self.metrics = (accuracy, share("top5_accuracy", _AMONG_FIVE)) if self._classes > 5 else (accuracy,)
 
-    def cases(self) -> Iterator[Case[int]]:
+    def cases(self) -> Iterator[Case]:
         for feed, (where, label) in zip(self._samples.read(self.chosen), self._labels(self.chosen), strict=True):
-            number = self._given.labels.number(label, where)
-            yield Case((feed,), within(number, self._classes, where))
+            yield Case((feed,), partial(self._judge, self.given.true_class(label, self._classes, where)))
 
-    def outcome(self, case: Case[int], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
+    def _judge(self, truth: int, found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
         scores = found[0][self.outputs[0]]
         if scores.shape != (1, self._classes):
             raise StageError(
                 f"Output {self.outputs[0]!r} has the shape {list(scores.shape)}, not scores of"
                 f" {self._classes} classes for one sample.",
-                advice="Check the task (--task).",
+                advice=CHECK_TASK,
             )
         values = scores[0].astype(np.float64)
         # NaN permits no choice; it counts as wrong.
         chosen = -1 if np.isnan(values).any() else int(values.argmax())
-        better = int((values > values[case.truth]).sum()) if chosen >= 0 else self._classes
-        return case.truth, chosen, chosen == case.truth, better < 5
+        better = int((values > values[truth]).sum()) if chosen >= 0 else self._classes
+        return truth, chosen, chosen == truth, better < 5
 
     def _rows(self) -> tuple[Samples, _Labels]:
-        given, columns = self._given, read_tables(self._files).columns
+        given, columns = self.given, read_tables(self._files).columns
         column = _label_column(given, columns)
 
         def labels(numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
@@ -84,7 +80,7 @@ class Classification:
         return read_samples(given.data, given.inputs, given.processor.folder, _inputs_from(given, columns)), labels
 
     def _arrays(self) -> tuple[Samples, _Labels]:
-        given = self._given
+        given = self.given
         if [kind_of(file.name) for file in self._files] != ["npz"]:
             raise StageError(
                 f"{self._files[0].name} has no labels: of arrays, only one .npz file can have them.",
@@ -97,7 +93,7 @@ class Classification:
 
     def _folders(self, numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
         for number in numbers:
-            file = self._files[number].relative_to(self._given.data)
+            file = self._files[number].relative_to(self.given.data)
             if file.parent == Path():
                 raise StageError(
                     f"The image {file} has no label: it lies in no folder that is called by its class.",
@@ -107,7 +103,8 @@ class Classification:
 
 
 def _label_column(given: Given, columns: Sequence[str]) -> str:
-    usual = (given.columns[_LABEL],) if _LABEL in given.columns else TASKS[given.task][_LABEL]
+    said = given.fields.columns_mapping
+    usual = (said[_LABEL],) if _LABEL in said else TASKS[str(given.fields.task)][_LABEL]
     found = next((name for name in usual if name in columns), None)
     if found is None:
         raise StageError(
@@ -119,9 +116,9 @@ def _label_column(given: Given, columns: Sequence[str]) -> str:
 
 def _inputs_from(given: Given, columns: Sequence[str]) -> Mapping[str, str]:
     """Return the columns by role: as given by the user; else by the names of model inputs, or by a usual name."""
-    said = {role: column for role, column in given.columns.items() if role != _LABEL}
-    inputs = {spec.name for spec in given.inputs}
-    if inputs & {*said, *columns}:
+    said = {role: column for role, column in given.fields.columns_mapping.items() if role != _LABEL}
+    if {spec.name for spec in given.inputs} & {*said, *columns}:
         return said
-    usual = {role: next((name for name in names if name in columns), "") for role, names in TASKS[given.task].items()}
-    return {**{role: name for role, name in usual.items() if name and role != _LABEL}, **said}
+    roles = {role: names for role, names in TASKS[str(given.fields.task)].items() if role != _LABEL}
+    usual = {role: name for role, names in roles.items() for name in reversed(names) if name in columns}
+    return {**usual, **said}

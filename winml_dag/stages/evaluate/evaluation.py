@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,29 +19,24 @@ from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import InputSpec, inputs_of_both, model_inputs
 from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
-from winml_dag.stages.evaluate.cases import Case, Given, Labels, Task
+from winml_dag.stages.evaluate.cases import Given, Labels, Task, chosen_numbers
 from winml_dag.stages.evaluate.classes import Classification
 from winml_dag.stages.evaluate.metrics import Metric, Outcomes, difference, estimate
-from winml_dag.stages.evaluate.rows import FeatureSimilarity, QuestionAnswering, TokenClassification, chosen_numbers
+from winml_dag.stages.evaluate.rows import FeatureSimilarity, QuestionAnswering, TokenClassification
 from winml_dag.stages.figures import OutputFigures
 from winml_dag.stages.pair import Batching, Pair
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.read import samples_of
-from winml_dag.stages.samples.samples import Array, Feed, Samples, random_samples
+from winml_dag.stages.samples.samples import Feed, random_samples
 
 if TYPE_CHECKING:
     import onnxruntime
 
 
-# Compares a model with a reference on the same inputs: no labels are needed, and every output counts.
-
-# One of the models of an evaluation: its session on the target, and its batch size.
-
-
 @dataclass(frozen=True)
 class Model:
-    """``outputs``: with the shapes in the file."""
+    """One of the models of an evaluation; ``outputs``: with the shapes in the file."""
 
     file: Path
     session: onnxruntime.InferenceSession
@@ -55,9 +50,6 @@ class Model:
         batching = Batching.of(session, fields.batch_size, whole=fields.mode == "compare")
         return cls(file, session, batching, tuple(inspect_model(file).outputs))
 
-    def run(self, names: Sequence[str], feeds: Sequence[Feed]) -> Iterator[list[Array]]:
-        return self.batching.run(self.session, names, feeds)
-
 
 def compare_models(
     fields: EvaluateFields, workspace: Workspace, candidate: Model, reference: Model, inputs: Sequence[InputSpec]
@@ -68,7 +60,12 @@ def compare_models(
         StageError: the outputs differ in names or shapes, or the data does not fit.
     """
     pair = Pair(reference.session, candidate.session, fields.batch_size, "eval.input_data")
-    samples, of = _samples(fields, workspace, inputs)
+    of = None
+    if workspace.has("data"):
+        every = samples_of(workspace, inputs, Columns(fields.columns_mapping))
+        samples, of = every.choose(chosen_numbers(every.count, fields.samples, fields.seed)), every.count
+    else:
+        samples = random_samples(inputs, fields.samples, fields.seed or 0, "uniform", purpose="evaluate")
     measured = pair.measure(samples, class_scores(pair.names, classifies=fields.classifies), workspace.progress)
     return {
         "data": samples.kind,
@@ -79,15 +76,6 @@ def compare_models(
             for name, figures in zip(pair.names, measured.outputs, strict=True)
         },
     }
-
-
-def _samples(fields: EvaluateFields, workspace: Workspace, inputs: Sequence[InputSpec]) -> tuple[Samples, int | None]:
-    """Return the samples to run, and the number they are chosen from; None for random ones."""
-    if not workspace.has("data"):
-        return random_samples(inputs, fields.samples, fields.seed or 0, "uniform", purpose="evaluate"), None
-    every = samples_of(workspace, inputs, Columns(fields.columns_mapping))
-    chosen = chosen_numbers(every.count, fields.samples, fields.seed)
-    return Samples(every.kind, chosen, every.read), every.count
 
 
 def _output_json(figures: OutputFigures) -> JsonObject:
@@ -106,7 +94,7 @@ def _output_json(figures: OutputFigures) -> JsonObject:
     }
 
 
-_TASKS: dict[str, type[Any]] = {
+_TASKS: Mapping[str, type[Task]] = {
     "text-classification": Classification,
     "image-classification": Classification,
     "token-classification": TokenClassification,
@@ -128,12 +116,13 @@ def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
     if workspace.has("reference"):
         file = workspace.input_file("reference", ".onnx")
         reference = Model.load(file, Target(CPU, "cpu"), {}, fields)
+    inputs = model_inputs(candidate.file) if reference is None else inputs_of_both(reference.file, candidate.file)
     if fields.mode == "compare":
         if reference is None:
             raise StageError("There is no reference to compare with.", advice="Give one (--reference FLOAT.onnx).")
-        found = compare_models(fields, workspace, candidate, reference, _inputs(candidate, reference))
+        found = compare_models(fields, workspace, candidate, reference, inputs)
     else:
-        found = _evaluate(fields, workspace, candidate, reference)
+        found = _evaluate(fields, workspace, candidate, reference, inputs)
     report: JsonObject = {
         "format": 1,
         "mode": fields.mode,
@@ -150,21 +139,34 @@ def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
     return report
 
 
-def _evaluate(fields: EvaluateFields, workspace: Workspace, candidate: Model, reference: Model | None) -> JsonObject:
+def _evaluate(
+    fields: EvaluateFields,
+    workspace: Workspace,
+    candidate: Model,
+    reference: Model | None,
+    inputs: Sequence[InputSpec],
+) -> JsonObject:
     """Return the metrics of a task, of both models on the same samples."""
     models = [candidate] if reference is None else [candidate, reference]
-    inputs = _inputs(candidate, reference)
     for model in models:
         inputs = model.batching.of_one(inputs)
-    task = _task(fields, workspace, candidate, inputs)
-    outcomes: list[list[Sequence[float]]] = [[] for _ in models]
+    processor = workspace.inputs["processor"] if workspace.has("processor") else None
+    labels = Labels.of(fields.label_mapping, processor)
+    given = Given(fields, workspace.inputs["data"], Processor(processor, inputs), inputs, candidate.outputs, labels)
+    task = _TASKS[str(fields.task)](given)
     of, cases, full = len(task.chosen), task.cases(), 0
+    if not of:
+        raise StageError("There is no sample in the data.")
+    outcomes: list[list[Sequence[float]]] = [[] for _ in models]
     cuts = _cuts_texts(fields, inputs)
     while chunk := list(islice(cases, max(model.batching.size for model in models))):
         workspace.progress(len(outcomes[0]), of, "samples")
+        feeds = [feed for case in chunk for feed in case.feeds]
         for model, into in zip(models, outcomes, strict=True):
-            into.extend(_outcomes(task, model, chunk))
-        full += sum(_is_full(feed) for case in chunk for feed in case.feeds) if cuts else 0
+            results = model.batching.run(model.session, task.outputs, feeds)
+            named = (dict(zip(task.outputs, values, strict=True)) for values in results)
+            into.extend(case.judge(list(islice(named, len(case.feeds)))) for case in chunk)
+        full += sum(_is_full(feed) for feed in feeds) if cuts else 0
     workspace.progress(of, of, "samples")
     return {
         "task": fields.task,
@@ -174,34 +176,6 @@ def _evaluate(fields: EvaluateFields, workspace: Workspace, candidate: Model, re
         "full_texts": full,
         "metrics": _judged(task.metrics, [np.asarray(rows, np.float64) for rows in outcomes]),
     }
-
-
-def _inputs(candidate: Model, reference: Model | None) -> Sequence[InputSpec]:
-    if reference is None:
-        return model_inputs(candidate.file)
-    return inputs_of_both(reference.file, candidate.file)
-
-
-def _task(fields: EvaluateFields, workspace: Workspace, model: Model, inputs: Sequence[InputSpec]) -> Task[Any]:
-    assert fields.task is not None
-    processor = workspace.inputs["processor"] if workspace.has("processor") else None
-    task: Task[Any] = _TASKS[fields.task](
-        Given(
-            task=fields.task,
-            data=workspace.inputs["data"],
-            processor=Processor(processor, inputs),
-            inputs=inputs,
-            outputs=model.outputs,
-            columns=fields.columns_mapping,
-            labels=Labels.of(fields.label_mapping, processor),
-            most=fields.samples,
-            seed=fields.seed,
-            pooling=fields.pooling,
-        )
-    )
-    if not task.chosen:
-        raise StageError("There is no sample in the data.")
-    return task
 
 
 def _cuts_texts(fields: EvaluateFields, inputs: Sequence[InputSpec]) -> bool:
@@ -214,13 +188,6 @@ def _is_full(feed: Feed) -> bool:
     """Return whether a text fills the model's input to the last position, and so may have been cut."""
     mask = feed.get("attention_mask")
     return mask is not None and bool((mask != 0).all())
-
-
-def _outcomes(task: Task[Any], model: Model, cases: Sequence[Case[Any]]) -> Iterator[Sequence[float]]:
-    outputs = model.run(task.outputs, [feed for case in cases for feed in case.feeds])
-    for case in cases:
-        found = [dict(zip(task.outputs, values, strict=True)) for values in islice(outputs, len(case.feeds))]
-        yield task.outcome(case, found)
 
 
 def _judged(metrics: Sequence[Metric], outcomes: Sequence[Outcomes]) -> JsonObject:

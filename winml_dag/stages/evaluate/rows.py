@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.evaluate import TASKS
-from winml_dag.stages.evaluate.cases import Case, Given, within
+from winml_dag.stages.evaluate.cases import CHECK_TASK, Case, Given, Task
 from winml_dag.stages.evaluate.metrics import (
     Metric,
     answer_f1,
@@ -33,28 +32,26 @@ from winml_dag.stages.samples.samples import Array, Feed
 from winml_dag.stages.samples.tables import chosen_rows, read_tables
 
 
-class RowTask:
+class RowTask(Task):
     """A task whose samples are rows of tables, with a column for each of its roles."""
 
     kind = "dataset"
 
     def __init__(self, given: Given) -> None:
         """Raises StageError if the data is not of tables, or lacks a column."""
-        self._given = given
-        roles = TASKS[given.task]
-        files = sorted(path for path in given.data.rglob("*") if path.is_file())
+        super().__init__(given)
+        task, files = str(given.fields.task), given.files()
         if any(kind_of(file.name) not in TABLES for file in files):
             raise StageError(
-                f"Data for {given.task} is a table, and {files[0].name} is none.",
-                advice="Give CSV, JSON lines or parquet with the columns " + ", ".join(roles) + ".",
+                f"Data for {task} is a table, and {files[0].name} is none.",
+                advice="Give CSV, JSON lines or parquet with the columns " + ", ".join(TASKS[task]) + ".",
             )
         self._table = read_tables(files)
-        self._columns = dict(_columns(self._table.columns, given.task, roles, given.columns))
+        self._columns = dict(_columns(self._table.columns, task, given.fields.columns_mapping))
         self.count = self._table.count
-        self.chosen = chosen_numbers(self.count, given.most, given.seed)
 
-    def _rows(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the chosen rows: each with its number, and its values by role.
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the chosen rows: the words for each in messages, and its values by role.
 
         Raises:
             StageError: a value is missing, or a file cannot be read.
@@ -63,12 +60,11 @@ class RowTask:
             for column in self._columns.values():
                 if row[column] is None:
                     raise StageError(f"Column {column!r} has no value in row {number}.", advice="Take that row away.")
-            yield number, {role: row[column] for role, column in self._columns.items()}
+            yield f"row {number}", {role: row[column] for role, column in self._columns.items()}
 
 
-def _columns(
-    there: Sequence[str], task: str, wanted: Mapping[str, Sequence[str]], mapping: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
+def _columns(there: Sequence[str], task: str, mapping: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    wanted = TASKS[task]
     if unknown := sorted(mapping.keys() - wanted.keys()):
         raise StageError(
             f"eval.dataset.columns_mapping: {task} has nothing called {unknown[0]!r}.",
@@ -86,13 +82,6 @@ def _columns(
         yield role, column
 
 
-def chosen_numbers(count: int, most: int, seed: int | None) -> Sequence[int]:
-    """Return *most* of *count* numbers, ascending: the first ones, or a random selection with *seed*."""
-    if seed is None or most >= count:
-        return range(min(most, count))
-    return sorted(random.Random(seed).sample(range(count), most))
-
-
 # Similarity of two texts: the cosine of their embeddings, compared with human scores.
 
 # Names of outputs that are an embedding of the whole text.
@@ -107,21 +96,21 @@ class FeatureSimilarity(RowTask):
 
     def __init__(self, given: Given) -> None:
         super().__init__(given)
-        self.outputs = (_output(given.outputs, given.pooling),)
+        self.outputs = (_output(given.outputs, given.fields.pooling),)
 
-    def cases(self) -> Iterator[Case[float]]:
-        for number, row in self._rows():
+    def cases(self) -> Iterator[Case]:
+        for where, row in self._rows():
             texts = (row["sentence1"], row["sentence2"])
-            feeds = tuple(self._given.processor.feed({"text": text}, f"row {number}") for text in texts)
-            yield Case(feeds, _score(row["score"], number))
+            feeds = tuple(self.given.processor.feed({"text": text}, where) for text in texts)
+            yield Case(feeds, partial(self._judge, _score(row["score"], where), feeds))
 
-    def outcome(self, case: Case[float], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
+    def _judge(self, score: float, feeds: Sequence[Feed], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
         first, second = (
-            _embedding(outputs[self.outputs[0]], feed, self._given.pooling)
-            for outputs, feed in zip(found, case.feeds, strict=True)
+            _embedding(outputs[self.outputs[0]], feed, self.given.fields.pooling)
+            for outputs, feed in zip(found, feeds, strict=True)
         )
         scale = float(np.linalg.norm(first) * np.linalg.norm(second))
-        return case.truth, float(first @ second) / scale if scale else 0.0
+        return score, float(first @ second) / scale if scale else 0.0
 
 
 def _output(outputs: Sequence[TensorSpec], pooling: str | None) -> str:
@@ -137,7 +126,7 @@ def _output(outputs: Sequence[TensorSpec], pooling: str | None) -> str:
     if chosen is None:
         raise StageError(
             f"None of the model's outputs ({', '.join(output.name for output in outputs)}) is an embedding.",
-            advice="Check the task (--task).",
+            advice=CHECK_TASK,
         )
     return chosen.name
 
@@ -145,25 +134,20 @@ def _output(outputs: Sequence[TensorSpec], pooling: str | None) -> str:
 def _embedding(output: Array, feed: Feed, pooling: str | None) -> NDArray[np.float64]:
     """Return the embedding of one text: for token embeddings the first one, or the mean without padding."""
     values: NDArray[np.float64] = output.astype(np.float64)[0]
-    if values.ndim == 1:
-        return values
-    if pooling == "cls":
-        first: NDArray[np.float64] = values[0]
-        return first
-    mask = feed.get("attention_mask")
-    weights = np.ones(len(values)) if mask is None else mask[0].astype(np.float64)
-    pooled: NDArray[np.float64] = weights @ values / max(float(weights.sum()), 1.0)
-    return pooled
+    if values.ndim > 1:
+        weights = np.ones(len(values)) if (mask := feed.get("attention_mask")) is None else mask[0].astype(np.float64)
+        values = values[0] if pooling == "cls" else weights @ values / max(float(weights.sum()), 1.0)
+    return values
 
 
-def _score(value: Any, number: int) -> float:
+def _score(value: Any, where: str) -> float:
     try:
         score = float(value)
     except (TypeError, ValueError):
         score = float("nan")
     if not np.isfinite(score):
         raise StageError(
-            f"Row {number} of the data has {str(value)[:40]!r} where a score should be, which is a number."
+            f"{where.capitalize()} of the data has {str(value)[:40]!r} where a score should be, which is a number."
         )
     return score
 
@@ -178,14 +162,6 @@ _ENTITY_TAG = re.compile(r"O|[BIES]-.+")
 _RIGHT, _WORDS, _FOUND_RIGHTLY, _FOUND, _TRUE = range(5)
 
 
-@dataclass(frozen=True)
-class Tagged:
-    """Words: the position of the first token of each, and their classes."""
-
-    positions: Sequence[int]
-    classes: Sequence[int]
-
-
 class TokenClassification(RowTask):
     """Rows with a list of words and a list of tags.
 
@@ -195,74 +171,66 @@ class TokenClassification(RowTask):
     def __init__(self, given: Given) -> None:
         super().__init__(given)
         self._classes = given.classes()
-        names = [given.labels.name(number) for number in range(self._classes)]
-        self._has_entities = all(_ENTITY_TAG.fullmatch(name) for name in names)
+        self._names = [given.labels.name(number) for number in range(self._classes)]
+        self._has_entities = all(_ENTITY_TAG.fullmatch(name) for name in self._names)
         self.outputs = (given.scores().name,)
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
         accuracy = ratio("token_accuracy", [_RIGHT], [_WORDS])
-        if not self._has_entities:
-            return accuracy, macro_f1_of_counts("token_macro_f1", _FOUND_RIGHTLY, self._classes)
-        return (
-            ratio("entity_f1", [_FOUND_RIGHTLY, _FOUND_RIGHTLY], [_FOUND, _TRUE]),
-            ratio("entity_precision", [_FOUND_RIGHTLY], [_FOUND]),
-            ratio("entity_recall", [_FOUND_RIGHTLY], [_TRUE]),
-            accuracy,
-        )
+        if self._has_entities:
+            self.metrics = (
+                ratio("entity_f1", [_FOUND_RIGHTLY, _FOUND_RIGHTLY], [_FOUND, _TRUE]),
+                ratio("entity_precision", [_FOUND_RIGHTLY], [_FOUND]),
+                ratio("entity_recall", [_FOUND_RIGHTLY], [_TRUE]),
+                accuracy,
+            )
+        else:
+            self.metrics = (accuracy, macro_f1_of_counts("token_macro_f1", _FOUND_RIGHTLY, self._classes))
 
-    def cases(self) -> Iterator[Case[Tagged]]:
-        for number, row in self._rows():
-            words, tags = _list(row["tokens"], number), _list(row["tags"], number)
+    def cases(self) -> Iterator[Case]:
+        for where, row in self._rows():
+            words, tags = _list(row["tokens"], where), _list(row["tags"], where)
             if len(words) != len(tags):
-                raise StageError(f"Row {number} of the data has {len(words)} words and {len(tags)} tags.")
-            encoded = self._given.processor.of_words([str(word) for word in words])
+                raise StageError(f"{where.capitalize()} of the data has {len(words)} words and {len(tags)} tags.")
+            encoded = self.given.processor.of_words([str(word) for word in words])
             first: dict[int, int] = {}
-            for position, word in enumerate(encoded.word_of):
+            for position, word in enumerate(encoded.of):
                 if word is not None and tags[word] not in (_NO_TAG, str(_NO_TAG)):
                     first.setdefault(word, position)
-            where = f"row {number}"
-            classes = [within(self._given.labels.number(tags[word], where), self._classes, where) for word in first]
-            yield Case((fit(encoded.arrays, self._given.inputs, where),), Tagged(list(first.values()), classes))
+            true = np.array([self.given.true_class(tags[word], self._classes, where) for word in first], np.int64)
+            feed = fit(encoded.arrays, self.given.inputs, where)
+            yield Case((feed,), partial(self._judge, true, list(first.values())))
 
-    def outcome(self, case: Case[Tagged], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
+    def _judge(
+        self, true: NDArray[np.int64], positions: Sequence[int], found: Sequence[Mapping[str, Array]]
+    ) -> Sequence[float]:
         scores = found[0][self.outputs[0]]
         if scores.ndim != 3 or scores.shape[::2] != (1, self._classes):
             raise StageError(
                 f"Output {self.outputs[0]!r} has the shape {list(scores.shape)}, not scores of {self._classes} classes"
                 " for each token of a text.",
-                advice="Check the task (--task).",
+                advice=CHECK_TASK,
             )
-        true = np.asarray(case.truth.classes, np.int64)
-        chosen = _best_classes(scores[0, list(case.truth.positions)]) if true.size else true
+        best = scores[0, list(positions)] if true.size else np.zeros((0, self._classes))
+        # None for NaN scores, so they count as wrong.
+        chosen = np.where(np.isnan(best).any(-1), _NONE, best.argmax(-1))
         counted = [int((true == chosen).sum()), true.size]
         if self._has_entities:
-            expected, got = (entities([self._tag(int(one)) for one in tags]) for tags in (true, chosen))
+            names = {**dict(enumerate(self._names)), _NONE: "O"}
+            expected, got = (entities([names[int(one)] for one in tags]) for tags in (true, chosen))
             return [*counted, len(expected & got), len(got), len(expected)]
         for one in range(self._classes):
-            counted += [
-                int(((true == one) & (chosen == one)).sum()),
-                int((chosen == one).sum()),
-                int((true == one).sum()),
-            ]
+            is_true, is_chosen = true == one, chosen == one
+            counted += [int((is_true & is_chosen).sum()), int(is_chosen.sum()), int(is_true.sum())]
         return counted
 
-    def _tag(self, number: int) -> str:
-        return "O" if number == _NONE else self._given.labels.name(number)
 
-
-def _best_classes(scores: Array) -> NDArray[np.int64]:
-    """Return the class of each token; none for NaN scores, so they count as wrong."""
-    chosen: NDArray[np.int64] = np.where(np.isnan(scores).any(-1), _NONE, scores.argmax(-1))
-    return chosen
-
-
-def _list(value: Any, number: int) -> Sequence[Any]:
+def _list(value: Any, where: str) -> Sequence[Any]:
     """Return a list; text files have words separated by blanks instead."""
     if isinstance(value, str):
         return value.split()
     if not isinstance(value, list | tuple):
-        raise StageError(f"Row {number} of the data has {str(value)[:40]!r} where a list of words or tags should be.")
+        raise StageError(
+            f"{where.capitalize()} of the data has {str(value)[:40]!r} where a list of words or tags should be."
+        )
     return value
 
 
@@ -272,19 +240,8 @@ def _list(value: Any, number: int) -> Sequence[Any]:
 _LONGEST_TOKENS = 30
 # The columns of outcomes.
 _EXACT, _F1 = range(2)
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question to answer.
-
-    ``spans``: for each window, the characters of ``context`` by position. ``answers``: the correct ones, none for a
-    question that the text does not answer.
-    """
-
-    context: str
-    spans: Sequence[Sequence[tuple[int, int] | None]]
-    answers: Sequence[str]
+# The characters of a context by position, if any.
+Spans: TypeAlias = Sequence[tuple[int, int] | None]
 
 
 class QuestionAnswering(RowTask):
@@ -299,37 +256,37 @@ class QuestionAnswering(RowTask):
         super().__init__(given)
         self.outputs = _outputs([output.name for output in given.outputs])
         # The model can give no answer only if the data has questions without one.
-        self._may_be_none = any(not _answers(row["answers"], number) for number, row in self._rows())
+        self._may_be_none = any(not _answers(row["answers"], where) for where, row in self._rows())
 
-    def cases(self) -> Iterator[Case[Question]]:
-        for number, row in self._rows():
+    def cases(self) -> Iterator[Case]:
+        for where, row in self._rows():
             context = str(row["context"])
-            windows = self._given.processor.of_question(str(row["question"]).strip(), context)
-            feeds = tuple(fit(window.arrays, self._given.inputs, f"row {number}") for window in windows)
-            spans = [window.spans for window in windows]
-            yield Case(feeds, Question(context, spans, _answers(row["answers"], number)))
+            windows = self.given.processor.of_question(str(row["question"]).strip(), context)
+            feeds = tuple(fit(window.arrays, self.given.inputs, where) for window in windows)
+            spans = [window.of for window in windows]
+            yield Case(feeds, partial(self._judge, context, spans, _answers(row["answers"], where) or [""]))
 
-    def outcome(self, case: Case[Question], found: Sequence[Mapping[str, Array]]) -> Sequence[float]:
-        question = case.truth
+    def _judge(
+        self, context: str, spans: Sequence[Spans], answers: Sequence[str], found: Sequence[Mapping[str, Array]]
+    ) -> Sequence[float]:
         best, answer, none = -np.inf, "", np.inf
-        for spans, outputs in zip(question.spans, found, strict=True):
-            first, last = (self._scores(outputs[name], len(spans), name) for name in self.outputs)
+        for window, outputs in zip(spans, found, strict=True):
+            first, last = (self._scores(outputs[name], len(window), name) for name in self.outputs)
             if np.isnan(first).any() or np.isnan(last).any():
                 return 0.0, 0.0  # not even that there is no answer, which may be correct
             none = min(none, first[0] + last[0])
-            score, begin, end = _best_span(first, last, spans)
+            score, begin, end = _best_span(first, last, window)
             if score > best:
-                best, answer = score, question.context[begin:end]
+                best, answer = score, context[begin:end]
         if self._may_be_none and none > best:
             answer = ""
-        truths = question.answers or [""]
-        return exact_match(answer, truths), answer_f1(answer, truths)
+        return exact_match(answer, answers), answer_f1(answer, answers)
 
     def _scores(self, output: Array, length: int, name: str) -> NDArray[np.float64]:
         if output.shape != (1, length):
             raise StageError(
                 f"Output {name!r} has the shape {list(output.shape)}, not a score for each of {length} positions.",
-                advice="Check the task (--task).",
+                advice=CHECK_TASK,
             )
         scores: NDArray[np.float64] = output[0].astype(np.float64)
         return scores
@@ -342,14 +299,12 @@ def _outputs(names: Sequence[str]) -> tuple[str, str]:
         raise StageError(
             f"question-answering needs scores of where an answer begins and ends, and the model has the output"
             f" {', '.join(names)} alone.",
-            advice="Check the task (--task).",
+            advice=CHECK_TASK,
         )
     return names[0], names[1]
 
 
-def _best_span(
-    first: NDArray[np.float64], last: NDArray[np.float64], spans: Sequence[tuple[int, int] | None]
-) -> tuple[float, int, int]:
+def _best_span(first: NDArray[np.float64], last: NDArray[np.float64], spans: Spans) -> tuple[float, int, int]:
     """Return the best score of a span of the context, and its characters; minus infinity if there is none."""
     inside = np.array([span is not None for span in spans])
     length = len(spans)
@@ -363,7 +318,7 @@ def _best_span(
     return float(scores[begin, end]), at_begin[0], at_end[1]
 
 
-def _answers(value: Any, number: int) -> Sequence[str]:
+def _answers(value: Any, where: str) -> Sequence[str]:
     """Parse the formats of common data sets: texts with their positions, a list of texts, or one text."""
     if isinstance(value, Mapping):
         value = value.get("text")
@@ -372,6 +327,6 @@ def _answers(value: Any, number: int) -> Sequence[str]:
     if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
         return list(value)
     raise StageError(
-        f"Row {number} of the data has no answers that can be read: {str(value)[:60]!r}.",
+        f"{where.capitalize()} of the data has no answers that can be read: {str(value)[:60]!r}.",
         advice='Give a text, a list of texts, or {"text": [...]} as SQuAD has it.',
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -64,23 +64,15 @@ _OVERLAP = 128
 _LONGEST = 512
 
 
-@dataclass(frozen=True)
-class Words:
-    """Words as model inputs; ``word_of`` has the index of the word for each position, if any."""
-
-    arrays: Mapping[str, Array]
-    word_of: Sequence[int | None]
+_Source = TypeVar("_Source", int, tuple[int, int])
 
 
 @dataclass(frozen=True)
-class Window:
-    """A question with as much of its text as fits into the model.
-
-    ``spans`` has the characters of the text for each position, if any.
-    """
+class Encoded(Generic[_Source]):
+    """A text as model inputs; ``of``: for each position, the word or the characters that it comes from, if any."""
 
     arrays: Mapping[str, Array]
-    spans: Sequence[tuple[int, int] | None]
+    of: Sequence[_Source | None]
 
 
 @dataclass(frozen=True)
@@ -125,7 +117,7 @@ class Processor:
         encoded = self._tokenizer(text, pair, **self._options, truncation=length is not None, max_length=length)
         return self._wanted(encoded)
 
-    def of_words(self, words: Sequence[str]) -> Words:
+    def of_words(self, words: Sequence[str]) -> Encoded[int]:
         """Return *words* of one text as model inputs, padded or cut in the same way.
 
         Raises:
@@ -135,9 +127,9 @@ class Processor:
         encoded = self._fast_tokenizer(
             list(words), is_split_into_words=True, **self._options, truncation=length is not None, max_length=length
         )
-        return Words(self._wanted(encoded), encoded.word_ids(0))
+        return Encoded(self._wanted(encoded), encoded.word_ids(0))
 
-    def of_question(self, question: str, context: str) -> Sequence[Window]:
+    def of_question(self, question: str, context: str) -> Sequence[Encoded[tuple[int, int]]]:
         """Return *question* with all of *context*, in as many overlapping windows as necessary.
 
         Raises:
@@ -158,7 +150,7 @@ class Processor:
             return_offsets_mapping=True,
         )
         return [
-            Window(
+            Encoded(
                 {name: array[at : at + 1] for name, array in self._wanted(encoded).items()},
                 [
                     (int(begin), int(end)) if sequence == 1 else None

@@ -139,7 +139,8 @@ def samples_to_validate(
     """
     if workspace.has("input_data"):
         with _named("validate.input_data"):
-            samples = samples_of(workspace, inputs, columns, slot="input_data").first(count)
+            samples = samples_of(workspace, inputs, columns, slot="input_data")
+        samples = samples.choose(samples.numbers[:count])
         samples, source = replace(samples, read=_reading(samples)), "validate.input_data"
     elif workspace.has("data"):
         assert count is not None

@@ -46,21 +46,20 @@ class Samples:
     def __iter__(self) -> Iterator[Feed]:
         return self.read(self.numbers)
 
-    def first(self, count: int | None) -> Samples:
-        """Return the first *count*; None: all."""
-        return replace(self, numbers=self.numbers[:count])
+    def choose(self, numbers: Sequence[int]) -> Samples:
+        return replace(self, numbers=numbers)
 
     def to_calibrate(self, count: int, keep_back: int, seed: int | None = None) -> Samples:
         """Return *count* samples after *keep_back* are held out for validation: the first, or a selection by *seed*."""
         left = self.numbers[: self.count - self._kept_back(keep_back)]
         if seed is None or count >= len(left):
-            return replace(self, numbers=left[:count])
+            return self.choose(left[:count])
         # Ascending, because files are read from front to back, and the result does not depend on the order.
-        return replace(self, numbers=sorted(random.Random(seed).sample(left, count)))
+        return self.choose(sorted(random.Random(seed).sample(left, count)))
 
     def held_out(self, keep_back: int) -> Samples:
         """Return the samples that :meth:`to_calibrate` holds out; the only sample if there is no other."""
-        return replace(self, numbers=self.numbers[-max(1, self._kept_back(keep_back)) :])
+        return self.choose(self.numbers[-max(1, self._kept_back(keep_back)) :])
 
     def _kept_back(self, wanted: int) -> int:
         return min(wanted, self.count // 2)
