@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.quality import RANDOM
 from winml_dag.stages.ranges import Provenance, Ranges
-from winml_dag.stages.samples import IMAGE_COLUMN, SUFFIXES, TABLES, TEXT_COLUMNS, Columns, kind_of
+from winml_dag.stages.samples import IMAGE_COLUMN, SUFFIXES, TEXT_COLUMNS, Columns, kind_of
 from winml_dag.stages.samples.arrays import npy_samples, npz_samples
 from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.samples import Fed, Feed, Samples, random_samples
-from winml_dag.stages.samples.tables import Row, chosen_rows, read_tables, text_samples
+from winml_dag.stages.samples.tables import chosen_rows, read_tables
 
 # Samples from table rows: maps columns to inputs, directly or through the model's processor.
 
@@ -25,21 +24,25 @@ _MAP = "Set columns_mapping, such as {{text: {0}}}: the model's inputs, text, te
 
 
 def dataset_samples(files: Sequence[Path], processor: Processor, mapping: Mapping[str, str]) -> Samples:
-    """Return a sample for each row.
+    """Return a sample for each row; of text files, for each non-blank line.
 
     Raises:
-        StageError: columns are missing, or do not result in the model's inputs.
+        StageError: a file cannot be read, columns are missing, or they do not result in the model's inputs.
     """
-    table = read_tables(files)
-    roles = _roles(table.columns, processor.inputs, mapping)
+    table, is_text = read_tables(files), kind_of(files[0].name) == "text"
+    roles = {"text": "text"} if is_text else _roles(table.columns, processor.inputs, mapping)
     columns = sorted(set(roles.values()))
 
     def read(numbers: Sequence[int]) -> Iterator[Feed]:
         for number, row in chosen_rows(table, numbers, columns):
-            values = {role: _value(row, column, number) for role, column in roles.items()}
-            yield processor.feed(values, f"row {number}")
+            where = f"the text {row['text'][:40]!r}" if is_text else f"row {number}"
+            if lacking := next((column for column in columns if row[column] is None), None):
+                raise StageError(
+                    f"Column {lacking!r} of the data has no value in {where}.", advice="Take that row away."
+                )
+            yield processor.feed({role: row[column] for role, column in roles.items()}, where)
 
-    return Samples("dataset", range(table.count), read)
+    return Samples("text" if is_text else "dataset", range(table.count), read)
 
 
 def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping[str, str]) -> Mapping[str, str]:
@@ -65,13 +68,6 @@ def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping
             advice=_MAP.format(columns[0] if columns else "sentence"),
         )
     return roles
-
-
-def _value(row: Row, column: str, number: int) -> Any:
-    value = row[column]
-    if value is None:
-        raise StageError(f"Column {column!r} of the data has no value in row {number}.", advice="Take that row away.")
-    return value
 
 
 @dataclass(frozen=True)
@@ -138,10 +134,15 @@ def samples_to_validate(
         StageError: as :func:`read_samples`.
     """
     if workspace.has("input_data"):
-        with _named("validate.input_data"):
-            samples = samples_of(workspace, inputs, columns, slot="input_data")
-        samples = samples.choose(samples.numbers[:count])
-        samples, source = replace(samples, read=_reading(samples)), "validate.input_data"
+        source = "validate.input_data"
+        with _named(source):
+            given = samples_of(workspace, inputs, columns, slot="input_data")
+
+        def read(numbers: Sequence[int]) -> Iterator[Feed]:
+            with _named(source):
+                yield from given.read(numbers)
+
+        samples = Samples(given.kind, given.numbers[:count], read)
     elif workspace.has("data"):
         assert count is not None
         samples, source = samples_of(workspace, inputs, columns).held_out(count), "quant.calibration_data"
@@ -160,21 +161,6 @@ def _named(field: str) -> Iterator[None]:
         yield
     except StageError as error:
         raise StageError(f"{field}: {error.message}", advice=error.advice) from error
-
-
-def _reading(samples: Samples) -> Callable[[Sequence[int]], Iterator[Feed]]:
-    """Return a reader of *samples* that adds the field to errors, which occur when they are run."""
-
-    def read(numbers: Sequence[int]) -> Iterator[Feed]:
-        feeds = samples.read(numbers)
-        while True:
-            with _named("validate.input_data"):
-                feed = next(feeds, None)
-            if feed is None:
-                return
-            yield feed
-
-    return read
 
 
 def read_samples(
@@ -203,33 +189,17 @@ def read_samples(
             if files
             else "There is no file in the data.",
         )
-    samples = _samples(kinds.pop() or "", folder, files, inputs, Processor(processor, inputs), mapping or {})
+    maker = Processor(processor, inputs)
+    (kind,) = kinds
+    if kind == "npz":
+        samples = npz_samples(files, inputs)
+    elif kind == "npy":
+        samples = npy_samples(folder, files, inputs)
+    elif kind == "images":
+        names = [f"the file {file.relative_to(folder).as_posix()}" for file in files]
+        samples = Samples.one_by_one(kind, len(files), lambda at: maker.feed({IMAGE_COLUMN: files[at]}, names[at]))
+    else:
+        samples = dataset_samples(files, maker, mapping or {})
     if not samples.count:
         raise StageError("There is no sample in the data.")
     return samples
-
-
-def _samples(
-    kind: str,
-    folder: Path,
-    files: Sequence[Path],
-    inputs: Sequence[InputSpec],
-    processor: Processor,
-    mapping: Mapping[str, str],
-) -> Samples:
-    if kind == "npz":
-        return npz_samples(files, inputs)
-    if kind == "npy":
-        return npy_samples(folder, files, inputs)
-    if kind == "text":
-        return text_samples(files, processor)
-    if kind == "images":
-        return Samples.one_by_one(
-            kind,
-            len(files),
-            lambda number: processor.feed(
-                {IMAGE_COLUMN: files[number]}, f"the file {files[number].relative_to(folder).as_posix()}"
-            ),
-        )
-    assert kind in TABLES
-    return dataset_samples(files, processor, mapping)

@@ -11,47 +11,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.stages.samples import kind_of
-from winml_dag.stages.samples.processor import Processor
-from winml_dag.stages.samples.samples import Feed, Samples
-
-# Samples from text files: one text a line, through the model's tokenizer.
-
-
-def text_samples(files: Sequence[Path], processor: Processor) -> Samples:
-    """Return a sample for every non-blank line, files in the given order.
-
-    Raises:
-        StageError: a file is not UTF-8 text, or the tokenizer does not create all inputs.
-    """
-
-    def read(numbers: Sequence[int]) -> Iterator[Feed]:
-        wanted = iter(numbers)
-        number = next(wanted, None)
-        for at, text in enumerate(_texts(files)):
-            if number is None:
-                return
-            if at == number:
-                yield processor.feed({"text": text}, f"the text {text[:40]!r}")
-                number = next(wanted, None)
-
-    return Samples("text", range(sum(1 for _ in _texts(files))), read)
-
-
-def _texts(files: Sequence[Path]) -> Iterator[str]:
-    for file in files:
-        try:
-            with file.open(encoding="utf-8-sig") as lines:
-                yield from (text for line in lines if (text := line.strip()))
-        except UnicodeDecodeError as error:
-            raise StageError(f"The data {file.name} is not text in UTF-8: {explanation(error)}.") from error
-
 
 # Values as in the file: numbers, texts, lists, and bytes for an image.
 Row: TypeAlias = Mapping[str, Any]
@@ -91,22 +57,16 @@ def read_tables(files: Sequence[Path]) -> Table:
 
 def chosen_rows(table: Table, numbers: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
     """Yield the rows of these ascending *numbers*, each with its number."""
-    if not numbers:
-        return
-    wanted = iter(numbers)
-    number = next(wanted)
-    for at, row in zip(count(number), table.rows(number, columns)):
-        if at == number:
-            yield at, row
-            following = next(wanted, None)
-            if following is None:
-                return
-            number = following
+    if numbers:
+        wanted = set(numbers)
+        rows = enumerate(table.rows(numbers[0], columns), start=numbers[0])
+        yield from ((at, row) for at, row in islice(rows, numbers[-1] - numbers[0] + 1) if at in wanted)
 
 
 def _table(file: Path) -> Table:
     with _readable(file):
-        return {"parquet": _parquet, "arrow": _arrow, "json": _json, "csv": _csv}[str(kind_of(file.name))](file)
+        make = {"parquet": _parquet, "arrow": _arrow, "json": _json, "csv": _csv, "text": _text}
+        return make[str(kind_of(file.name))](file)
 
 
 def _parquet(file: Path) -> Table:
@@ -164,52 +124,50 @@ def _rows_of(batches: Iterator[Any], skip: int) -> Iterator[Row]:
         skip = max(0, skip - batch.num_rows)
 
 
+def _streamed(names: Sequence[str], values: Callable[[], Iterator[Row]]) -> Table:
+    """Return the table of *values*, which always come from the first row on."""
+
+    def rows(first: int, columns: Sequence[str]) -> Iterator[Row]:
+        return ({name: row.get(name) for name in columns} for row in islice(values(), first, None))
+
+    return Table(sum(1 for _ in values()), tuple(names), rows)
+
+
 def _json(file: Path) -> Table:
     """Read one object a line, or one list of objects, which has to be read whole."""
 
-    def values() -> Iterator[Any]:
+    def values() -> Iterator[Row]:
         with file.open(encoding="utf-8-sig") as lines:
-            if lines.read(1) == "[":
-                lines.seek(0)
-                yield from json.load(lines)
-            else:
-                lines.seek(0)
-                yield from (json.loads(line) for line in lines if line.strip())
+            is_list = lines.read(1) == "["
+            lines.seek(0)
+            for value in json.load(lines) if is_list else (json.loads(line) for line in lines if line.strip()):
+                if not isinstance(value, dict):
+                    raise ValueError(f"it has {json.dumps(value)[:40]} where an object with a row's columns should be")
+                yield value
 
-    def checked() -> Iterator[Row]:
-        for value in values():
-            if not isinstance(value, dict):
-                raise ValueError(f"it has {json.dumps(value)[:40]} where an object with a row's columns should be")
-            yield value
-
-    names: dict[str, None] = {}
-    total = 0
-    for row in checked():
-        names.update(dict.fromkeys(row))
-        total += 1
-
-    def rows(first: int, columns: Sequence[str]) -> Iterator[Row]:
-        for at, row in enumerate(checked()):
-            if at >= first:
-                yield {name: row.get(name) for name in columns}
-
-    return Table(total, tuple(names), rows)
+    return _streamed(list(dict.fromkeys(name for row in values() for name in row)), values)
 
 
 def _csv(file: Path) -> Table:
+    dialect = csv.excel_tab if file.suffix.lower() == ".tsv" else csv.excel
+
     def values() -> Iterator[Row]:
         with file.open(encoding="utf-8-sig", newline="") as lines:
-            yield from csv.DictReader(lines, dialect=csv.excel_tab if file.suffix.lower() == ".tsv" else csv.excel)
+            yield from csv.DictReader(lines, dialect=dialect)
 
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        names = next(csv.reader(lines, csv.excel_tab if file.suffix.lower() == ".tsv" else csv.excel), [])
+        names = next(csv.reader(lines, dialect), [])
+    return _streamed(names, values)
 
-    def rows(first: int, columns: Sequence[str]) -> Iterator[Row]:
-        for at, row in enumerate(values()):
-            if at >= first:
-                yield {name: row[name] for name in columns}
 
-    return Table(sum(1 for _ in values()), tuple(names), rows)
+def _text(file: Path) -> Table:
+    """Read one text a line, without blank lines."""
+
+    def values() -> Iterator[Row]:
+        with file.open(encoding="utf-8-sig") as lines:
+            yield from ({"text": text} for line in lines if (text := line.strip()))
+
+    return _streamed(["text"], values)
 
 
 @contextmanager
