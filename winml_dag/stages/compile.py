@@ -55,7 +55,7 @@ COMPILE = Stage(
 def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     """Compile ``model`` to ``compiled.onnx`` with its binary embedded or in a file next to it.
 
-    The metrics are those of :class:`~winml_dag.stages.compiled.CompiledModel` and the compile time.
+    The metrics are those of :func:`~winml_dag.stages.compiled.read_compiled` and the compile time.
 
     Raises:
         StageError: the provider is not available, cannot compile the model, or compiled no part of it.
@@ -76,4 +76,4 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     compile_with(fields.compiler, settings, model, output, target.ep, embed=fields.embed_context)
     seconds = round(time.monotonic() - started, 3)
     compiled = read_compiled(output, target.ep, embedded=fields.embed_context)
-    return {**compiled.metrics(), "compile_time_seconds": seconds}
+    return {**compiled, "compile_time_seconds": seconds}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from winml_dag.errors import InputError, StageError
 from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.onnxmodel.graph import Graph, Model, Node, all_nodes
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
+from winml_dag.onnxmodel.inspect import inspect_model
 
 COMPATIBILITY = "ep_compatibility_info."
 # As many as fit in a sentence; the metrics of compile have all of them.
@@ -31,40 +30,14 @@ class CpuNode:
         return f"{self.name} ({self.op_type})"
 
 
-@dataclass(frozen=True)
-class CompiledModel:
-    """A compiled model and what was left to the CPU.
+def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> JsonObject:
+    """Return the metrics of the model that *ep* compiled to *path*.
 
-    Attributes:
-        partitions: number of EPContext nodes; one is best, because data is copied between devices at each boundary.
-        cpu_nodes: the operators that the provider did not take.
-        edge_quantization_nodes: conversions of the model's inputs and outputs, left to the CPU on purpose.
-        sdk_version: version of the compiler, as it wrote it; empty if it did not.
-        compatibility_info: what onnxruntime asks a device's provider before it loads the model; empty if missing.
-        binary_size: bytes of all binaries, embedded or next to the model.
-    """
-
-    partitions: int
-    cpu_nodes: tuple[CpuNode, ...]
-    edge_quantization_nodes: int
-    sdk_version: str
-    compatibility_info: str
-    binary_size: int
-
-    def metrics(self) -> JsonObject:
-        return {
-            "ep_context_partitions": self.partitions,
-            "nodes_on_cpu": dict(sorted(Counter(node.op_type for node in self.cpu_nodes).items())),
-            "cpu_nodes": [{"name": node.name, "op_type": node.op_type} for node in self.cpu_nodes],
-            "edge_quantization_nodes": self.edge_quantization_nodes,
-            "ep_sdk_version": self.sdk_version,
-            "ep_compatibility_info": self.compatibility_info,
-            "binary_size_bytes": self.binary_size,
-        }
-
-
-def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> CompiledModel:
-    """Read the model that *ep* compiled to *path*.
+    ``ep_context_partitions``: number of EPContext nodes; one is best, because data is copied between devices at each
+    boundary. ``cpu_nodes``: the operators that the provider did not take, by type in ``nodes_on_cpu``.
+    ``edge_quantization_nodes``: conversions of the model's inputs and outputs, left to the CPU on purpose.
+    ``ep_sdk_version``: of the compiler, as it wrote it. ``ep_compatibility_info``: what onnxruntime asks a device's
+    provider before it loads the model. ``binary_size_bytes``: of all binaries, embedded or next to the model.
 
     Raises:
         StageError: the model is missing or incomplete, has no EPContext node, or its binaries are not where they should
@@ -81,14 +54,21 @@ def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> Compi
         raise StageError(f"{ep.name} compiled no part of the model: all of it would run on the CPU.")
     if any(bool(context.embed_mode) != embedded for context in summary.ep_context):
         raise StageError(f"{ep.name} put its binary {'beside' if embedded else 'into'} the model, unlike asked.")
-    return CompiledModel(
-        partitions=len(summary.ep_context),
-        cpu_nodes=cpu_nodes(model),
-        edge_quantization_nodes=len(_conversions_at_the_edge(model.graph)),
-        sdk_version=", ".join(sorted({context.sdk_version for context in summary.ep_context})),
-        compatibility_info=summary.metadata.get(COMPATIBILITY + ep.name, ""),
-        binary_size=_binary_size(path, summary, ep),
-    )
+    sidecars = {context.sidecar for context in summary.ep_context if context.sidecar is not None}
+    size = sum(context.embedded_bytes for context in summary.ep_context)
+    size += sum((path.parent / name).stat().st_size for name in sidecars)
+    if not size:
+        raise StageError(f"{ep.name} wrote an empty binary.")
+    left = cpu_nodes(model)
+    return {
+        "ep_context_partitions": len(summary.ep_context),
+        "nodes_on_cpu": dict(sorted(Counter(node.op_type for node in left).items())),
+        "cpu_nodes": [{"name": node.name, "op_type": node.op_type} for node in left],
+        "edge_quantization_nodes": len(_conversions_at_the_edge(model.graph)),
+        "ep_sdk_version": ", ".join(sorted({context.sdk_version for context in summary.ep_context})),
+        "ep_compatibility_info": summary.metadata.get(COMPATIBILITY + ep.name, ""),
+        "binary_size_bytes": size,
+    }
 
 
 def cpu_nodes(model: Model) -> tuple[CpuNode, ...]:
@@ -104,19 +84,6 @@ def cpu_nodes(model: Model) -> tuple[CpuNode, ...]:
         for node in all_nodes(model)
         if node.op_type != "EPContext" and id(node) not in edge
     )
-
-
-def together(models: Sequence[CompiledModel]) -> JsonObject:
-    """Return the metrics of *models* that share one binary: totals, and those of each model in ``models``."""
-    whole = CompiledModel(
-        partitions=sum(model.partitions for model in models),
-        cpu_nodes=tuple(node for model in models for node in model.cpu_nodes),
-        edge_quantization_nodes=sum(model.edge_quantization_nodes for model in models),
-        sdk_version=models[0].sdk_version,
-        compatibility_info=models[0].compatibility_info,
-        binary_size=models[0].binary_size,
-    )
-    return {**whole.metrics(), "models": [model.metrics() for model in models]}
 
 
 def first_names(nodes: tuple[CpuNode, ...]) -> str:
@@ -135,12 +102,3 @@ def _conversions_at_the_edge(graph: Graph) -> list[Node]:
         if (node.op_type == "QuantizeLinear" and inputs.intersection(node.inputs[:1]))
         or (node.op_type == "DequantizeLinear" and outputs.intersection(node.outputs[:1]))
     ]
-
-
-def _binary_size(path: Path, summary: ModelSummary, ep: ExecutionProvider) -> int:
-    sidecars = {context.sidecar for context in summary.ep_context if context.sidecar is not None}
-    size = sum(context.embedded_bytes for context in summary.ep_context)
-    size += sum((path.parent / name).stat().st_size for name in sidecars)
-    if not size:
-        raise StageError(f"{ep.name} wrote an empty binary.")
-    return size

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -28,8 +29,6 @@ from winml_dag.onnxmodel.protos import Naming, constant_tensors, distinct_names,
 
 if TYPE_CHECKING:
     import onnxruntime
-
-    from winml_dag.onnxmodel.inspect import ModelSummary
 
 # Planning has checked the source model's shapes; a model that fails here comes from somewhere else.
 GIVE_SIZES = (
@@ -81,7 +80,14 @@ def place_model(source: Path, ep: ExecutionProvider, folder: Path = Path()) -> P
     from winml_dag.onnxmodel.inspect import inspect_model
 
     summary = inspect_model(source)
-    _require_fixed_shapes(summary, ep)
+    # A compiler would skip nearly all of a graph with dynamic shapes, and report success.
+    for spec in summary.inputs:
+        if dynamic := [str(dim) for dim in spec.shape if not isinstance(dim, int)]:
+            raise StageError(
+                f"{ep.name} compiles fixed shapes only, but input {spec.name!r} has the dynamic dimension"
+                f" {', '.join(dynamic)}.",
+                advice=GIVE_SIZES,
+            )
     for name in summary.files:
         target = folder / (MODEL_NAME if name == source.name else name)
         if target.exists():
@@ -95,17 +101,6 @@ def place_model(source: Path, ep: ExecutionProvider, folder: Path = Path()) -> P
         except OSError:
             shutil.copyfile(source.parent / name, target)
     return folder / MODEL_NAME
-
-
-def _require_fixed_shapes(summary: ModelSummary, ep: ExecutionProvider) -> None:
-    """Raise StageError for a dynamic input shape: a compiler would skip nearly all of the graph and report success."""
-    for spec in summary.inputs:
-        if dynamic := [str(dim) for dim in spec.shape if not isinstance(dim, int)]:
-            raise StageError(
-                f"{ep.name} compiles fixed shapes only, but input {spec.name!r} has the dynamic dimension"
-                f" {', '.join(dynamic)}.",
-                advice=GIVE_SIZES,
-            )
 
 
 def option_files(workspace: Workspace) -> dict[str, str]:
@@ -144,7 +139,7 @@ def compile_with(
     if ep == QNN and any(node.op_type == "AveragePool" for node in graph.nodes):
         _changed(model, count_padding)
     # QNN gives its partition one output for each time that an output is listed, all with the same name.
-    changed = len(set(outputs)) < len(outputs) and _set_outputs(model, dict.fromkeys(outputs))
+    changed = len(set(outputs)) < len(outputs) and _changed(model, partial(_set_outputs, dict.fromkeys(outputs)))
     try:
         try:
             _compile(compiler, settings, model, output, embed=embed)
@@ -167,7 +162,7 @@ def compile_with(
         raise StageError(f"{ep.name} cannot compile this model: {said}.", advice=advice) from error
     if output.is_file():
         if changed:
-            _set_outputs(output, outputs)
+            _changed(output, partial(_set_outputs, outputs))
         restore_metadata(model, output, kept=COMPATIBILITY)
 
 
@@ -203,17 +198,13 @@ def _changed(path: Path, change: Callable[[ModelProto], bool]) -> bool:
     return True
 
 
-def _set_outputs(path: Path, names: Iterable[str]) -> bool:
-    """Reduce the outputs of the model *path* to *names*, in this order."""
-
-    def change(model: ModelProto) -> bool:
-        outputs = {value.name: value for value in model.graph.output}
-        wanted = [outputs[name] for name in names]
-        del model.graph.output[:]
-        model.graph.output.extend(wanted)
-        return True
-
-    return _changed(path, change)
+def _set_outputs(names: Iterable[str], model: ModelProto) -> bool:
+    """Reduce the outputs of *model* to *names*, in this order."""
+    outputs = {value.name: value for value in model.graph.output}
+    wanted = [outputs[name] for name in names]
+    del model.graph.output[:]
+    model.graph.output.extend(wanted)
+    return True
 
 
 def _operators(model: Path, most: int = 5) -> str:

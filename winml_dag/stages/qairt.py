@@ -73,7 +73,7 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     _wrap(content, here["version"], model, folder / COMPILED_NAME, embed=fields.embed_context)
     restore_metadata(model, folder / COMPILED_NAME)
     compiled = read_compiled(folder / COMPILED_NAME, QNN, embedded=fields.embed_context)
-    return {**compiled.metrics(), "compile_time_seconds": seconds}
+    return {**compiled, "compile_time_seconds": seconds}
 
 
 def _conversion(model: Path) -> list[str]:

@@ -6,10 +6,12 @@ A provider shares weights only if one process compiles the models one after the 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
@@ -47,7 +49,7 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     """
     from winml_dag.ep.session import session_options
     from winml_dag.onnxmodel.inspect import inspect_model
-    from winml_dag.stages.compiled import read_compiled, together
+    from winml_dag.stages.compiled import read_compiled
     from winml_dag.stages.compiler import compile_with, option_files, place_model, target_of, use_process
 
     use_process()
@@ -77,8 +79,17 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
             f"{target.ep.name} shared nothing: the models refer to {len(binaries)} binaries.",
             advice="Compile each model by itself.",
         )
-    compiled = [read_compiled(output, target.ep, embedded=False) for output in outputs]
-    return {**together(compiled), "compile_time_seconds": seconds}
+    compiled: list[dict[str, Any]] = [{**read_compiled(output, target.ep, embedded=False)} for output in outputs]
+    left = [node for model in compiled for node in model["cpu_nodes"]]
+    return {
+        **compiled[0],
+        "ep_context_partitions": sum(model["ep_context_partitions"] for model in compiled),
+        "nodes_on_cpu": dict(sorted(Counter(node["op_type"] for node in left).items())),
+        "cpu_nodes": left,
+        "edge_quantization_nodes": sum(model["edge_quantization_nodes"] for model in compiled),
+        "models": compiled,
+        "compile_time_seconds": seconds,
+    }
 
 
 @contextmanager
