@@ -38,24 +38,33 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     ep = None if ep is None or ep.lower() == AUTO else ep
     device = None if device is None or device.lower() == AUTO else device.lower()
     if device is not None and device not in DEVICES:
-        named = _ep_named_as_device(device)
+        named = None
+        with suppress(UsageError):
+            named = find_ep(device)
+        if named is None:
+            advice = nearest(device, [AUTO, *DEVICES, *(each.alias for each in execution_providers())])
+            raise UsageError(f"There is no device {device!r}.", advice=advice)
         if ep is not None and find_ep(ep) != named:
             raise UsageError(f"Device {device!r} and execution provider {ep!r} contradict each other.")
         ep, device = named.name, None
     if ep is not None:
-        return _target(find_ep(ep), device)
+        chosen = find_ep(ep)
+        if device is not None and device not in chosen.devices:
+            raise UsageError(
+                f"{chosen.name} cannot drive device {device!r}.",
+                advice=f"It drives: {', '.join(chosen.devices)} (or {AUTO}).",
+            )
+        return Target(chosen, device or chosen.devices[0])
     if device is None:
         return Target(CPU, "cpu")
     candidates = drivers(device)
-    found = min(filter(_drives, candidates), key=lambda ep: _lacking(ep, device), default=None)
+    found = min(filter(_drives, candidates), key=lambda each: _lacking(each, device), default=None)
     return Target(candidates[0], device, is_open=True) if found is None else Target(found, device)
 
 
 def _lacking(ep: ExecutionProvider, device: str) -> int:
     """Return how many requirements of *ep* for *device* are missing; 0 for one on another machine."""
-    if is_elsewhere(ep.alias):
-        return 0
-    return ep.lacks(device)
+    return 0 if is_elsewhere(ep.alias) else ep.lacks(device)
 
 
 def _drives(ep: ExecutionProvider) -> bool:
@@ -67,23 +76,6 @@ def _drives(ep: ExecutionProvider) -> bool:
         return package is not None
     # One package contains the whole catalog. The catalog of another environment cannot be queried.
     return environment is not None or library_in_catalog(ep.name) is not None
-
-
-def _ep_named_as_device(device: str) -> ExecutionProvider:
-    with suppress(UsageError):
-        return find_ep(device)
-    advice = nearest(device, [AUTO, *DEVICES, *(ep.alias for ep in execution_providers())])
-    raise UsageError(f"There is no device {device!r}.", advice=advice)
-
-
-def _target(ep: ExecutionProvider, device: str | None) -> Target:
-    if device is None:
-        return Target(ep, ep.devices[0])
-    if device not in ep.devices:
-        raise UsageError(
-            f"{ep.name} cannot drive device {device!r}.", advice=f"It drives: {', '.join(ep.devices)} (or {AUTO})."
-        )
-    return Target(ep, device)
 
 
 def environment_of(ep: ExecutionProvider) -> Environment | None:
@@ -246,9 +238,11 @@ def require_installed(target: Target, *, otherwise: str = "") -> None:
             advice=f"Install {wanted} there. {otherwise}".rstrip(),
         )
     if target.is_open:
-        raise UsageError(what_is_missing(target), advice=f"{_ways(target.device)} {otherwise}".rstrip())
-    elsewhere = f"An environment that has it is named with {ENVIRONMENTS_VARIABLE}={ep.alias}=FOLDER."
-    raise UsageError(f"{ep.name} is not installed here.", advice=f"{ep.how_to_get} {elsewhere} {otherwise}".rstrip())
+        ways = "; ".join(f"{each.alias}: {each.how_to_get.rstrip('.')}" for each in drivers(target.device))
+        advice = f"Install one of these, or name another target with --ep. {ways}."
+    else:
+        advice = f"{ep.how_to_get} An environment that has it is named with {ENVIRONMENTS_VARIABLE}={ep.alias}=FOLDER."
+    raise UsageError(what_is_missing(target), advice=f"{advice} {otherwise}".rstrip())
 
 
 def what_is_missing(target: Target) -> str:
@@ -256,8 +250,3 @@ def what_is_missing(target: Target) -> str:
     if target.is_open:
         return f"No execution provider that drives the {target.device} is installed here."
     return f"{target.ep.name} is not installed here."
-
-
-def _ways(device: str) -> str:
-    ways = "; ".join(f"{ep.alias}: {ep.how_to_get.rstrip('.')}" for ep in drivers(device))
-    return f"Install one of these, or name another target with --ep. {ways}."

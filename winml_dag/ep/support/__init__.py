@@ -130,17 +130,12 @@ def table_paths(target: Target, *, asks: bool = False) -> tuple[Path, ...]:
     Raises:
         UsageError: WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR does not name a folder.
     """
-    own = _own_folder() / table_name(target)
-    return (own,) if asks else (own, _SHIPPED / table_name(target), *rule_files(target))
-
-
-def rule_files(target: Target) -> tuple[Path, ...]:
-    """Return the files for *target* in the folder of WINMLCLI_RULES_DIR; none without that variable.
-
-    Raises as :func:`rule_folder` does.
-    """
-    folder = rule_folder(target)
-    return () if folder is None else tuple(sorted(folder.glob(f"*{RULES_SUFFIX}")))
+    own = (_named_folder(SUPPORT_VARIABLE) or config_file().parent / _FOLDER) / table_name(target)
+    if asks:
+        return (own,)
+    rules = rule_folder(target)
+    files = () if rules is None else sorted(rules.glob(f"*{RULES_SUFFIX}"))
+    return own, _SHIPPED / table_name(target), *files
 
 
 def rule_folder(target: Target) -> Path | None:
@@ -149,22 +144,15 @@ def rule_folder(target: Target) -> Path | None:
     Raises:
         UsageError: the variable does not name a folder.
     """
-    named = os.environ.get(RULES_VARIABLE)
+    folder = _named_folder(RULES_VARIABLE)
+    return None if folder is None else folder / f"{target.ep.name}_{target.device.upper()}"
+
+
+def _named_folder(variable: str) -> Path | None:
+    named = os.environ.get(variable)
     if not named:
         return None
     folder = expanded(named)
     if not folder.is_dir():
-        raise UsageError(f"{RULES_VARIABLE} names {folder}, which is not a folder.", advice="Correct the variable.")
-    return folder / f"{target.ep.name}_{target.device.upper()}"
-
-
-def _own_folder() -> Path:
-    named = os.environ.get(SUPPORT_VARIABLE)
-    if not named:
-        return config_file().parent / _FOLDER
-    folder = expanded(named)
-    if not folder.is_dir():
-        raise UsageError(
-            f"{SUPPORT_VARIABLE} names {folder}, which is not a folder.", advice="Make it, or correct the variable."
-        )
+        raise UsageError(f"{variable} names {folder}, which is not a folder.", advice="Correct the variable.")
     return folder

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,8 @@ class WinmlCliRules:
         opsets = [opset for opset in found if opset <= (case.opset or opset)]
         if not opsets:
             return Verdict(Level.UNKNOWN, f"the tables of winml-cli have nothing on {case}")
-        path = found[max(opsets)]
-        outcomes = {_outcome(row) for row in self._read(path) if _fits(row, case, _names(case))}
+        path, names = found[max(opsets)], _names(case)
+        outcomes = {_outcome(row) for row in self._read(path) if _fits(row, case, names)}
         if len(outcomes) != 1:
             said = "different things" if outcomes else "nothing"
             return Verdict(Level.UNKNOWN, f"{path.name} says {said} of {case} as it is here")
@@ -62,14 +61,6 @@ class WinmlCliRules:
         if path not in self._rows:
             self._rows[path] = tuple(_rows(path))
         return self._rows[path]
-
-
-@dataclass(frozen=True)
-class _Names:
-    """ONNX's names of the inputs of an operator, and the letter of the type of each."""
-
-    inputs: tuple[str, ...]
-    types: tuple[str, ...]
 
 
 def _key(path: Path) -> tuple[str, str, bool, int] | None:
@@ -123,41 +114,37 @@ def _outcome(row: Mapping[str, object]) -> Outcome:
     return Outcome(bool(pair[0]), bool(pair[1]))
 
 
-def _names(case: Case) -> _Names:
+def _names(case: Case) -> dict[str, str]:
+    """Return ONNX's names of the inputs of an operator, each with the letter of its type."""
     import onnx
 
     try:
         schema = onnx.defs.get_schema(case.op_type, case.opset or onnx.defs.onnx_opset_version(), case.domain)
     except onnx.defs.SchemaError:
-        return _Names((), ())
-    return _Names(tuple(each.name for each in schema.inputs), tuple(each.type_str for each in schema.inputs))
+        return {}
+    return {each.name: each.type_str for each in schema.inputs}
 
 
-def _fits(row: Mapping[str, object], case: Case, names: _Names) -> bool:
+def _fits(row: Mapping[str, object], case: Case, names: Mapping[str, str]) -> bool:
     """Return whether nothing in *case* contradicts *row*."""
-    for column, wanted in row.items():
-        if column not in _NO_CONDITIONS and wanted is not _NOT_KNOWN:
-            has = _condition(column, case, names)
-            if has is not _NOT_KNOWN and has != wanted:
-                return False
-    return True
+    conditions = {name: wanted for name, wanted in row.items() if name not in _NO_CONDITIONS}
+    return all(
+        wanted is _NOT_KNOWN or (has := _condition(column, case, names)) is _NOT_KNOWN or has == wanted
+        for column, wanted in conditions.items()
+    )
 
 
-def _condition(column: str, case: Case, names: _Names) -> object:
+def _condition(column: str, case: Case, names: Mapping[str, str]) -> object:
     """Return the value of *case* for *column*."""
     if column.startswith("attr_"):
         return _attribute(column.removeprefix("attr_"), dict(case.attributes))
-    for at, name in enumerate(names.inputs):
+    operands = (*case.inputs, *[None] * len(names))
+    for name, operand in zip(names, operands, strict=False):
         if column.startswith(f"{name}_"):
-            operand = case.inputs[at] if at < len(case.inputs) else None
             return _of_input(column.removeprefix(f"{name}_"), operand)
     letter = column.removesuffix(f"_{case.op_type}")
-    if letter in names.types:
-        at = names.types.index(letter)
-        operand = case.inputs[at] if at < len(case.inputs) else None
-        if operand is not None and operand.dtype:
-            return _TYPES.get(operand.dtype, operand.dtype.upper())
-    return _NOT_KNOWN
+    typed = next((operand for type_, operand in zip(names.values(), operands, strict=False) if type_ == letter), None)
+    return _TYPES.get(typed.dtype, typed.dtype.upper()) if typed is not None and typed.dtype else _NOT_KNOWN
 
 
 def _of_input(what: str, operand: Operand | None) -> object:
