@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnxruntime.quantization import CalibrationDataReader, get_qdq_config, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, QDQQuantizer, get_qdq_config, quantize_static
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 from optimize_samples import graph
 from quantization_samples import (
@@ -28,7 +28,8 @@ from quantization_samples import (
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.metadata import carry_metadata
-from winml_dag.stages.quantize.mixed import INTEGER_TYPES
+from winml_dag.stages.quantize import static
+from winml_dag.stages.quantize.mixed import INTEGER_TYPES, WEIGHT_TYPES
 
 PRECISIONS = [("uint8", "uint8"), ("uint8", "uint16"), ("int16", "uint8"), ("int16", "uint16"), ("int8", "int8")]
 W8A8 = {"weight_type": "uint8", "activation_type": "uint8"}
@@ -228,3 +229,22 @@ def test_a_softmax_may_be_surer_than_it_was_in_calibration(tmp_path: Path) -> No
     feed = {"x": np.array([[0.5, -0.5]], np.float32)}
     [expected], [found] = (run_model(path, feed) for path in (tmp_path / "float.onnx", result.path))
     np.testing.assert_allclose(found, expected, atol=0.05)
+
+
+@pytest.mark.parametrize("symmetric", [None, False, True])
+@pytest.mark.parametrize(("weight_type", "rules"), [(each, "onnxruntime") for each in WEIGHT_TYPES] + [("int8", "qnn")])
+def test_channels_at_once_have_the_bytes_that_they_have_one_by_one(
+    tmp_path, monkeypatch, weight_type, rules, symmetric
+):
+    model = text_model()
+    for tensor in model.graph.initializer:
+        if tensor.name == "wq":  # a channel of zeros, and one without negative values
+            values = onnx.numpy_helper.to_array(tensor).copy()
+            values[:, 0], values[:, 1] = 0, np.abs(values[:, 1])
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, "wq"))
+    ranges = calibrate(tmp_path, model, token_ids(8))
+    fields = {"activation_type": "uint16", "per_channel": True, "weight_symmetric": symmetric}
+    at_once = quantize(tmp_path, model, "static", ranges, rules, weight_type=weight_type, **fields)
+    monkeypatch.setattr(static, "ChannelQuantizer", QDQQuantizer)
+    one_by_one = quantize(tmp_path, model, "static", ranges, rules, weight_type=weight_type, **fields)
+    assert at_once.content == one_by_one.content

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
-from onnxruntime.quantization import QDQQuantizer, QuantType, StaticQuantConfig, get_qdq_config
+from onnxruntime.quantization import QuantType, StaticQuantConfig, get_qdq_config
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
@@ -28,6 +28,7 @@ from winml_dag.recipe.precision import type_bits
 from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields, QuantizeTarget
+from winml_dag.stages.quantize.channels import ChannelQuantizer
 from winml_dag.stages.quantize.coverage import Quantized, outcomes_of_qdq, qdq_types
 from winml_dag.stages.quantize.mixed import (
     INTEGER_TYPES,
@@ -188,7 +189,7 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
     # Without this mark the quantizer infers shapes again, through files in the system's temporary folder.
     add_infer_metadata(model)
     started = time.perf_counter()
-    quantizer = QDQQuantizer(
+    quantizer = ChannelQuantizer(
         model,
         settings.per_channel,
         settings.reduce_range,
