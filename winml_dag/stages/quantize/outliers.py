@@ -251,6 +251,7 @@ def tame_outliers(
         # all-MiniLM-L6-v2 in w4a8 is 0.37 with it, and 0.85 without.
         if fields.weight_type not in _FOUR_BITS:
             ranges, equalized = equalize(graph, ranges, taken)
+            types = override_types(graph, fields.node_overrides or ())  # patterns match the second normalizations too
         names = select_16bit_nodes(graph, ranges, taken) if mixes_widths else ()
         names = tuple(name for name in names if name not in types or types[name].activation_type is None)
         kept_wide = sum(name in ranges.bounds for node in graph.node if node.name in names for name in node.output)
