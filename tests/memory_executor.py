@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.execute import LOG_FILE, Job, Outcome
+from winml_dag.engine.job import Job, Outcome
 from winml_dag.engine.progress import ProgressWriter
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import WinmlDagError
@@ -33,11 +33,10 @@ class MemoryExecutor:
         self._stopped = False
 
     def run(self, job: Job) -> Outcome:
-        log = job.folder / LOG_FILE
-        log.touch()
+        job.log.touch()
         with self._lock:
             if self._stopped:
-                return Outcome(0.0, log, {}, "stopped")
+                return Outcome(error="stopped")
             self.calls.append(job.node.id)
         job.make_output_folders()
         started = time.monotonic()
@@ -45,8 +44,8 @@ class MemoryExecutor:
         try:
             metrics = self._work(job.node, _workspace(job, writer))
         except WinmlDagError as error:
-            return Outcome(time.monotonic() - started, log, {}, error.message, error.advice, writer.last)
-        return Outcome(time.monotonic() - started, log, metrics, progress=writer.last)
+            return Outcome(time.monotonic() - started, {}, error.message, error.advice, writer.last)
+        return Outcome(time.monotonic() - started, metrics, progress=writer.last)
 
     def stop(self) -> None:
         """Start nothing more. Running nodes continue to their end: a thread cannot be stopped from outside."""

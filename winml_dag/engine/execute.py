@@ -1,4 +1,4 @@
-"""Execute a stage: the executor interface and its local implementation, a new process for every run.
+"""Execute jobs on this machine, each in a new process.
 
 Each run has its own process because a native crash or hang must fail only one stage, because memory must be released,
 and because output bytes must not depend on what ran before (a second QNN compile in one process gives different bytes
@@ -14,13 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject
 from winml_dag.engine.command import (
     CANNOT_RUN,
     LIBRARY_PATHS,
@@ -30,106 +27,19 @@ from winml_dag.engine.command import (
     minimal_environment,
     temporary_environment,
 )
+from winml_dag.engine.job import Job, Outcome
 from winml_dag.engine.process import ProcessGroup, describe_exit
-from winml_dag.engine.progress import Progress, read_progress
+from winml_dag.engine.progress import read_progress
 from winml_dag.engine.sandbox import confined, traced
 from winml_dag.engine.stage import Node
 from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:
-    from winml_dag.engine.inputs import Watched
     from winml_dag.engine.reaper import Reaper
 
-LOG_FILE = "log.txt"
 # Variables that point a Python to its own packages and library, and would point another Python to the same ones.
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
-_TAIL_LINES = 20
-# Ordinary logs take kilobytes. Of a very large log, the beginning shows what caused it and the end how it ended.
-LARGEST_LOG_BYTES = 8 << 20
-
-
-@dataclass(frozen=True)
-class Job:
-    """A node to run in *folder*, where its inputs are already under ``inputs/<slot>``.
-
-    Attributes:
-        at: the folder in which a stage that works in place runs.
-        seen: for such a stage, its inputs by slot as paths relative to that folder, each a file or a folder.
-        hidden: a folder that the stage must not read, as far as the system can enforce that.
-        is_traced: whether the files that it reads are recorded in ``trace``.
-        began: when it was prepared, a ``time.time``.
-        watched: the files and folders that it reads in place.
-        own: the names of all files that were placed in its own folder; None when it works in the user's folder.
-    """
-
-    node: Node
-    folder: Path
-    timeout_seconds: float
-    at: Path | None = None
-    seen: Mapping[str, str] = field(default_factory=dict)
-    hidden: Path | None = None
-    is_traced: bool = False
-    began: float = 0.0
-    watched: tuple[Watched, ...] = ()
-    own: frozenset[str] | None = None
-
-    @cached_property
-    def log(self) -> Path:
-        return self.folder / LOG_FILE
-
-    @property
-    def trace(self) -> Path:
-        return self.folder / "trace"
-
-    def input_folder(self, slot: str) -> Path:
-        return self.folder / "inputs" / slot
-
-    def output_folder(self, slot: str) -> str:
-        return f"{self.folder}{os.sep}outputs{os.sep}{slot}"
-
-    def output_path(self, slot: str) -> str:
-        """The path to which a stage that works in place must write *slot*: the value of ``{outputs.SLOT}``."""
-        return f"{self.folder}{os.sep}outputs{os.sep}{slot}{os.sep}{self.node.paths[slot].rstrip('/')}"
-
-    def make_output_folders(self) -> None:
-        """Create the folders of all slots; for a stage that works in place, the parents of its declared paths."""
-        if self.at is None:
-            for slot in self.node.stage.outputs:
-                os.makedirs(self.output_folder(slot))  # noqa: PTH103
-            return
-        for slot, path in self.node.paths.items():
-            target = self.output_path(slot)
-            folder = target if path.endswith("/") else os.path.dirname(target)  # noqa: PTH120 - runs thousands of times
-            if not os.path.isdir(folder):  # noqa: PTH112
-                os.makedirs(folder)  # noqa: PTH103
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    ``error`` is empty after success. ``progress`` is the last progress that the work reported. ``is_own_message``: the
-    error is a message of this program that needs no lines of the log next to it.
-    """
-
-    elapsed_seconds: float
-    log: Path
-    metrics: JsonObject
-    error: str = ""
-    advice: str = ""
-    progress: Progress | None = None
-    is_own_message: bool = False
-
-
-class Executor(Protocol):
-    """Runs jobs. ``run`` is called from several threads at once."""
-
-    def run(self, job: Job) -> Outcome:
-        """Do the work of *job* and wait until it ends. Never raises for a failure of the stage."""
-
-    def stop(self) -> None:
-        """Kill everything that runs, and refuse to run anything more."""
 
 
 class LocalExecutor:
@@ -154,7 +64,7 @@ class LocalExecutor:
             return (self._run_worker if job.node.command is None else self._run_command)(job, temporary)
         except StageError as error:
             job.log.touch()
-            return Outcome(0.0, job.log, {}, error.message, error.advice)
+            return Outcome(error=error.message, advice=error.advice)
 
     def stop(self) -> None:
         with self._lock:
@@ -239,7 +149,7 @@ class LocalExecutor:
         with self._lock:
             if self._stopped:
                 job.log.touch()
-                return Outcome(0.0, job.log, {}, "stopped")
+                return Outcome(error="stopped")
             group = ProcessGroup(
                 arguments,
                 folder=folder,
@@ -269,10 +179,10 @@ def _outcome(job: Job, code: int, elapsed: float, *, timed_out: bool) -> Outcome
     progress = None if job.node.command is not None else read_progress(job.folder)
     if timed_out:
         error = f"It took longer than its limit of {job.timeout_seconds:g} s and was ended."
-        return Outcome(elapsed, job.log, {}, error, _more_time(job.node), progress)
+        return Outcome(elapsed, {}, error, _more_time(job.node), progress)
     if job.node.command is not None:
         error = f"{job.node.id} ended with {describe_exit(code)}." if code else ""
-        return Outcome(elapsed, job.log, {}, error, _of_command(job, code) if code else "")
+        return Outcome(elapsed, {}, error, _of_command(job, code) if code else "")
     return replace(_worker_outcome(job, code, Result.read(job.folder), elapsed), progress=progress)
 
 
@@ -293,12 +203,12 @@ def _task(job: Job) -> Task:
 def _worker_outcome(job: Job, code: int, result: Result | None, elapsed: float) -> Outcome:
     if result is None and code == DISK_FULL:
         error = "The disk of the cache folder is full."
-        return Outcome(elapsed, job.log, {}, error, "Free some space, or use --cache-dir.")
+        return Outcome(elapsed, {}, error, "Free some space, or use --cache-dir.")
     if result is None:
         error = f"Its process ended with {describe_exit(code)}."
-        return Outcome(elapsed, job.log, {}, error, _last_words(job.log))
+        return Outcome(elapsed, {}, error, _last_words(job.log))
     # A user's function works in place; the end of its log is the user's own output.
-    return Outcome(elapsed, job.log, result.metrics, result.error, result.advice, is_own_message=job.at is None)
+    return Outcome(elapsed, result.metrics, result.error, result.advice, is_own_message=job.at is None)
 
 
 def _of_command(job: Job, code: int) -> str:
@@ -353,39 +263,6 @@ def worker_environment(temporary: str) -> dict[str, str]:
     }
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_OF_REMOTES)}
     return {**kept, **fixed}
-
-
-def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:
-    """The last *lines* of a log. Reads at most its last 64 KiB, however large it is."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 65536))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ()
-    return tuple(line for line in text.splitlines() if line.strip())[-lines:]
-
-
-def shorten_log(log: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
-    """Replace the middle of *log* with a marker if it is larger than *largest_bytes*.
-
-    Does nothing if the log does not exist; its readers handle that.
-    """
-    half = largest_bytes // 2
-    with suppress(FileNotFoundError):
-        # The usual case: one stat, and no file is opened.
-        if os.stat(log).st_size <= largest_bytes:  # noqa: PTH116 - for each of thousands of stages
-            return
-    with suppress(FileNotFoundError), open(log, "r+b") as file:
-        size = file.seek(0, 2)
-        if size <= largest_bytes:
-            return
-        file.seek(-half, 2)
-        end = file.read()
-        file.seek(half)
-        file.write(b"\n[... %d bytes are omitted here ...]\n" % (size - 2 * half))
-        file.write(end)
-        file.truncate()
 
 
 def _more_time(node: Node) -> str:

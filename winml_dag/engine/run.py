@@ -16,10 +16,10 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -27,10 +27,11 @@ from typing import Protocol, Self, TypeAlias
 
 from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail, shorten_log
+from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.inputs import Preparer
+from winml_dag.engine.job import LOG_FILE, Executor, Job, Outcome, log_tail, shorten_log
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.sandbox import FileAccess, check_done, explain
@@ -87,17 +88,18 @@ class Runner:
         self._made_by = made_by
         self._rebuild = rebuild
         self._timeout = timeout_seconds
-        self._stopped = threading.Event()
-        self._active = _Active(self._stopped)
+        # How many threads are in :meth:`run`, and none enters any more once it is stopped.
+        self._active = 0
+        self._stopped = False
+        self._changed = threading.Condition()
 
     def stop(self) -> None:
-        """End everything that runs or waits, start nothing more, and return when nothing uses the scratch folder.
-
-        The thread pool cannot know: if an interrupt hits it while it starts a thread, it loses track of that thread.
-        """
-        self._stopped.set()
+        """End everything that runs or waits, start nothing more, and return when nothing uses the scratch folder."""
+        with self._changed:
+            self._stopped = True
         self._executor.stop()
-        self._active.wait_for_none()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._active)
 
     def close(self) -> None:
         """Release what was kept for further stages, after all have ended."""
@@ -113,11 +115,20 @@ class Runner:
         Raises:
             Interrupted: after :meth:`stop`.
         """
-        with self._active, self._store.claim(decision.key, self._stopped.is_set):
-            if found := self._made_meanwhile(decision.key):
-                return found
-            with self._folders.folder(node) as folder:
-                return self._run(folder, node, decision, inputs, watch or Watch())
+        with self._changed:
+            if self._stopped:
+                raise Interrupted("Stopped.")
+            self._active += 1
+        try:
+            with self._store.claim(decision.key, lambda: self._stopped):
+                if found := self._made_meanwhile(decision.key):
+                    return found
+                with self._folders.folder(node) as folder:
+                    return self._run(folder, node, decision, inputs, watch or Watch())
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._changed.notify_all()
 
     def _made_meanwhile(self, key: str) -> Reuse | None:
         if self._rebuild:
@@ -131,7 +142,7 @@ class Runner:
         self, folder: _JobFolder, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch
     ) -> StageResult | Damaged:
         """Prepare, do the work, check outputs and inputs, publish, and write outputs to the user's folder."""
-        outcome, job = Outcome(0.0, folder.path / LOG_FILE, {}), None
+        outcome, job, log = Outcome(), None, folder.path / LOG_FILE
         try:
             # A full disk, or a system that cannot start processes, fails this stage like any other error.
             with in_words(f"Cannot run {node.id}"):
@@ -140,7 +151,7 @@ class Runner:
                 job = self._preparer.prepare(folder.path, node, inputs, limit)
                 watch.follow(folder.path)
                 outcome = self._executor.run(job)
-                shorten_log(outcome.log)
+                shorten_log(log)
                 self._preparer.check(job, inputs)
                 if not outcome.error:
                     check_done(job)
@@ -162,8 +173,8 @@ class Runner:
                 return Damaged(error.file)
             outcome = replace(outcome, error=error.message, advice=error.advice)
         if job is not None:
-            outcome = explain(job, outcome, log_tail(outcome.log))
-        return self._failed(node, decision, outcome)
+            outcome = explain(job, outcome, log_tail(log))
+        return self._failed(node, decision, outcome, log)
 
     def _publish(self, job: Job, decision: Run, inputs: Mapping[str, Artifact], outcome: Outcome) -> Record:
         return self._store.publish(
@@ -179,10 +190,10 @@ class Runner:
                 input_files={slot: artifact.to_json() for slot, artifact in inputs.items()},
             ),
             {slot: job.output_folder(slot) for slot in job.node.stage.outputs},
-            outcome.log,
+            job.log,
         )
 
-    def _failed(self, node: Node, decision: Run, outcome: Outcome) -> StageResult:
+    def _failed(self, node: Node, decision: Run, outcome: Outcome, log: Path) -> StageResult:
         return StageResult(
             node,
             Status.FAILED,
@@ -191,8 +202,8 @@ class Runner:
             elapsed_seconds=round(outcome.elapsed_seconds, 3),
             error=outcome.error,
             advice=outcome.advice,
-            log=self._keep_log(f"{node.stage.name}-{decision.key[:16]}.log", outcome.log),
-            tail=() if outcome.is_own_message else log_tail(outcome.log),
+            log=self._keep_log(f"{node.stage.name}-{decision.key[:16]}.log", log),
+            tail=() if outcome.is_own_message else log_tail(log),
             progress=outcome.progress,
             metrics=outcome.metrics,
         )
@@ -281,30 +292,6 @@ def _is_clean(folder: Path) -> bool:
     return True
 
 
-class _Active:
-    """Counts the threads that work on stages: each while it is in the block. No thread may enter after *stopped*."""
-
-    def __init__(self, stopped: threading.Event) -> None:
-        self._stopped = stopped
-        self._number = 0
-        self._changed = threading.Condition()
-
-    def __enter__(self) -> None:
-        with self._changed:
-            if self._stopped.is_set():
-                raise Interrupted("Stopped.")
-            self._number += 1
-
-    def __exit__(self, *raised: object) -> None:
-        with self._changed:
-            self._number -= 1
-            self._changed.notify_all()
-
-    def wait_for_none(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._number == 0)
-
-
 # On Windows a wait without timeout cannot be interrupted, so Ctrl-C would take effect only after the stage.
 _PATIENCE_SECONDS = 0.2 if os.name == "nt" else None
 
@@ -338,18 +325,22 @@ class Runs(Protocol):
 
 
 class LocalRuns:
-    """Runs of *runner*, *jobs* at a time, each in a thread that prepares it, waits for its process, and publishes."""
+    """Runs of *runner*, *jobs* at a time, each in a thread that prepares it, waits for its process, and publishes.
+
+    Threads are started on demand. Not a ThreadPoolExecutor: its futures cost each of thousands of commands 5 %.
+    """
 
     def __init__(self, runner: Runner, jobs: int) -> None:
         self._runner = runner
         self._jobs = jobs
-        self._underway: dict[Future[RunOutcome], tuple[Node, Run]] = {}
+        self._underway = 0
+        self._threads: list[threading.Thread] = []
+        # None ends a thread.
+        self._submitted: SimpleQueue[tuple[Node, Run, Callable[[], RunOutcome]] | None] = SimpleQueue()
         # None only wakes up :meth:`wait`.
-        self._ended: SimpleQueue[Future[RunOutcome] | None] = SimpleQueue()
-        self._pool: ThreadPoolExecutor
+        self._ended: SimpleQueue[Ended | BaseException | None] = SimpleQueue()
 
     def __enter__(self) -> Self:
-        self._pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="stage")
         return self
 
     def __exit__(
@@ -357,8 +348,13 @@ class LocalRuns:
     ) -> None:
         try:
             if kind is not None:
+                # What was submitted and has not begun ends at once.
                 self._runner.stop()
-            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+            for _ in self._threads:
+                self._submitted.put(None)
+            for thread in self._threads:
+                if thread.is_alive():  # an interrupt may have prevented its start
+                    thread.join()
         finally:
             self._runner.close()
 
@@ -366,19 +362,39 @@ class LocalRuns:
         return time.monotonic()
 
     def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> None:
-        self._follow(self._pool.submit(self._runner.run, node, decision, inputs, watch), node, decision)
+        self._submit(node, decision, partial(self._runner.run, node, decision, inputs, watch))
 
     def wait(self) -> list[Ended]:
-        ended = []
+        found = []
         with suppress(Empty):
-            ended.append(self._ended.get(timeout=_PATIENCE_SECONDS))
+            found.append(self._ended.get(timeout=_PATIENCE_SECONDS))
             while True:
-                ended.append(self._ended.get_nowait())
-        return [Ended(*self._underway.pop(future), future.result()) for future in ended if future is not None]
+                found.append(self._ended.get_nowait())
+        ended = []
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+            if each is not None:
+                self._underway -= 1
+                ended.append(each)
+        return ended
 
-    def _follow(self, future: Future[RunOutcome], node: Node, decision: Run) -> None:
-        self._underway[future] = node, decision
-        future.add_done_callback(self._ended.put)
+    def _submit(self, node: Node, decision: Run, run: Callable[[], RunOutcome]) -> None:
+        """Call *run* in a thread; :meth:`wait` returns or raises what it does."""
+        self._underway += 1
+        self._submitted.put((node, decision, run))
+        if len(self._threads) < min(self._underway, self._jobs):
+            thread = threading.Thread(target=self._work, name="stage")
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while (submitted := self._submitted.get()) is not None:
+            node, decision, run = submitted
+            try:
+                self._ended.put(Ended(node, decision, run()))
+            except BaseException as error:
+                self._ended.put(error)
 
     def _wake(self) -> None:
         """Make :meth:`wait` return; callable from any thread."""

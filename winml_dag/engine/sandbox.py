@@ -19,13 +19,10 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from winml_dag.engine.job import Job, Outcome
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.files import files_below, name_below
-
-if TYPE_CHECKING:
-    from winml_dag.engine.execute import Job, Outcome
 
 # The result of an open: a descriptor, and the path that it refers to. Other lines are of calls that failed.
 _OPENED = re.compile(r" = \d+<((?:[^<>\\]|\\.)+)>$")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.execute import Job, LocalExecutor
+from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.job import LOG_FILE, Job, log_tail
 from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.engine.stage import Node
 from winml_dag.engine.worker import RESULT_FILE
@@ -170,8 +171,7 @@ def _ask(
         if not outcome.error or (folder / RESULT_FILE).exists():
             return outcome.metrics, outcome.error, outcome.advice
         # It crashed or hung. Its log is removed with the folder.
-        words = outcome.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(words) if line.strip()), "")
+        last = "".join(log_tail(folder / LOG_FILE, 1)).strip()
         return {}, outcome.error, f"Its last words: {last[:_LONGEST_WORDS]}" if last else ""
 
 

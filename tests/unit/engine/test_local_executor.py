@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.engine.execute import Job, LocalExecutor, Outcome, log_tail, shorten_log
+from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.job import LOG_FILE, Job, Outcome, log_tail, shorten_log
 from winml_dag.engine.progress import PROGRESS_FILE, Progress, read_progress
 from winml_dag.engine.stage import InputSlot, Node, Stage
 
@@ -63,7 +64,7 @@ def test_a_stage_gets_its_config_and_inputs_and_fills_its_outputs(run_work: RunW
     assert outcome.error == ""
     assert output(folder) == {"text.txt": "4(pictures,weights)"}
     assert outcome.metrics["inputs"] == 2
-    assert outcome.log.read_text() == "written\n"
+    assert (folder / LOG_FILE).read_text() == "written\n"
     assert len(list(folder.rglob("no_output.bin"))) == 2
     assert outcome.progress is None
     assert not list(folder.rglob(f"{PROGRESS_FILE}*")), "a stage that tells nothing writes nothing"
@@ -109,10 +110,10 @@ BUG = "This is most likely a fault in the stage"
 def test_a_failure_is_a_sentence_for_the_user_and_a_bug_has_its_traceback_in_the_log(
     run_work: RunWork, work: str, error: str, advice: str, logged: str
 ) -> None:
-    outcome, _ = run_work(work)
+    outcome, folder = run_work(work)
     assert outcome.error.startswith(error)
     assert outcome.advice.startswith(advice)
-    log = outcome.log.read_text()
+    log = (folder / LOG_FILE).read_text()
     assert logged in log if logged else log == ""
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -171,8 +172,7 @@ class ClusterRuns(LocalRuns):
             super().start(node, decision, inputs, watch)
             return
         memory_bytes = self._admission.last_taken.memory_bytes
-        run = self._pool.submit(self._run, node, decision, dict(inputs), memory_bytes, watch)
-        self._follow(run, node, decision)
+        self._submit(node, decision, partial(self._run, node, decision, dict(inputs), memory_bytes, watch))
 
     def _run(
         self, node: Node, decision: Run, inputs: dict[str, Artifact], memory_bytes: int, watch: Watch
