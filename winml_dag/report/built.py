@@ -36,7 +36,7 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
         "placement": no_placement,
         "nodes_quantized": "" if quantized else _why_skipped(build, "quantize", "nothing was quantized"),
     }
-    runs = tuple(map(_run, build.stages))
+    runs, shipped = tuple(map(_run, build.stages)), reversed(build.done("finalize"))
     reasons: Counter[str] = Counter()
     for stage in quantized:
         for by_reason in stage.nodes_skipped_reasons.values():
@@ -64,7 +64,7 @@ def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
         saved_seconds=sum(run.made_in_seconds or 0.0 for run in runs if run.status == "reused"),
         peak_memory_bytes=max((run.peak_memory_bytes or 0 for run in runs), default=0) or None,
         versions=_versions(done),
-        digest=next((found for stage in reversed(done) if (found := _digest(stage))), ""),
+        digest=next((stage.outputs["model"].digest for stage in shipped if "model" in stage.outputs), ""),
         notices=tuple(build.notices),
         components=tuple(build.components),
         missing={part: why for part, why in missing.items() if why},
@@ -166,11 +166,6 @@ def _versions(done: Iterable[Stage]) -> dict[str, str]:
         if maker:
             found.setdefault(maker, set()).add(version)
     return {name: ", ".join(sorted(versions)) for name, versions in sorted(found.items())}
-
-
-def _digest(stage: Stage) -> str:
-    model = stage.outputs.get("model")
-    return model.digest if model is not None and stage.name == "finalize" else ""
 
 
 def _alias(provider: str) -> str:

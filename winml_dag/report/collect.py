@@ -16,7 +16,7 @@ from winml_dag import __version__
 from winml_dag.errors import InputError
 from winml_dag.pipeline.layout import BUILD_CONFIG
 from winml_dag.pipeline.manifest import read_manifest
-from winml_dag.pipeline.sweep.result import CellResult, GoalResult, Measured, SharedGraph, SweepResult
+from winml_dag.pipeline.sweep.result import CellResult, GoalResult, SharedGraph, SweepResult
 from winml_dag.recipe.load import is_path_like
 from winml_dag.report.built import accuracy_of, held_to, latency_of, quality_of, row_of_build
 from winml_dag.report.folders import FoundBuild, Joined, find, joined
@@ -42,15 +42,18 @@ def collect(folders: Sequence[Path]) -> Report:
     found = find(*folders)
     builds = {place_of(build.folder): build for build in found.builds}
     names: set[str] = set()
-    sweeps = [_with_free_names(sweep, names) for sweep in joined(found.sweeps)]
+    sweeps = [
+        sweep.named({cell.name: _free(cell.name, sweep.result.name, names) for cell in sweep.result.cells})
+        for sweep in joined(found.sweeps)
+    ]
     rows = [row for sweep in sweeps for row in _rows_of_sweep(sweep, builds)]
     taken = {place for sweep in sweeps for place in _folders(sweep)}
-    others = [build for place, build in builds.items() if place not in taken]
-    below = [place_of(sweep.folder) for sweep in found.sweeps]
-    left = [build for build in others if any(_is_below(build.folder, place) for place in below)]
-    plain = [_row_of(build) for build in others if build not in left]
+    others = {place: build for place, build in builds.items() if place not in taken}
+    tops = tuple(place_of(sweep.folder) + os.sep for sweep in found.sweeps)
+    left = {place: build for place, build in others.items() if (place + os.sep).startswith(tops)}
+    plain = [_row_of(build) for place, build in others.items() if place not in left]
     rows += [replace(row, name=_free(row.name, row.folder, names)) for row in plain]
-    notices = [*found.notices, *_unnamed(left)]
+    notices = [*found.notices, *_unnamed([*left.values()])]
     if not rows:
         where = ", ".join(map(str, folders))
         raise InputError(
@@ -114,11 +117,6 @@ def _agreed(pairs: Iterable[tuple[K, V]]) -> dict[K, V]:
     return {key: next(iter(values)) for key, values in found.items() if len(values) == 1}
 
 
-def _with_free_names(sweep: Joined, taken: set[str]) -> Joined:
-    """Return *sweep* with cell names that no other sweep uses."""
-    return sweep.named({cell.name: _free(cell.name, sweep.result.name, taken) for cell in sweep.result.cells})
-
-
 def _free(name: str, prefix: str, taken: set[str]) -> str:
     free = name if name not in taken else f"{prefix}: {name}"
     number = 2
@@ -166,11 +164,6 @@ def place_of(folder: Path) -> str:
     return os.path.normcase(os.path.abspath(folder))  # noqa: PTH100 - links stay what they are
 
 
-def _is_below(folder: Path, top: str) -> bool:
-    place = place_of(folder)
-    return place == top or place.startswith(top + os.sep)
-
-
 # The fields of a row that may be None, each with a reason.
 _PARTS = ("size", "latency", "quality", "accuracy", "placement", "nodes_quantized")
 # Axes whose labels are more useful than their resolved values.
@@ -199,6 +192,7 @@ def _row_of_cell(
     quality = row.quality or quality_of(cell.eval)
     not_measured = {"latency": no_latency, "accuracy": no_accuracy} if cell.is_there else {}
     found = {"latency": latency, "accuracy": accuracy, "quality": quality}
+    tries = {"latency": cell.perf, "accuracy": cell.eval}
     return replace(
         row,
         name=cell.name,
@@ -224,12 +218,8 @@ def _row_of_cell(
             for part, reason in {**row.missing, **not_measured}.items()
             if reason and found.get(part) is None
         },
-        unmeasured=tuple(part for part, tried in (("latency", cell.perf), ("accuracy", cell.eval)) if _failed(tried)),
+        unmeasured=tuple(part for part, tried in tries.items() if tried is not None and tried.error),
     )
-
-
-def _failed(tried: Measured | None) -> bool:
-    return tried is not None and bool(tried.error)
 
 
 def _folder_of(cell: CellResult, sweep: Path) -> Path:

@@ -113,19 +113,16 @@ def chosen(report: Report, filters: Sequence[str], *, of_another: bool = False) 
     tests = [_test(text, None if of_another else axes) for text in filters]
     rows = tuple(row for row in report.rows if all(test(row) for test in tests))
     if not rows and not of_another:
+        some = ", ".join(row.name for row in report.rows[:_MOST_NAMES])
+        more = f" and {len(report.rows) - _MOST_NAMES} more" if len(report.rows) > _MOST_NAMES else ""
         raise UsageError(
             f"No build is left by --filter {' --filter '.join(filters)}.",
-            advice=printable(f"There are: {_some_names(report.rows)}."),
+            advice=printable(f"There are: {some}{more}."),
         )
     names = {row.name for row in rows}
     goals = tuple(goal for goal in report.goals if any(each.cell in names for each in goal.candidates))
     # The totals of the merged graph do not apply to a subset of the builds.
     return replace(report, rows=rows, goals=goals, graph=SharedGraph(builds=len(rows)))
-
-
-def _some_names(rows: Sequence[Row]) -> str:
-    names = ", ".join(row.name for row in rows[:_MOST_NAMES])
-    return f"{names} and {len(rows) - _MOST_NAMES} more" if len(rows) > _MOST_NAMES else names
 
 
 def sorted_by(report: Report, name: str | None) -> Report:

@@ -64,7 +64,8 @@ def answers(report: Report, comparison: Comparison | None = None) -> tuple[str, 
     few = best[:_MOST]
     if len(best) > _MOST:
         few.append(f"{len(best) - _MOST} more are below.")
-    return (*_change(comparison), *few) or (_count(report.rows),)
+    exist = f"{sum(row.is_there for row in report.rows)} of {len(report.rows)} builds exist."
+    return (*_change(comparison), *few) or (exist if report.rows else "There are no builds.",)
 
 
 def _change(comparison: Comparison | None) -> Iterator[str]:
@@ -126,7 +127,8 @@ def _best_without_goal(rows: Sequence[Row]) -> Iterator[str]:
     """Yield, per model, the fastest and the smallest of the builds that exist and pass their thresholds."""
     models = dict.fromkeys(row.model for row in rows)
     for model in models:
-        good = [row for row in rows if row.model == model and _is_good(row)]
+        there = [row for row in rows if row.model == model and row.is_there]
+        good = [row for row in there if False not in (row.value("quality.passed"), row.value("accuracy.passed"))]
         timed = {row.name: row.latency.p50 for row in good if row.latency is not None and not row.latency.emulated}
         sized = {row.name: row.size.model for row in good if row.size is not None}
         fastest = min((row for row in good if row.name in timed), key=lambda row: timed[row.name], default=None)
@@ -143,18 +145,8 @@ def _best_without_goal(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{model}: fastest is {first}; smallest is {_choice(smallest, size_text(sized[smallest.name]))}."
 
 
-def _is_good(row: Row) -> bool:
-    held = (row.quality, row.accuracy)
-    return row.is_there and all(part is None or part.passed is not False for part in held)
-
-
 def _choice(row: Row, figure: str) -> str:
     return f"{row.precision} on {row.ep} ({', '.join([figure, *_worse(row)])})"
-
-
-def _count(rows: Sequence[Row]) -> str:
-    there = sum(row.is_there for row in rows)
-    return f"{there} of {len(rows)} builds exist." if rows else "There are no builds."
 
 
 def _group(labels: Iterable[str]) -> str:

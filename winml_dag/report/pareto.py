@@ -68,10 +68,10 @@ def judged(rows: Sequence[Row], goals: Iterable[GoalResult] = ()) -> tuple[Row, 
     *goals* are those that the rows are candidates of.
     """
     missed = _missed(goals)
-    there = [row for row in rows if row.size is not None]
     spaces: dict[tuple[object, ...], list[Row]] = defaultdict(list)
-    for row in there:
-        spaces[(*_subject(row), row.ep, row.device, _host(row), tuple(_values(row)))].append(row)
+    for row in rows:
+        if row.size is not None:
+            spaces[_space(row)].append(row)
     verdicts: dict[str, tuple[str, str]] = {}
     for same in spaces.values():
         by_name = {row.name: _values(row) for row in same}
@@ -99,15 +99,14 @@ def _missed(goals: Iterable[GoalResult]) -> Mapping[str, frozenset[str]]:
     return missed
 
 
-def _subject(row: Row) -> tuple[object, ...]:
-    """Return the identity of the model; one loaded or exported differently, e.g. for longer texts, is another."""
+def _space(row: Row) -> tuple[object, ...]:
+    """Return what is equal in builds that can be compared: model, target, machine, and what was measured.
+
+    A model loaded or exported differently, e.g. for longer texts, is another.
+    """
     otherwise = tuple(label for label in row.values.items() if label[0].partition(".")[0] in ("loader", "export"))
-    return row.model, row.task, otherwise
-
-
-def _host(row: Row) -> tuple[tuple[str, str], ...]:
-    """Return the machine of the measurement: latencies from different machines are not comparable."""
-    return () if row.latency is None or row.latency.emulated else tuple(sorted(row.latency.host.items()))
+    host = () if row.latency is None or row.latency.emulated else tuple(sorted(row.latency.host.items()))
+    return row.model, row.task, otherwise, row.ep, row.device, host, tuple(_values(row))
 
 
 def _with_verdict(row: Row, verdict: tuple[str, str] | None) -> Row:

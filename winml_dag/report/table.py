@@ -14,7 +14,7 @@ from rich.text import Text
 from winml_dag.pipeline.sweep.result import CellStatus
 from winml_dag.report.compare import Change, Compared, Comparison, Fate, Verdict
 from winml_dag.report.measures import MEASURES, printable
-from winml_dag.report.row import Report, Row
+from winml_dag.report.row import Latency, Report, Row
 from winml_dag.store.quantities import counted, duration_text
 
 _GAP = "  "
@@ -75,7 +75,8 @@ def table_lines(report: Report, width: int) -> Iterator[Line]:
 
 
 def _lines(report: Report, width: int) -> Iterator[Line]:
-    yield Line(_cut(f"{report.name}, {_when(report)}", width), Style.HEADING)
+    began = f"built {_minute(report.began_at)}, " if report.began_at else ""
+    yield Line(_cut(f"{report.name}, {began}reported {_minute(report.made_at)}", width), Style.HEADING)
     table = _Table(report.rows, width)
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [row for row in report.rows if row.model == model]
@@ -145,11 +146,6 @@ def target_text(row: Row) -> str:
     return " ".join(dict.fromkeys(word for word in (row.ep, row.device) if word)) or "-"
 
 
-def _when(report: Report) -> str:
-    began = f"built {_minute(report.began_at)}, " if report.began_at else ""
-    return f"{began}reported {_minute(report.made_at)}"
-
-
 def _minute(text: str) -> str:
     """Format a time as ``2026-11-22 10:46 UTC``, as the pages do."""
     try:
@@ -169,8 +165,8 @@ def _columns_that_fit(rows: Sequence[Row], width: int) -> list[_Column]:
     """Return the columns that have values and fit, chosen by rank and in display order."""
     # Where several builds share model, precision and target, only their names distinguish them.
     alike = Counter((row.model, row.precision, row.ep, row.device) for row in rows)
-    name = [_Column("build", _own_name, right=False)] if any(count > 1 for count in alike.values()) else []
-    wanted = [one for one in (*name, *_COLUMNS) if any(one.of(row) not in ("", "-", _NONE) for row in rows)]
+    named = _COLUMNS if any(count > 1 for count in alike.values()) else _COLUMNS[1:]
+    wanted = [one for one in named if any(one.of(row) not in ("", "-", _NONE) for row in rows)]
     always = [column for column in wanted if column.width is None]
     left = width - 2 - sum(max(map(_width, (one.heading, *map(one.of, rows)))) + len(_GAP) for one in always)
     chosen = {column.heading for column in always}
@@ -192,21 +188,12 @@ def _measured(heading: str, rank: int, width: int, measure: str, part: str) -> _
     return _Column(heading, text, rank, width, part)
 
 
-def _own_name(row: Row) -> str:
-    """Return the name without the model, which is in the heading."""
-    return row.name.removeprefix(f"{row.model}/")
-
-
 def _sidecar(row: Row) -> str:
     if row.size is None:
         return "-"
     if row.size.embeds_binary:
         return "embedded"
     return MEASURES["size"].text(row.size.sidecar) if row.size.sidecar else _NONE
-
-
-def _inferences(row: Row) -> str:
-    return "-" if row.latency is None else f"{row.latency.inferences}+{row.latency.warmup}"
 
 
 def _drop(row: Row) -> str:
@@ -226,8 +213,8 @@ def _duration(seconds: float) -> str:
     return duration_text(seconds) if seconds else "-"
 
 
-def _measured_when(row: Row) -> str:
-    return "-" if row.latency is None else f"{row.latency.measured} {row.latency.made_at[:10]}"
+def _latency(text: Callable[[Latency], str]) -> Callable[[Row], str]:
+    return lambda row: "-" if row.latency is None else text(row.latency)
 
 
 def _dominated(row: Row) -> str:
@@ -235,6 +222,8 @@ def _dominated(row: Row) -> str:
 
 
 _COLUMNS = (
+    # The model is in the heading.
+    _Column("build", lambda row: row.name.removeprefix(f"{row.model}/"), right=False),
     _Column("precision", lambda row: row.precision or "-", right=False),
     _Column("target", target_text, right=False),
     _measured("size", 0, 8, "size", "size"),
@@ -242,7 +231,7 @@ _COLUMNS = (
     _measured("p50", 1, 8, "latency", "latency"),
     _measured("p90", 9, 8, "latency_p90", "latency"),
     _measured("p99", 10, 8, "latency_p99", "latency"),
-    _Column("n+warm-up", _inferences, 16, 9, "latency"),
+    _Column("n+warm-up", _latency(lambda latency: f"{latency.inferences}+{latency.warmup}"), 16, 9, "latency"),
     _measured("load", 13, 8, "load", "latency"),
     _measured("memory", 12, 10, "peak_memory", "latency"),
     _measured("cosine", 2, 6, "cosine", "quality"),
@@ -254,7 +243,9 @@ _COLUMNS = (
     _Column("quantized", _quantized, 11, 9, "nodes_quantized"),
     _Column("build time", lambda row: _duration(row.made_in_seconds), 7, 10),
     _Column("saved", lambda row: _duration(row.saved_seconds), 8, 6),
-    _Column("measured", _measured_when, 17, 17, "latency", right=False),
+    _Column(
+        "measured", _latency(lambda latency: f"{latency.measured} {latency.made_at[:10]}"), 17, 17, "latency", False
+    ),
     _Column("Pareto-dominated by", _dominated, 18, _REASON, right=False),
 )
 
@@ -417,14 +408,11 @@ def _not_compared(comparison: Comparison) -> Iterator[str]:
 
 def _summary(comparison: Comparison) -> str:
     fates = Counter(row.fate for row in comparison.rows)
+    alike = [row for row in comparison.rows if row.fate is Fate.SAME and not (row.is_regression or row.is_improvement)]
     parts = [
         f"{counted(len(comparison.regressions), 'build')} worse",
         f"{len(comparison.improvements)} better",
-        f"{sum(_is_alike(row) for row in comparison.rows)} as before",
+        f"{len(alike)} as before",
         *(f"{fates[fate]} {fate}" for fate in (Fate.NEW, Fate.GONE, Fate.NOW_FAILING, Fate.MISSING) if fates[fate]),
     ]
     return f"{', '.join(parts)}."
-
-
-def _is_alike(row: Compared) -> bool:
-    return row.fate is Fate.SAME and not row.is_regression and not row.is_improvement

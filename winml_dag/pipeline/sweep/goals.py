@@ -52,8 +52,12 @@ class Evaluation:
         return self.facts is not None and not self.broken and not self.unknown
 
     @property
-    def misses_quality_only(self) -> bool:
-        """Whether only a higher precision is missing: it breaks only bounds on quality, and has all values."""
+    def lacks_precision(self) -> bool:
+        """Whether only a higher precision is missing: it has all values and breaks only bounds on quality, or has no
+        measurements because validate rejected it as too far from its float model.
+        """
+        if self.result.failure is not None:
+            return (self.result.failure.stage or "").endswith("validate")
         return bool(self.broken) and not self.unknown and all(MEASURES[one.measure].of_quality for one in self.broken)
 
     @property
@@ -171,7 +175,7 @@ class _Choice:
 
     goal: Goal
     group: Mapping[str, str]
-    members: Mapping[str, Cell]
+    members: dict[str, Cell]
     search: PrecisionSearch | str = ""
 
 
@@ -234,10 +238,7 @@ class _Pursuit:
         if any(one.result.status is CellStatus.NOT_REACHED for one in evaluations):
             return ""
         best = winner(evaluations)
-        starts = sorted(
-            (one for one in evaluations if one.misses_quality_only or _failed_validation(one.result)),
-            key=lambda one: one.minimized,
-        )
+        starts = sorted((one for one in evaluations if one.lacks_precision), key=lambda one: one.minimized)
         if not starts:
             return "no cell misses only a bound on quality, so there was nothing to search"
         # One that failed in validate was not measured, and may become better than any.
@@ -272,10 +273,13 @@ class _Pursuit:
         folder = self.means.folder / name
         best = winner(evaluations)
         if best is None:
-            return replace(result, why=f"{_no_winner(evaluations)}{_left_behind(folder)}")
+            note = _read_note(folder)
+            left = "" if note is None else f"; {folder} still has {note.get('cell')}, which won an earlier run"
+            return replace(result, why=f"{_no_winner(evaluations)}{left}")
         result = replace(result, winner=best.result.name, why=_of_an_emulator(best))
         try:
-            self.means.put(self._cell(best.result.name), folder)
+            cells = choice.members | {name: cell for name, (cell, _) in self.trials.items()}
+            self.means.put(cells[best.result.name], folder)
             _write_note(folder, self.sweep.name, result)
         except WinmlDagError as error:
             return replace(result, why=f"it could not be put into {name}: {error}")
@@ -287,16 +291,6 @@ class _Pursuit:
         if isinstance(choice.search, str):
             return SearchResult("", "", 0, {}, why=choice.search)
         return choice.search.result(self.sweep.search)
-
-    def _cell(self, name: str) -> Cell:
-        if name in self.trials:
-            return self.trials[name][0]
-        return next(cell for cell in self.sweep.cells if cell.name == name)
-
-
-def _failed_validation(result: CellResult) -> bool:
-    """Whether validate rejected a cell because it is too far from its float model: then it has no measurements."""
-    return result.failure is not None and (result.failure.stage or "").endswith("validate")
 
 
 def _no_winner(evaluations: Sequence[Evaluation]) -> str:
@@ -312,12 +306,6 @@ def _of_an_emulator(best: Evaluation) -> str:
     if best.facts is None or not best.facts.emulated or not goes_by:
         return ""
     return f"measured on an emulator, which says nothing about a real device: {', '.join(goes_by)}"
-
-
-def _left_behind(folder: Path) -> str:
-    """Return the end of a sentence about a folder that has the winner of an earlier run."""
-    note = _read_note(folder)
-    return "" if note is None else f"; {folder} still has {note.get('cell')}, which won an earlier run"
 
 
 def _write_note(folder: Path, sweep: str, result: GoalResult) -> None:
