@@ -87,13 +87,6 @@ def test_what_has_gone_from_an_output_folder_is_done_without(built: Path) -> Non
     assert reference.path.resolve() == mine
 
 
-def test_a_compiled_model_alone_says_whose_it_is(tmp_path: Path) -> None:
-    found = find_built_model(compiled_model(tmp_path / "anything.onnx"))
-
-    assert found.target == Target(QNN, "npu")
-    assert found.uncompiled is None
-
-
 @pytest.mark.parametrize(("source", "told"), [("QNN", Target(QNN, "npu")), ("", Target(CPU, "cpu"))])
 def test_a_binary_that_says_whose_it_is_is_believed_and_not_the_manifest(
     tmp_path: Path, source: str, told: Target
@@ -104,9 +97,10 @@ def test_a_binary_that_says_whose_it_is_is_believed_and_not_the_manifest(
     assert find_built_model(tmp_path).target == told
 
 
-def test_a_compiled_model_runs_on_no_other_provider(tmp_path: Path) -> None:
+def test_a_compiled_model_alone_says_whose_it_is_and_runs_on_no_other_provider(tmp_path: Path) -> None:
     found = find_built_model(compiled_model(tmp_path / "anything.onnx"))
 
+    assert (found.target, found.uncompiled) == (Target(QNN, "npu"), None)
     assert measured_on(found, None, "npu") == Target(QNN, "npu")
     with pytest.raises(UsageError, match="is compiled for QNNExecutionProvider and runs nowhere else"):
         measured_on(found, "cpu", None)
@@ -129,39 +123,25 @@ def test_the_only_model_of_a_folder_is_meant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "wrong"),
+    ("files", "path", "error", "wrong"),
     [
-        ((), "has no ONNX model"),
-        (("a.onnx", "b.onnx"), r"several models: a.onnx, b.onnx. Give one of them"),
-        (("config.json",), "is a PyTorch model.*Build it first"),
+        ((), "", InputError, "has no ONNX model"),
+        (("a.onnx", "b.onnx"), "", InputError, r"several models: a.onnx, b.onnx. Give one of them"),
+        (("config.json",), "", InputError, "is a PyTorch model.*Build it first"),
+        (("build_manifest.json",), "", UsageError, "makes no model"),
+        ((), "org/name", InputError, r"org/name does not exist.*winml-dag build -m"),
+        (("recipe.yaml",), "recipe.yaml", UsageError, "give it with -c"),
     ],
+    ids=["nothing", "several", "PyTorch", "a build without a model", "not there", "a recipe"],
 )
-def test_a_folder_without_a_model_to_choose(tmp_path: Path, files: tuple[str, ...], wrong: str) -> None:
+def test_where_there_is_no_model_it_says_what_to_give(
+    tmp_path: Path, files: tuple[str, ...], path: str, error: type[Exception], wrong: str
+) -> None:
     for name in files:
         float_model(tmp_path / name) if name.endswith(".onnx") else (tmp_path / name).write_text("{}")
 
-    with pytest.raises(InputError, match=wrong):
-        find_built_model(tmp_path)
-
-
-def test_a_build_without_a_model_has_nothing_to_measure(tmp_path: Path) -> None:
-    output_folder(tmp_path, {}, {})
-
-    with pytest.raises(UsageError, match="makes no model"):
-        find_built_model(tmp_path)
-
-
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"org/name does not exist.*winml-dag build -m"):
-        find_built_model(tmp_path / "org" / "name")
-
-
-def test_a_recipe_is_given_with_its_own_option(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("model: m\n")
-
-    with pytest.raises(UsageError, match="give it with -c"):
-        find_built_model(recipe)
+    with pytest.raises(error, match=wrong):
+        find_built_model(tmp_path / path)
 
 
 @pytest.mark.parametrize(("text", "in_cache"), [("model: m\n", True), ("model: m\noutput_dir: out\n", False)])

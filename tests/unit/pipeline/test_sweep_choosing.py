@@ -85,7 +85,7 @@ def test_the_nearest_is_the_one_whose_largest_shortfall_is_smallest() -> None:
 
 
 def test_only_who_misses_nothing_but_quality_can_gain_by_precision() -> None:
-    assert evaluation({"latency": 1.0, "size": 40.0, "cosine": 0.5}).misses_quality_only
-    assert not evaluation({"latency": 1.0, "size": 60.0, "cosine": 0.5}).misses_quality_only
-    assert not evaluation({"latency": 1.0, "size": 40.0, "cosine": 1.0}).misses_quality_only
+    assert evaluation({"latency": 1.0, "size": 40.0, "cosine": 0.5}).lacks_precision
+    assert not evaluation({"latency": 1.0, "size": 60.0, "cosine": 0.5}).lacks_precision
+    assert not evaluation({"latency": 1.0, "size": 40.0, "cosine": 1.0}).lacks_precision
     assert evaluation({"latency": 1.0, "size": 60.0, "cosine": 1.0}).keeps_quality
