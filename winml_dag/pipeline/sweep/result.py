@@ -306,7 +306,7 @@ def decode_text(kind: type[T], data: bytes, newest: int) -> T:
         value: Any = parse_json(data, allow_nan=False)
     except ValueError as error:
         raise DecodeError(f"it is not JSON ({error})") from None
-    found = value.get("format", newest) if isinstance(value, dict) else None
+    found = value.get("format", newest) if isinstance(value, dict) else newest
     if not isinstance(found, int) or found > newest:
         raise DecodeError(f"its format is {found!r}, and this version knows up to {newest}")
     return decode(kind, value)
