@@ -218,6 +218,10 @@ def test_files_that_are_no_data_are_refused(tmp_path, data):
     (data / "notes.md").rename(data / "pixels.npz")
     with pytest.raises(StageError, match=r"pixels\.npz cannot be read"):
         calibrate(tmp_path, image_model(), data)
+    (data / "pixels.npz").unlink()
+    (data / "texts.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(StageError, match=r"texts\.txt cannot be read: 'utf-8'"):
+        calibrate(tmp_path, text_model(), data)
 
 
 def test_data_that_only_pickle_could_read_is_refused(tmp_path, data):

@@ -143,6 +143,13 @@ def test_types_that_the_recipe_gives_to_a_node_stay(tmp_path, ranges):
     assert result.metrics["weights_by_type"]["int8"] == 1
 
 
+def test_a_pattern_is_also_for_the_normalization_that_equalizing_adds(tmp_path, ranges):
+    overrides = (NodeTypes("*", None, "uint16"),)
+    result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", node_overrides=overrides, **W8A8)
+    assert result.metrics["equalized_tensors"] == 1
+    assert set(result.metrics["activations_by_type"]) == {"uint16"}
+
+
 def test_an_excluded_normalization_is_left_as_it_is(tmp_path, ranges):
     result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", nodes_to_exclude=("norm",), **W8A8)
     assert result.metrics["equalized_tensors"] == 0

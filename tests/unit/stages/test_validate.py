@@ -320,6 +320,17 @@ def test_infinities_fail_unless_the_result_has_numbers_in_their_place(tmp_path):
     assert report["quality"]["cosine"] == 1.0
 
 
+def test_the_ones_of_a_model_without_float_inputs_are_its_first_sample(tmp_path):
+    def masked(low: float) -> onnx.ModelProto:
+        text = """g (int64[2, 3] x) => (float[2, 3] y) <bool[3] keep = {1, 1, 0}>
+        { f = Cast <to = 1> (x) y = Where (keep, f, low) }"""
+        return graph(text, low=np.array(low, np.float32))
+
+    assert validate(tmp_path / "finite", masked(-2.0), masked(-2.0))["all_ones_finite"] is True
+    warnings = validate(tmp_path / "infinite", masked(-2.0), masked(-np.inf))["warnings"]
+    assert [" on inputs of ones," in warning for warning in warnings] == [False, True]
+
+
 def test_a_float_model_without_any_number_proves_nothing(tmp_path):
     with pytest.raises(StageError, match="Output 'y' of the float model has 0 NaN and 18 infinite values"):
         validate(tmp_path, model(), model("Reciprocal", added=-1.0), samples=None, **given(tmp_path / "data", 1, 1, 1))
