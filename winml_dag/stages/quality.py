@@ -109,12 +109,7 @@ class Bounds:
     min_top1_agreement: float | None = None
 
     def to_json(self) -> JsonObject:
-        return {
-            "min_cosine": self.min_cosine,
-            "min_sqnr_db": self.min_sqnr_db,
-            "max_abs_error": self.max_abs_error,
-            "min_top1_agreement": self.min_top1_agreement,
-        }
+        return asdict(self)
 
     def completed(self, precision: str) -> Bounds:
         """Return these thresholds with the defaults of *precision* filled in.
