@@ -1,12 +1,8 @@
 """Digests of bytes and files, prefixed with the function: ``xxh3-128:<32 hex>`` or ``sha256:<64 hex>``.
 
 xxh3-128 is for data that stays on one machine (so fast that hashing is never the bottleneck), sha256 for data that
-others may write. Also JSON text with a checksum.
-
-Two threads hash, and optionally copy, a big file: one hashes and writes while the other reads. Copying from the page
-cache takes seven times as long as hashing, and writing twice as long as reading, so a single thread mostly waits for
-memory. Memory use is one chunk per thread, independent of the file size. Digests of the user's files are cached by file
-signature, so that an unchanged file costs one stat.
+others may write. Also JSON text with a checksum. Digests of the user's files are cached by file signature, so that an
+unchanged file costs one stat.
 """
 
 from __future__ import annotations
@@ -16,12 +12,10 @@ import itertools
 import json
 import os
 import re
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import xxhash
 
@@ -32,20 +26,17 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.files import open_to_read, read_rest
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from winml_dag.store.index import Index
 
+T = TypeVar("T")
 
 # Below this, starting a thread costs more than it gains (measured: break-even at 16 MiB for hashing, at 6 MiB for
 # copying).
 BIG_BYTES = 16 << 20
 # Smaller chunks hand over too often; larger ones do not fit in the processor's cache.
 CHUNK_BYTES = 1 << 20
-# Size of one write call. Linux allocates page cache memory in blocks as large as a write, and blocks as large as a
-# whole chunk are seldom available: virtual machines that return free memory to their host fetched them again every
-# time, and copying took up to eight times as long (512 MiB after a ``cp``: 4.2 s instead of 0.6).
-_WRITE_BYTES = 64 << 10
-# More threads would only take processors from stages: the bytes of one file are hashed in order.
-_THREADS = 2
 
 
 class Hash(Protocol):
@@ -55,21 +46,42 @@ class Hash(Protocol):
     def hexdigest(self) -> str: ...
 
 
-def hash_in_chunks(source: BinaryIO, hasher: Hash, target: BinaryIO | None = None) -> None:
-    """Feed the bytes of *source* to *hasher* and copy them to *target*; both are open, unbuffered and at their start.
+def overlap(pieces: Iterable[T], use: Callable[[T], None]) -> None:
+    """*use* each of *pieces* in order, in a second thread while the next one is made. Raises what either raises."""
+    # Imported here: up-to-date builds hash only small files.
+    from concurrent.futures import ThreadPoolExecutor
 
-    Raises:
-        OSError: as reading and writing do; *target* may then have only some of the bytes.
-    """
-    passage = _Passage(source, hasher, target)
-    threads = [threading.Thread(target=passage.work, args=(first,), daemon=True) for first in range(1, _THREADS)]
-    for thread in threads:
-        thread.start()
-    passage.work(0)
-    for thread in threads:
-        thread.join()
-    if passage.error is not None:
-        raise passage.error
+    with ThreadPoolExecutor(1) as second:
+        pending: Future[None] | None = None
+        for piece in pieces:
+            if pending is not None:
+                pending.result()
+            pending = second.submit(use, piece)
+        if pending is not None:
+            pending.result()
+
+
+def use_each(pieces: Iterable[T], use: Callable[[T], None], size: int) -> None:
+    """*use* each of *pieces* of a file of *size* bytes: overlapped where that is faster."""
+    if size >= BIG_BYTES and has_spare_processor():
+        overlap(pieces, use)
+    else:
+        for piece in pieces:
+            use(piece)
+
+
+def chunks(descriptor: int, size: int) -> Iterator[memoryview]:
+    """The bytes of a file of *size* bytes from here on; each chunk is valid until the next but one is asked for."""
+    # Read into reused buffers instead of mapping: truncating a mapped file ends the process with SIGBUS.
+    # One byte more than the file has, so that a typical small file takes one read and the second one returns the end.
+    # Clearing a whole mebibyte for each of thousands of small files would cost more than hashing them.
+    length = min(CHUNK_BYTES, size + 1)
+    with open(descriptor, "rb", buffering=0, closefd=False) as source:
+        for buffer in itertools.cycle([memoryview(bytearray(length)) for _ in range(1 if size < CHUNK_BYTES else 2)]):
+            count = source.readinto(buffer)
+            if not count:
+                return
+            yield buffer[:count]
 
 
 def has_spare_processor() -> bool:
@@ -85,92 +97,6 @@ def has_spare_processor() -> bool:
         return True
     # The calling thread runs too.
     return running <= (os.cpu_count() or 1) - 1
-
-
-def write_all(target: BinaryIO, data: memoryview) -> None:
-    """Write *data* to *target*, which is unbuffered."""
-    while len(data):
-        # A raw write may be partial, typically just before the disk is full.
-        data = data[target.write(data[:_WRITE_BYTES]) :]
-
-
-class _SoughtSource:
-    """An open file that any number of threads read; seeks before each read."""
-
-    def __init__(self, opened: BinaryIO) -> None:
-        self._opened = opened
-        self._lock = threading.Lock()
-
-    def fill(self, buffer: memoryview, offset: int) -> int:
-        """Fill *buffer* from *offset*; returns fewer bytes only at the end of the file."""
-        filled = 0
-        while filled < len(buffer) and (count := self._read(buffer[filled:], offset + filled)):
-            filled += count
-        return filled
-
-    def _read(self, buffer: memoryview, offset: int) -> int:
-        with self._lock:
-            self._opened.seek(offset)
-            return int(self._opened.readinto(buffer))  # type: ignore[attr-defined]  # BinaryIO lacks readinto
-
-
-if sys.platform == "win32":
-    _Source = _SoughtSource
-
-else:
-
-    class _Source(_SoughtSource):
-        """The same without the lock, so that two threads read one file concurrently."""
-
-        def _read(self, buffer: memoryview, offset: int) -> int:
-            return os.preadv(self._opened.fileno(), [buffer], offset)
-
-
-class _Passage:
-    """Each thread takes every other chunk; hashing and writing happen in chunk order.
-
-    Writing too: two writers of one file would wait for its lock in the kernel, and temporarily leave holes.
-    """
-
-    def __init__(self, source: BinaryIO, hasher: Hash, target: BinaryIO | None) -> None:
-        self._source = _Source(source)
-        self._hasher = hasher
-        self._target = target
-        self._next = 0
-        self._over = False
-        self._changed = threading.Condition()
-        self.error: BaseException | None = None
-
-    def work(self, first: int) -> None:
-        """Process chunk *first* and every ``_THREADS``-th after it, until the file ends or a thread fails."""
-        try:
-            buffer = memoryview(bytearray(CHUNK_BYTES))
-            for number in itertools.count(first, _THREADS):
-                chunk = buffer[: self._source.fill(buffer, number * CHUNK_BYTES)]
-                if not self._take_turn(number, chunk):
-                    return
-        except BaseException as error:
-            # An interrupt too: it hits only the main thread, and the other one must not wait forever.
-            with self._changed:
-                self.error = self.error or error
-                self._over = True
-                self._changed.notify_all()
-
-    def _take_turn(self, number: int, chunk: memoryview) -> bool:
-        """False when nothing remains to be done: the file has ended, or the other thread has failed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._over or self._next == number)
-            if self._over:
-                return False
-        self._hasher.update(chunk)
-        if self._target is not None:
-            write_all(self._target, chunk)
-        with self._changed:
-            self._next += 1
-            # Ignore bytes after a short chunk: they were written meanwhile, and the file ended here.
-            self._over = self._over or len(chunk) < CHUNK_BYTES
-            self._changed.notify_all()
-            return not self._over
 
 
 DigestFunction: TypeAlias = Literal["xxh3-128", "sha256"]
@@ -215,37 +141,11 @@ def digest_file(path: Path | str, function: DigestFunction = "xxh3-128") -> str:
         size = os.fstat(descriptor).st_size
         if size <= SMALL_BYTES:
             return digest_bytes(read_rest(descriptor, size), function)
-        with open(descriptor, "rb", buffering=0, closefd=False) as source:
-            return _digest_stream(source, function)
+        hasher = new_hash(function)
+        use_each(chunks(descriptor, size), hasher.update, size)
+        return f"{function}:{hasher.hexdigest()}"
     finally:
         os.close(descriptor)
-
-
-def copy_and_digest(source: BinaryIO, target: BinaryIO, function: DigestFunction = "xxh3-128") -> str:
-    """Copy *source* to *target*, both open and unbuffered, and return the digest of the written bytes."""
-    return _digest_stream(source, function, target)
-
-
-def _digest_stream(source: BinaryIO, function: DigestFunction, target: BinaryIO | None = None) -> str:
-    # Read into reused buffers instead of mapping: truncating a mapped file ends the process with SIGBUS.
-    hasher = _NEW[function]()
-    size = os.fstat(source.fileno()).st_size
-    if size >= BIG_BYTES and has_spare_processor():
-        hash_in_chunks(source, hasher, target)
-    else:
-        _hash_by_one(source, size, hasher, target)
-    return f"{function}:{hasher.hexdigest()}"
-
-
-def _hash_by_one(source: BinaryIO, size: int, hasher: Hash, target: BinaryIO | None) -> None:
-    # One byte more than the file has, so that a typical small file takes one read and the second one returns the end.
-    # Clearing a whole mebibyte for each of thousands of small files would cost more than hashing them.
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, size + 1)))
-    while count := cast("int", source.readinto(buffer)):  # type: ignore[attr-defined]  # BinaryIO lacks readinto
-        chunk = buffer[:count]
-        hasher.update(chunk)
-        if target is not None:
-            write_all(target, chunk)
 
 
 _HEAD = len('["0123456789abcdef",')

@@ -1,15 +1,25 @@
+"""Digests of files, and how the bytes of big ones pass through two threads."""
+
 from __future__ import annotations
 
+import errno
 import hashlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 import xxhash
 
 from winml_dag.errors import StoreError
 from winml_dag.store import digest as module
-from winml_dag.store.digest import BIG_BYTES, CHUNK_BYTES, copy_and_digest, digest_bytes, digest_file, split_digest
+from winml_dag.store.clone import clone_and_digest
+from winml_dag.store.digest import CHUNK_BYTES, chunks, digest_bytes, digest_file, overlap, split_digest
 
-SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 5, BIG_BYTES, BIG_BYTES + 7]
+SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 5, 16 << 20, (16 << 20) + 7]
 
 
 def test_a_digest_is_written_with_its_function() -> None:
@@ -19,21 +29,74 @@ def test_a_digest_is_written_with_its_function() -> None:
     assert ":".join(split_digest(digest)) == digest
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("function", "spare"), [("xxh3-128", True), ("xxh3-128", False), ("sha256", True)])
-def test_a_file_has_the_digest_of_its_bytes_at_every_size_around_the_buffer(
-    tmp_path, monkeypatch, size, function, spare
-) -> None:
-    monkeypatch.setattr(module, "has_spare_processor", lambda: spare)
-    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    (tmp_path / "file").write_bytes(data)
-    assert digest_file(tmp_path / "file", function) == digest_bytes(data, function)
-    with open(tmp_path / "file", "rb", buffering=0) as source, open(tmp_path / "copy", "wb", buffering=0) as target:
-        assert copy_and_digest(source, target, function) == digest_bytes(data, function)
-    assert (tmp_path / "copy").read_bytes() == data
-
-
 @pytest.mark.parametrize("text", ["", "md5:" + "0" * 32, "sha256:" + "0" * 32, "xxh3-128:" + "A" * 32, "sha256:../.."])
 def test_what_is_no_digest_is_refused(text) -> None:
     with pytest.raises(StoreError, match="not a digest"):
         split_digest(text)
+
+
+@pytest.mark.parametrize("by_kernel", [True, False])
+@pytest.mark.parametrize(("function", "spare"), [("xxh3-128", True), ("xxh3-128", False), ("sha256", True)])
+def test_a_file_and_its_copy_have_the_digest_of_their_bytes_at_every_size_around_the_buffer(
+    tmp_path, monkeypatch, function, spare, by_kernel
+) -> None:
+    monkeypatch.setattr(module, "has_spare_processor", lambda: spare)
+    if not by_kernel:
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+    for size in SIZES:
+        data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+        source, target = tmp_path / "file", tmp_path / f"copy{size}"
+        source.write_bytes(data)
+        assert digest_file(source, function) == digest_bytes(data, function)
+        assert clone_and_digest(source, target, function) == (digest_bytes(data, function), size)
+        assert target.read_bytes() == data
+
+
+def test_a_file_that_grows_is_taken_up_to_an_end_that_it_had(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", 8)
+    (tmp_path / "source").write_bytes(b"0123456789" * 2)
+    fed = b""
+    with open(tmp_path / "source", "rb") as source, open(tmp_path / "source", "ab", buffering=0) as more:
+        for number, chunk in enumerate(chunks(source.fileno(), 20)):
+            fed += bytes(chunk)
+            if number < 3:
+                more.write(b"more")
+    assert fed == (tmp_path / "source").read_bytes()
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "bad sector"), KeyboardInterrupt()])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_goes_wrong_in_either_thread_is_raised_in_order_and_no_thread_stays(at, error, is_first) -> None:
+    before, used = threading.active_count(), []
+
+    def fail_at(number: int) -> int:
+        if number == at:
+            raise error
+        return number
+
+    def use(number: int) -> None:
+        used.append(number if is_first else fail_at(number))
+
+    with pytest.raises(type(error)) as caught:
+        overlap(map(fail_at, itertools.count()) if is_first else itertools.count(), use)
+    assert caught.value is error
+    assert used == list(range(at))
+    assert threading.active_count() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what runs right now")
+def test_no_processor_is_spare_while_others_use_them_all() -> None:
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    try:
+        for process in busy:
+            assert process.stdout is not None
+            process.stdout.readline()
+        assert not module.has_spare_processor()
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
